@@ -1,0 +1,19 @@
+"""What ends a command with one clear message instead of a traceback, and the exit code it ends with."""
+
+EXIT_OK = 0
+EXIT_USER_ERROR = 2  # bad flag, config value, data file, checkpoint or disk: the message says what to change
+EXIT_DIVERGED = 3  # NaN or infinite loss; the last good checkpoint is kept
+EXIT_INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); a checkpoint was written, the same command goes on
+EXIT_TERMINATED = 143  # SIGTERM (128 + 15); a checkpoint was written, the same command goes on
+
+
+class UserError(Exception):
+    """Something the user can fix; the message names the key or file, its value and the fix."""
+
+    exit_code = EXIT_USER_ERROR
+
+
+class Diverged(UserError):
+    """The loss became NaN or infinite."""
+
+    exit_code = EXIT_DIVERGED

@@ -1,0 +1,19 @@
+"""Eight CPU devices and a compile cache shared by all test processes, both set before jax starts."""
+
+import os
+import pathlib
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "test_xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+import pytest
+from absl import flags
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsed_flags():
+    """Grain's worker processes read absl flags, which pytest never parses."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
