@@ -1,0 +1,39 @@
+# Every target sets up .venv by itself; nothing is done twice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint format clean
+help:
+	@echo "make demo    train the quickstart config on embedded data, print accuracy before and after, write a report"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make setup   create $(VENV) with everything a developer needs (the others do it when needed)"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart
+	@$(BIN)/python scripts/show_summary.py --workdir=runs/quickstart
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy jepa_jax
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf runs .cache .pytest_cache .mypy_cache .ruff_cache

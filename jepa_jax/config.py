@@ -1,0 +1,231 @@
+"""What a config may hold: every key, its type, its range and its meaning; checked before anything is compiled.
+
+A config file is complete on its own, so there are no defaults here. Groups are the same for every method; `method` and
+`model` hold the keys of the method and the encoder they name.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jepa_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One entry of a config: its type, meaning and limits."""
+
+    kind: type
+    meaning: str
+    choices: tuple = ()
+    least: float | None = None
+    most: float | None = None
+    length: int | None = None  # of a tuple of numbers
+
+
+PROBABILITY = {"least": 0, "most": 1}
+
+COMMON: dict[str, Key] = {
+    "data.source": Key(str, "shapes, cifar10, idx, folder, npz or tfds:<name>"),
+    "data.dir": Key(str, "folder or archive of the data; empty for shapes"),
+    "data.image_size": Key(int, "pixels a side that images are delivered at", least=4),
+    "data.num_train": Key(int, "train images: how many to draw (shapes) or use (0 = all)", least=0),
+    "data.num_test": Key(int, "test images: how many to draw (shapes) or use (0 = all)", least=0),
+    "data.seed": Key(int, "which images shapes draws", least=0),
+    "data.on_error": Key(str, "an unreadable image: stop, or take the next one and count", ("refuse", "skip")),
+    "data.batch_size": Key(int, "images a step, over all devices", least=2),
+    "data.num_workers": Key(int, "processes that load batches; 0 loads in the main one", least=0),
+    "data.prefetch": Key(int, "batches kept ready on the device", least=1),
+    "data.pipeline": Key(str, "grain loads batches; device keeps the whole set there", ("grain", "device")),
+    "data.augment.crop.probability": Key(float, "share of views cut by a random resized crop", **PROBABILITY),
+    "data.augment.crop.scale": Key(tuple, "smallest and largest part of the area", least=0, most=1, length=2),
+    "data.augment.crop.ratio": Key(tuple, "smallest and largest width over height", least=0, length=2),
+    "data.augment.crop.size": Key(int, "pixels a side of a view; 0 = data.image_size", least=0),
+    "data.augment.flip.probability": Key(float, "share of views mirrored left to right", **PROBABILITY),
+    "data.augment.jitter.probability": Key(float, "share of views with jittered colours", **PROBABILITY),
+    "data.augment.jitter.brightness": Key(float, "largest relative change", least=0),
+    "data.augment.jitter.contrast": Key(float, "largest relative change", least=0),
+    "data.augment.jitter.saturation": Key(float, "largest relative change", least=0),
+    "data.augment.jitter.hue": Key(float, "largest turn of the colour wheel", least=0, most=0.5),
+    "data.augment.grayscale.probability": Key(float, "share of views without colour", **PROBABILITY),
+    "data.augment.blur.probability": Key(float, "share of blurred views", **PROBABILITY),
+    "data.augment.blur.sigma": Key(tuple, "smallest and largest sigma in pixels", least=0, length=2),
+    "data.augment.solarize.probability": Key(float, "share of views with bright pixels inverted", **PROBABILITY),
+    "data.augment.solarize.threshold": Key(float, "from which level of 0..255 on", least=0, most=256),
+    "data.augment.mean": Key(tuple, "of each channel, in 0..1", length=3),
+    "data.augment.std": Key(tuple, "of each channel, in 0..1", length=3),
+    "optim.name": Key(str, "the update rule", ("larc", "adamw", "sgd")),
+    "optim.lr": Key(float, "peak rate at the reference batch", least=0),
+    "optim.weight_decay": Key(float, "on kernels, at the start", least=0),
+    "optim.weight_decay_end": Key(float, "reached by half a cosine (larc: constant weight_decay)", least=0),
+    "optim.epochs": Key(float, "passes over the train split"),
+    "optim.warmup_epochs": Key(float, "linear warm-up, from the first step on", least=0),
+    "optim.warmup_lr": Key(float, "rate of the first step", least=0),
+    "optim.end_lr": Key(float, "rate that the cosine ends at", least=0),
+    "optim.batch_scaling": Key(str, "how lr grows with the effective batch", ("none", "linear", "sqrt")),
+    "optim.reference_batch": Key(int, "the batch that lr is meant for", least=1),
+    "optim.momentum": Key(float, "of larc and sgd", least=0, most=1),
+    "optim.nesterov": Key(bool, "of sgd"),
+    "optim.beta1": Key(float, "of adamw", least=0, most=1),
+    "optim.beta2": Key(float, "of adamw", least=0, most=1),
+    "optim.clip_norm": Key(float, "largest norm of the gradient; 0 = no limit", least=0),
+    "optim.larc_trust": Key(float, "larc's trust coefficient", least=0),
+    "optim.probe_lr": Key(float, "the online probe's own rate (AdamW, cosine)", least=0),
+    "optim.probe_weight_decay": Key(float, "of the online probe", least=0),
+    "train.seed": Key(int, "of initial weights, order of data, augmentation", least=0),
+    "train.max_steps": Key(int, "stop after so many steps; 0 = optim.epochs decide", least=0),
+    "train.precision": Key(str, "what the model computes in; parameters stay float32", ("float32", "bfloat16")),
+    "train.accum_steps": Key(int, "parts that a batch is computed in, one after the other", least=1),
+    "train.remat": Key(str, "full recomputes each block in the backward pass", ("none", "full")),
+    "train.checkpoint_every_steps": Key(int, "0 = at the end of epochs that are evaluated", least=0),
+    "train.checkpoint_keep": Key(int, "how many checkpoints stay", least=1),
+    "eval.every_epochs": Key(int, "test accuracy of the online probe; 0 = at the end only", least=0),
+    "eval.knn_every_epochs": Key(int, "k-NN accuracy; 0 = at the end only", least=0),
+    "eval.knn_k": Key(int, "neighbours that vote", least=1),
+    "eval.knn_temperature": Key(float, "of the votes", least=1e-6),
+    "eval.untrained": Key(bool, "also measure the encoder before training"),
+    "eval.batch_size": Key(int, "images a step of feature extraction", least=1),
+    "eval.max_images": Key(int, "limit for each split in k-NN and probe; 0 = all", least=0),
+    "profile.trace_steps": Key(str, "record steps A to B for TensorBoard, as A:B; empty = none"),
+    "mesh.data": Key(int, "devices that split the batch; -1 = all that are left", least=-1),
+    "mesh.fsdp": Key(int, "devices that also split the parameters", least=1),
+    "log.every_steps": Key(int, "steps between two rows of metrics.jsonl", least=1),
+    "log.tensorboard": Key(bool, "write TensorBoard events"),
+    "log.wandb_project": Key(str, "Weights & Biases project; empty = off"),
+}
+
+METHODS: dict[str, dict[str, Key]] = {
+    "image_jepa": {
+        "views": Key(int, "augmented views of an image", least=2),
+        "per_view_statistics": Key(bool, "batch norm sees one view at a time, or all views at once"),
+        "projector": Key(tuple, "widths of the projector's layers"),
+        "loss": Key(str, "what keeps embeddings from collapsing", ("vicreg", "sigreg", "bcs")),
+        "invariance_weight": Key(float, "vicreg: agreement of views", least=0),
+        "std_weight": Key(float, "vicreg: variance of each dimension", least=0),
+        "cov_weight": Key(float, "vicreg: covariance of dimensions", least=0),
+        "covariance_normalisation": Key(str, "over D (D - 1) or over D", ("pairs", "dimensions")),
+        "sigreg_weight": Key(float, "sigreg: lambda in 0..1; bcs: factor of the Gaussian term", least=0),
+        "num_slices": Key(int, "sigreg, bcs: random directions a step", least=1),
+    },
+}
+
+RESNET = {
+    "stem": Key(str, "3x3 stride 1, or 7x7 stride 2 and max-pool", ("cifar", "imagenet")),
+    "width": Key(int, "channels of the first stage", least=1),
+}
+VIT = {
+    "patch_size": Key(int, "pixels a side of a patch", least=1),
+    "pool": Key(str, "features are the CLS token or the mean of patches", ("cls", "mean")),
+}
+MODELS: dict[str, dict[str, Key]] = {
+    **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50"), RESNET),
+    **dict.fromkeys(("vit_tiny", "vit_small", "vit_base"), VIT),
+}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested groups to dotted keys; lists become tuples, so that a config read back from JSON compares equal."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) or hasattr(value, "to_dict"):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = tuple(value) if isinstance(value, list | tuple) else value
+    return flat
+
+
+def schema(flat: Mapping[str, Any]) -> dict[str, Key]:
+    """Every key that a config with this method and model must have."""
+    keys = {
+        "method.name": Key(str, "what is learned", tuple(METHODS)),
+        "model.name": Key(str, "encoder", tuple(MODELS)),
+    }
+    for group, choices in (("method", METHODS), ("model", MODELS)):
+        name = flat.get(f"{group}.name")
+        if name not in choices:
+            raise UserError(f"config.{group}.name = {name!r}: not one of {', '.join(choices)}")
+        keys |= {f"{group}.{key}": value for key, value in choices[name].items()}
+    return keys | COMMON
+
+
+def validate(config: Mapping[str, Any]) -> None:
+    """Refuses unknown, missing, ill-typed and out-of-range keys, and combinations that cannot work."""
+    flat = flatten(config)
+    keys = schema(flat)
+    for name in flat:
+        if name not in keys:
+            close = difflib.get_close_matches(name, keys, n=1)
+            hint = f"did you mean config.{close[0]}?" if close else "remove it"
+            raise UserError(f"config.{name}: unknown key for method {flat['method.name']}; {hint}")
+    for name, key in keys.items():
+        if name not in flat:
+            raise UserError(f"config.{name}: missing; add it ({key.meaning})")
+        _check(name, flat[name], key)
+    _check_combinations(flat)
+
+
+def _check(name: str, value: Any, key: Key) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = number if key.kind is float else isinstance(value, key.kind)
+    if key.kind is int and isinstance(value, bool) or not fits:
+        raise UserError(f"config.{name} = {value!r}: must be of type {key.kind.__name__} ({key.meaning})")
+    if key.choices and value not in key.choices:
+        raise UserError(f"config.{name} = {value!r}: not one of {', '.join(map(str, key.choices))}")
+    if key.length is not None and len(value) != key.length:
+        raise UserError(f"config.{name} = {value!r}: needs {key.length} numbers ({key.meaning})")
+    for part in value if isinstance(value, tuple) else [value] if number else []:
+        if isinstance(part, bool) or not isinstance(part, int | float):
+            raise UserError(f"config.{name} = {value!r}: {part!r} is not a number ({key.meaning})")
+        if not (part == part and abs(part) != float("inf")):
+            raise UserError(f"config.{name} = {value!r}: must be finite ({key.meaning})")
+        if (key.least is not None and part < key.least) or (key.most is not None and part > key.most):
+            limits = f"at least {key.least}" if key.most is None else f"between {key.least} and {key.most}"
+            raise UserError(f"config.{name} = {value!r}: must be {limits} ({key.meaning})")
+
+
+def _check_combinations(flat: Mapping[str, Any]) -> None:
+    def refuse(key: str, why: str):
+        raise UserError(f"config.{key} = {flat[key]!r}: {why}")
+
+    if flat["optim.epochs"] <= 0 and flat["train.max_steps"] == 0:
+        refuse("optim.epochs", "nothing to train; set it above 0, or set train.max_steps")
+    if flat["data.batch_size"] % flat["train.accum_steps"]:
+        refuse("data.batch_size", f"not divisible by train.accum_steps = {flat['train.accum_steps']}; use a multiple")
+    if flat["data.batch_size"] // flat["train.accum_steps"] < 2:
+        refuse("train.accum_steps", f"leaves one image a part of data.batch_size = {flat['data.batch_size']}; use less")
+    if flat["train.max_steps"] == 0 and flat["optim.warmup_epochs"] > flat["optim.epochs"]:
+        refuse("optim.warmup_epochs", f"longer than optim.epochs = {flat['optim.epochs']}; shorten it")
+    for key in ("data.augment.crop.scale", "data.augment.crop.ratio", "data.augment.blur.sigma"):
+        low, high = flat[key]
+        if low > high:
+            refuse(key, "the smallest is above the largest; swap them")
+    for key in ("data.augment.crop.scale", "data.augment.crop.ratio", "data.augment.std"):
+        if min(flat[key]) <= 0:
+            refuse(key, "must be above 0")
+    if flat["mesh.data"] == 0:
+        refuse("mesh.data", "use -1 for all devices, or a number of devices")
+    if flat["method.name"] == "image_jepa":
+        widths = flat["method.projector"]
+        if not widths or any(not isinstance(w, int) or w < 1 for w in widths):
+            refuse("method.projector", "needs at least one positive width, e.g. (2048, 2048, 2048)")
+        if flat["method.loss"] == "sigreg" and flat["method.sigreg_weight"] > 1:
+            refuse("method.sigreg_weight", "sigreg's lambda lies between 0 and 1 (LeJEPA: 0.02 to 0.05)")
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines `config.key: old -> new` for every key of two configs that differs."""
+    before, after = flatten(old), flatten(new)
+    return [
+        f"config.{key}: {before.get(key, '(absent)')} -> {after.get(key, '(absent)')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Twelve hex digits that name this config."""
+    text = json.dumps(flatten(config), sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,386 @@
+"""Augmented views on the device, with torchvision's semantics and random parameters drawn per image.
+
+Order of the operations: crop (with the flip), colour jitter, grayscale, blur, solarize, normalise. The reference flips
+last; every operation in between commutes with mirroring, so the flip is folded into the crop for free.
+
+Pixels stay in 0..255 units until they are normalised: whole levels are exact in float32, so is the solarize threshold.
+Colours are three separate planes [B, h, w], because a minor axis of length 3 does not vectorise.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jepa_jax.errors import UserError
+
+CROP_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a central crop
+GREY_WEIGHTS = (0.2989, 0.587, 0.114)
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+JITTER_ORDERS = np.array(list(itertools.permutations(range(4))))  # [24, 4]: which operation runs 1st, 2nd, ...
+# How many uniform numbers an image takes for each use.
+DRAWS = {
+    "crop_applied": 1,
+    "crop": 2 * CROP_TRIES + 2,
+    "flip": 1,
+    "jitter_applied": 1,
+    "jitter": 5,
+    "grayscale": 1,
+    "blur_applied": 1,
+    "blur": 1,
+    "solarize": 1,
+}
+
+Planes = tuple[Array, ...]  # red, green, blue
+
+
+class Boxes(NamedTuple):
+    """Crop boxes in whole pixels, an entry for each image."""
+
+    top: Array
+    left: Array
+    height: Array
+    width: Array
+
+
+class Jitter(NamedTuple):
+    """Parameters of the colour jitter, per image."""
+
+    order: Array  # [...] row of JITTER_ORDERS
+    factors: Array  # [..., 3] of brightness, contrast, saturation
+    hue: Array  # [...] shift in turns
+
+
+def augment_views(
+    key: Array, images: Array, config: Any, num_views: int, crop: Mapping[str, Any] | None = None
+) -> Array:
+    """Independent normalised views [V, B, h, w, 3] (float32) of images [B, H, W, 3] (uint8, or float in 0..1).
+
+    Args:
+      key: one key for the batch; the draws do not depend on how the batch is laid out over devices.
+      config: `config.data.augment`; an operation of probability 0 is not compiled.
+      crop: keys of `config.crop` to replace for these views, e.g. {"size": 16, "scale": (.05, .4)} for small crops.
+    """
+    crop = merged_crop(config.crop, crop)
+    check_augment(config, crop)
+    batch, _, _, channels = images.shape
+    if channels != 3:
+        raise UserError(f"images of {channels} channels: views are made of 3; repeat grey images along the last axis")
+    draws = draw(key, (num_views, batch))
+    rows = jnp.swapaxes(levels(images), 2, 3)  # [B, H, 3, W]
+    # View after view: memory holds the intermediates of one, and the operations are compiled once for all.
+    planes = jax.lax.map(lambda draws: augment_planes(draws, rows, config, crop), draws)  # 3 x [V, B, h, w]
+    return normalise_levels(jnp.stack(planes, axis=-1), config.mean, config.std)
+
+
+def augment_planes(draws: dict[str, Array], rows: Array, config: Any, crop: Mapping[str, Any]) -> Planes:
+    """One view of each image, from rows [B, H, 3, W] in 0..255 and the numbers drawn for it."""
+    _, height, _, width = rows.shape
+    out_height, out_width = (crop["size"], crop["size"]) if crop["size"] else (height, width)
+    if crop["probability"] > 0 or config.flip.probability > 0 or (out_height, out_width) != (height, width):
+        with jax.named_scope("crop"):
+            boxes = sample_boxes(draws["crop"], height, width, crop["scale"], crop["ratio"])
+            boxes = choose(draws["crop_applied"] < crop["probability"], boxes, (0, 0, height, width))
+            rows = resize_boxes(rows, boxes, draws["flip"] < config.flip.probability, out_height, out_width)
+    planes: Planes = tuple(rows[..., channel, :] for channel in range(3))  # each [B, h, w]
+    if config.jitter.probability > 0:
+        with jax.named_scope("jitter"):
+            jitter = sample_jitter(draws["jitter"], config.jitter)
+            planes = colour_jitter(planes, only_where(draws["jitter_applied"] < config.jitter.probability, jitter))
+    if config.grayscale.probability > 0:
+        with jax.named_scope("grayscale"):
+            planes = grayscale(planes, draws["grayscale"] < config.grayscale.probability)
+    if config.blur.probability > 0:
+        with jax.named_scope("blur"):
+            low, high = config.blur.sigma
+            sigma = low + (high - low) * draws["blur"]
+            planes = gaussian_blur(planes, sigma, draws["blur_applied"] < config.blur.probability)
+    if config.solarize.probability > 0:
+        with jax.named_scope("solarize"):
+            applied = draws["solarize"] < config.solarize.probability
+            planes = solarize(planes, applied, config.solarize.threshold)
+    return planes
+
+
+def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
+    """Uniform numbers in [0, 1) for each use of DRAWS.
+
+    One call for all: a generator call costs more to compile and to start than its numbers. Every use has its own
+    numbers whether it is switched on or not, so switching one operation leaves what the others draw as it was.
+    """
+    numbers = jax.random.uniform(key, (*shape, sum(DRAWS.values())))
+    ends = np.cumsum(list(DRAWS.values()))
+    parts = jnp.split(numbers, ends[:-1], axis=-1)
+    return {
+        name: part[..., 0] if count == 1 else part for (name, count), part in zip(DRAWS.items(), parts, strict=True)
+    }
+
+
+def normalise(images: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
+    """(x - mean) / std per channel in float32, x in 0..1 (uint8 is divided by 255)."""
+    return normalise_levels(levels(images), mean, std)
+
+
+def levels(images: Array) -> Array:
+    """Pixels as float32 in 0..255 units, from uint8 or from floats in 0..1."""
+    if jnp.issubdtype(images.dtype, jnp.integer):
+        return images.astype(jnp.float32)
+    return images.astype(jnp.float32) * 255.0
+
+
+def normalise_levels(pixels, mean, std):
+    mean, std = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    return (pixels - 255.0 * mean) * (1.0 / (255.0 * std))
+
+
+# --- crop ---
+
+
+def sample_boxes(
+    uniform: Array, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Boxes:
+    """RandomResizedCrop's boxes from 22 uniform numbers an image [..., 22].
+
+    Area uniform in `scale` times the image's, aspect log-uniform in `ratio`, the first of 10 tries that fits, placed at
+    random; if none fits, the central box.
+    """
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform[..., :CROP_TRIES])
+    log_low, log_high = np.log(ratio)
+    root_aspect = jnp.exp(0.5 * (log_low + (log_high - log_low) * uniform[..., CROP_TRIES : 2 * CROP_TRIES]))
+    root_area = jnp.sqrt(area)
+    box_height = jnp.round(root_area / root_aspect)
+    box_width = jnp.round(root_area * root_aspect)
+    fits = (box_width > 0) & (box_width <= width) & (box_height > 0) & (box_height <= height)
+    first = jnp.argmax(fits, axis=-1)
+    is_first = jnp.arange(CROP_TRIES) == first[..., None]
+    box_height = jnp.sum(jnp.where(is_first, box_height, 0.0), axis=-1)
+    box_width = jnp.sum(jnp.where(is_first, box_width, 0.0), axis=-1)
+    top = place(uniform[..., -2], height - box_height)
+    left = place(uniform[..., -1], width - box_width)
+    found = jnp.any(fits, axis=-1)
+    fitted = Boxes(top, left, box_height, box_width)
+    return choose(found, Boxes(*(x.astype(jnp.int32) for x in fitted)), central_box(height, width, ratio))
+
+
+def choose(condition: Array, boxes: Boxes, other: tuple[int, int, int, int]) -> Boxes:
+    """The boxes where the condition holds, the one other box elsewhere."""
+    return Boxes(*(jnp.where(condition, field, fixed) for field, fixed in zip(boxes, other, strict=True)))
+
+
+def place(uniform, free):
+    """A whole number in 0 .. free."""
+    return jnp.minimum(jnp.floor(uniform * (free + 1)), free)
+
+
+def central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
+    """The largest central box (top, left, height, width) whose aspect lies within `ratio`."""
+    box_height, box_width = height, width
+    if width / height < ratio[0]:
+        box_height = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        box_width = max(1, round(height * ratio[1]))
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def resize_boxes(rows: Array, boxes: Boxes, mirrored: Array, out_height: int, out_width: int) -> Array:
+    """The box of each image of rows [B, H, 3, W] resized to [B, h, 3, w], mirrored left to right where asked.
+
+    Two small matrix products an image: bilinear resampling is linear and separable. Exact float32 products, since the
+    reduced precision that GPUs take by default would cost a tenth of a level.
+    """
+    batch, height, channels, width = rows.shape
+    vertical = resize_weights(boxes.top, boxes.height, height, out_height)  # [B, h, H]
+    horizontal = resize_weights(boxes.left, boxes.width, width, out_width, mirrored)  # [B, w, W]
+    exact = jax.lax.Precision.HIGHEST
+    rows = jnp.einsum("bhH,bHx->bhx", vertical, rows.reshape(batch, height, channels * width), precision=exact)
+    rows = jnp.einsum("bxW,bwW->bxw", rows.reshape(batch, out_height * channels, width), horizontal, precision=exact)
+    return rows.reshape(batch, out_height, channels, out_width)
+
+
+def resize_weights(start: Array, length: Array, in_size: int, out_size: int, mirrored: Array | None = None) -> Array:
+    """Antialiased bilinear weights [..., out, in] that resize the pixels start .. start + length.
+
+    PIL's and torchvision's `antialias=True` filter: a triangle around the output pixel's centre, as wide as one output
+    pixel when shrinking and one input pixel when enlarging, renormalised where the box cuts it off.
+    """
+    start, length = (x[..., None, None].astype(jnp.float32) for x in (start, length))
+    target = jnp.arange(out_size, dtype=jnp.float32)[:, None]
+    if mirrored is not None:
+        target = jnp.where(mirrored[..., None, None], out_size - 1 - target, target)
+    pixel = jnp.arange(in_size, dtype=jnp.float32) + 0.5 - start  # centres, from the box's edge
+    step = length / out_size
+    distance = jnp.abs(pixel - (target + 0.5) * step) / jnp.maximum(step, 1.0)
+    inside = (pixel > 0) & (pixel < length)
+    weights = jnp.where(inside, jnp.maximum(1.0 - distance, 0.0), 0.0)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+# --- colour ---
+
+
+def grey(planes: Planes) -> Array:
+    red, green, blue = planes
+    return GREY_WEIGHTS[0] * red + GREY_WEIGHTS[1] * green + GREY_WEIGHTS[2] * blue
+
+
+def sample_jitter(uniform: Array, config: Any) -> Jitter:
+    """ColorJitter's parameters from 5 uniform numbers an image [..., 5].
+
+    Factors uniform in [max(0, 1 - s), 1 + s], hue in [-h, h], one of the 24 orders.
+    """
+    strength = np.array([config.brightness, config.contrast, config.saturation], np.float32)
+    low, high = np.maximum(0, 1 - strength), 1 + strength
+    return Jitter(
+        order=(len(JITTER_ORDERS) * uniform[..., 0]).astype(jnp.int32),
+        factors=jnp.asarray(low) + (high - low) * uniform[..., 1:4],
+        hue=config.hue * (2.0 * uniform[..., 4] - 1.0),
+    )
+
+
+def only_where(apply: Array, jitter: Jitter) -> Jitter:
+    """The same parameters, made those of the identity where `apply` is false."""
+    return Jitter(
+        order=jitter.order,
+        factors=jnp.where(apply[..., None], jitter.factors, 1.0),
+        hue=jnp.where(apply, jitter.hue, 0.0),
+    )
+
+
+def colour_jitter(planes: Planes, jitter: Jitter) -> Planes:
+    """Brightness, contrast, saturation and hue in each image's own order.
+
+    The first three are one formula, a blend with a base, so a slot can hold any of them. There are 3 slots before the
+    hue shift and 3 after; an image uses 3 in all, the others blend with factor 1. So the hue shift is computed once.
+    """
+    blends, hue_position = (jnp.asarray(table)[jitter.order] for table in blend_orders())  # [B, 3], [B]
+    factors = jnp.take_along_axis(jitter.factors, blends, axis=-1)
+    before = jnp.arange(3) < hue_position[..., None]
+
+    def slots(planes, used):
+        # A loop rather than three fused slots: XLA would compute the first again in each plane of the last.
+        parameters = (jnp.moveaxis(x, -1, 0) for x in (blends, jnp.where(used, factors, 1.0)))
+        return jax.lax.scan(lambda planes, slot: (blend(planes, *slot), None), planes, tuple(parameters))[0]
+
+    return slots(shift_hue(slots(planes, before), jitter.hue), ~before)
+
+
+def blend_orders() -> tuple[np.ndarray, np.ndarray]:
+    """For each jitter order, its blends in sequence [24, 3] and how many of them come before the hue [24]."""
+    blends = np.array([[kind for kind in order if kind != HUE] for order in JITTER_ORDERS])
+    return blends, np.array([list(order).index(HUE) for order in JITTER_ORDERS])
+
+
+def blend(planes: Planes, kind: Array, factor: Array) -> Planes:
+    """clip(f x + (1 - f) base); base: black (brightness), the mean grey (contrast), each pixel's grey (saturation)."""
+    grey_plane = grey(planes)
+    mean_grey = jnp.mean(grey_plane, axis=(-2, -1))
+    rest = 1.0 - factor
+    from_mean = jnp.where(kind == CONTRAST, rest * mean_grey, 0.0)[..., None, None]
+    from_grey = jnp.where(kind == SATURATION, rest, 0.0)[..., None, None]
+    base = from_mean + from_grey * grey_plane
+    return tuple(jnp.clip(factor[..., None, None] * plane + base, 0.0, 255.0) for plane in planes)
+
+
+def shift_hue(planes: Planes, turns: Array) -> Planes:
+    """Rotates the hue of HSV by `turns` (1 = full circle), keeping saturation and value.
+
+    A channel of the HSV colour (h, s, v) is v - v s clip(min(k, 4 - k), 0, 1) with k = (n + 6 h) mod 6 and n = 5, 3, 1
+    for red, green, blue; v s is the largest channel minus the smallest.
+    """
+    red, green, blue = planes
+    value = jnp.maximum(jnp.maximum(red, green), blue)
+    chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
+    inverse = 1.0 / jnp.where(chroma == 0, 1.0, chroma)
+    sextant = jnp.where(
+        value == red,
+        (green - blue) * inverse,
+        jnp.where(value == green, 2.0 + (blue - red) * inverse, 4.0 + (red - green) * inverse),
+    )
+    sextant = sextant + 6.0 * turns[..., None, None]
+
+    def channel(offset):
+        k = sextant + offset
+        k = k - 6.0 * jnp.floor(k * (1.0 / 6.0))
+        return value - chroma * jnp.clip(jnp.minimum(k, 4.0 - k), 0.0, 1.0)
+
+    return channel(5.0), channel(3.0), channel(1.0)
+
+
+def grayscale(planes: Planes, apply: Array) -> Planes:
+    """All channels become the grey value where `apply`."""
+    grey_plane, apply = grey(planes), apply[..., None, None]
+    return tuple(jnp.where(apply, grey_plane, plane) for plane in planes)
+
+
+def solarize(planes: Planes, apply: Array, threshold: float) -> Planes:
+    """Inverts what is at or above the threshold (0..255 units) where `apply`."""
+    apply = apply[..., None, None]
+    return tuple(jnp.where(apply & (plane >= threshold), 255.0 - plane, plane) for plane in planes)
+
+
+# --- blur ---
+
+
+def blur_kernel_size(size: int) -> int:
+    """About a tenth of the image, odd, at least 3."""
+    return max(3, size // 10 | 1)
+
+
+def gaussian_blur(planes: Planes, sigma: Array, apply: Array) -> Planes:
+    """Separable Gaussian blur with reflected borders where `apply`; sigma in pixels."""
+    return tuple(blur_axis(blur_axis(plane, sigma, apply, -2), sigma, apply, -1) for plane in planes)
+
+
+def blur_axis(plane: Array, sigma: Array, apply: Array, axis: int) -> Array:
+    size = plane.shape[axis]
+    taps = blur_kernel_size(size)
+    half = taps // 2
+    offsets = jnp.arange(-half, half + 1, dtype=jnp.float32)
+    kernel = jax.nn.softmax(-0.5 * jnp.square(offsets / sigma[..., None]), axis=-1)
+    kernel = jnp.where(apply[..., None], kernel, offsets == 0)  # [..., taps]
+    padding = [(0, 0)] * plane.ndim
+    padding[axis] = (half, half)
+    padded = jnp.pad(plane, padding, mode="reflect")
+    shifted = [jax.lax.slice_in_dim(padded, tap, tap + size, axis=axis) for tap in range(taps)]
+    return sum((kernel[..., tap, None, None] * shifted[tap] for tap in range(taps)), start=jnp.zeros_like(plane))
+
+
+# --- configuration ---
+
+
+def merged_crop(base: Mapping[str, Any], override: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The crop's keys, those of `override` first."""
+    keys = ("probability", "scale", "ratio", "size")
+    override = dict(override or {})
+    unknown = sorted(set(override) - set(keys))
+    if unknown:
+        raise UserError(f"crop = {override}: unknown keys {', '.join(unknown)}; it has {', '.join(keys)}")
+    return {name: override.get(name, base[name]) for name in keys}
+
+
+def check_augment(config: Any, crop: Mapping[str, Any]) -> None:
+    """Refuses values that no view can be made with; called while tracing, so before anything is compiled."""
+
+    def require(true, name, value, expected):
+        if not true:
+            raise UserError(f"data.augment.{name} = {value}: must be {expected}")
+
+    groups = {name: config[name] for name in ("flip", "jitter", "grayscale", "solarize", "blur")}
+    for name, group in {"crop": crop, **groups}.items():
+        value = group["probability"]
+        require(0 <= value <= 1, f"{name}.probability", value, "within 0 and 1 (0 = off)")
+    scale, ratio, sigma = crop["scale"], crop["ratio"], config.blur.sigma
+    ordered = "(min, max) with 0 < min <= max"
+    require(len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1, "crop.scale", scale, f"{ordered} <= 1")
+    require(len(ratio) == 2 and 0 < ratio[0] <= ratio[1], "crop.ratio", ratio, ordered)
+    require(crop["size"] >= 0, "crop.size", crop["size"], "pixels, or 0 for the size of the image")
+    for name in ("brightness", "contrast", "saturation"):
+        require(config.jitter[name] >= 0, f"jitter.{name}", config.jitter[name], "0 or more")
+    require(0 <= config.jitter.hue <= 0.5, "jitter.hue", config.jitter.hue, "within 0 and 0.5 turns")
+    require(len(sigma) == 2 and 0 < sigma[0] <= sigma[1], "blur.sigma", sigma, ordered)
+    require(len(config.mean) == 3, "mean", config.mean, "three numbers in 0..1 units")
+    require(len(config.std) == 3 and min(config.std) > 0, "std", config.std, "three positive numbers in 0..1 units")

@@ -1,0 +1,155 @@
+"""CIFAR-10 in the official binary or python layout, from a directory or the .tar.gz archive."""
+
+import io
+import pathlib
+import pickle
+import tarfile
+import zlib
+
+import numpy as np
+
+from jepa_jax.data.in_memory import Arrays
+from jepa_jax.errors import UserError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+IMAGES_PER_FILE = 10_000
+PIXELS = 3 * 32 * 32  # stored channel by channel
+RECORD = 1 + PIXELS  # the label comes first
+
+BINARY = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
+ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
+
+
+def read_cifar10(directory: str, split: str) -> Arrays:
+    """Images uint8 [N, 32, 32, 3] and labels int32 [N] of one split; `directory` may be the archive itself."""
+    if not directory:
+        raise UserError(f"data.dir is empty: cifar10 needs the folder of its files; {_fix('data/cifar10')}")
+    path = pathlib.Path(directory).expanduser()
+    if not path.exists():
+        raise UserError(f"data.dir = {directory}: no such file or folder; {_fix(path)}")
+    if path.is_file():
+        return _read_archive(path, split)
+    layouts = [(folder, names[split]) for folder in (path, *(path / n for n in LAYOUTS)) for names in LAYOUTS.values()]
+    for folder, names in layouts:
+        if all((folder / name).exists() for name in names):
+            return _parse_all([_read(folder / name) for name in names], names, folder)
+    for name in ARCHIVES:
+        if (path / name).exists():
+            return _read_archive(path / name, split)
+    for folder, names in layouts:
+        missing = [name for name in names if not (folder / name).exists()]
+        if len(missing) < len(names):
+            raise UserError(f"{folder / missing[0]}: missing; {_fix(path)}")
+    wanted = " nor ".join((BINARY[split][0], PYTHON[split][0], *ARCHIVES))
+    raise UserError(f"data.dir = {directory}: found neither {wanted}; {_fix(path)}")
+
+
+def _read(file: pathlib.Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def _read_archive(archive: pathlib.Path, split: str) -> Arrays:
+    wanted = set(BINARY[split]) | set(PYTHON[split])
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                name = pathlib.PurePosixPath(member.name).name
+                content = tar.extractfile(member) if name in wanted else None
+                if content is not None:  # a regular file
+                    found[name] = content.read()
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        size = archive.stat().st_size
+        raise UserError(
+            f"{archive}: not a complete .tar.gz archive ({size:,} bytes on disk: {error}); "
+            f"delete it, then {_fix(archive.parent)}"
+        ) from error
+    names = PYTHON[split] if set(PYTHON[split]) & set(found) else BINARY[split]
+    for name in names:
+        if name not in found:
+            raise UserError(f"{archive}: holds no {name}; {_fix(archive.parent)}")
+    return _parse_all([found[name] for name in names], names, archive)
+
+
+def _parse_all(contents: list[bytes], names: list[str], where: pathlib.Path) -> Arrays:
+    parse = _parse_binary if names[0].endswith(".bin") else _parse_python
+    parts = [parse(data, where / name) for data, name in zip(contents, names, strict=True)]
+    images = np.concatenate([part[0] for part in parts])
+    labels = np.concatenate([part[1] for part in parts]).astype(np.int32)
+    return images, labels
+
+
+def _parse_binary(data: bytes, file: pathlib.Path) -> Arrays:
+    expected = IMAGES_PER_FILE * RECORD
+    if len(data) != expected:
+        raise UserError(
+            f"{file}: {len(data):,} bytes, expected {expected:,}; the file is truncated or of another set: "
+            f"delete it, then {_fix(file.parent)}"
+        )
+    records = np.frombuffer(data, np.uint8).reshape(IMAGES_PER_FILE, RECORD)
+    return _images(records[:, 1:]), _checked_labels(records[:, 0], file)
+
+
+def _parse_python(data: bytes, file: pathlib.Path) -> Arrays:
+    try:
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise UserError(
+            f"{file}: not a CIFAR-10 python batch ({type(error).__name__}: {error}); "
+            f"delete it, then {_fix(file.parent)}"
+        ) from error
+    if pixels.shape != (IMAGES_PER_FILE, PIXELS) or pixels.dtype != np.uint8 or labels.shape != (IMAGES_PER_FILE,):
+        raise UserError(
+            f"{file}: data is {pixels.dtype} {pixels.shape} with {labels.size} labels, expected uint8 "
+            f"{(IMAGES_PER_FILE, PIXELS)}; delete it, then {_fix(file.parent)}"
+        )
+    return _images(pixels), _checked_labels(labels, file)
+
+
+def _images(pixels: np.ndarray) -> np.ndarray:
+    images = np.empty((len(pixels), 32 * 32, 3), np.uint8)
+    for channel, plane in enumerate(pixels.reshape(-1, 3, 32 * 32).transpose(1, 0, 2)):
+        images[:, :, channel] = plane
+    return images.reshape(-1, 32, 32, 3)
+
+
+def _checked_labels(labels: np.ndarray, file: pathlib.Path) -> np.ndarray:
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(CLASSES):
+        raise UserError(f"{file}: labels outside 0..9; the file is damaged: delete it, then {_fix(file.parent)}")
+    return labels
+
+
+def _fix(directory: pathlib.Path | str) -> str:
+    path = pathlib.Path(directory)
+    while path.name in LAYOUTS or path.name in ARCHIVES:
+        path = path.parent
+    return f"run: python scripts/prepare_data.py cifar10 --dir={path}"
+
+
+def _latin1_bytes(text: str, encoding: str) -> bytes:
+    """What python 3 writes for bytes in an old pickle; any other codec is refused."""
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
+    return text.encode("latin-1")
+
+
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # how numpy rebuilds an array; its module was renamed between versions
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds numpy arrays and plain containers; any other global is refused before it is imported or called."""
+
+    def find_class(self, module: str, name: str):
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _RECONSTRUCT
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1_bytes
+        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is not allowed")

@@ -1,0 +1,77 @@
+"""The MNIST family: IDX files of images and labels, plain or .gz."""
+
+import gzip
+import math
+import pathlib
+import zlib
+
+import numpy as np
+
+from jepa_jax.data.in_memory import Arrays
+from jepa_jax.errors import UserError
+
+PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
+IMAGES, LABELS = 3, 1  # number of axes, the last byte of the magic number
+
+
+def read_idx(directory: str, split: str, image_size: int) -> Arrays:
+    """Images uint8 [N, S, S, 3], grey repeated and zero-padded to `image_size`, and labels int32 [N]."""
+    path = pathlib.Path(directory).expanduser()
+    if not directory or not path.is_dir():
+        raise UserError(f"data.dir = {directory!r}: no such folder; idx needs the folder of the -idx3-ubyte files")
+    images_file = _find(path, split, "images", IMAGES)
+    labels_file = _find(path, split, "labels", LABELS)
+    images, labels = _read(images_file, IMAGES), _read(labels_file, LABELS)
+    if len(images) != len(labels):
+        raise UserError(
+            f"{labels_file}: {len(labels)} labels for {len(images)} images in {images_file.name}; "
+            "take both files from the same set"
+        )
+    return _square_rgb(images, image_size, images_file), labels.astype(np.int32)
+
+
+def _find(directory: pathlib.Path, split: str, kind: str, axes: int) -> pathlib.Path:
+    """The one file of this kind; torchvision keeps it in a sub-folder `raw`, some mirrors write a dot for the dash."""
+    found = [
+        file
+        for folder in (directory, directory / "raw")
+        for prefix in PREFIXES[split]
+        for ending in ("", ".gz")
+        for file in sorted(folder.glob(f"*{prefix}-{kind}[-.]idx{axes}-ubyte{ending}"))
+    ]
+    name = f"{PREFIXES[split][0]}-{kind}-idx{axes}-ubyte[.gz]"
+    if not found:
+        raise UserError(f"{directory / name}: missing; put the four files of the set into data.dir = {directory}")
+    sets = {file.name.removesuffix(".gz") for file in found}
+    if len(sets) > 1:
+        raise UserError(f"data.dir = {directory}: holds several sets ({', '.join(sorted(sets))}); keep one a folder")
+    return found[0]
+
+
+def _read(file: pathlib.Path, axes: int) -> np.ndarray:
+    try:
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file}: cannot be read ({error}); the file is damaged: download it again") from error
+    header = 4 + 4 * axes
+    magic = bytes([0, 0, 8, axes])  # 8: unsigned bytes
+    if len(data) < header or data[:4] != magic:
+        raise UserError(f"{file}: starts with {data[:4].hex()}, expected {magic.hex()}; this is not the IDX file meant")
+    shape = tuple(int(n) for n in np.frombuffer(data, ">u4", count=axes, offset=4))
+    expected = header + math.prod(shape)
+    if len(data) != expected:
+        raise UserError(f"{file}: {len(data):,} bytes, expected {expected:,}; the file is truncated: download it again")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _square_rgb(images: np.ndarray, image_size: int, file: pathlib.Path) -> np.ndarray:
+    height, width = images.shape[1:]
+    if image_size < max(height, width):
+        raise UserError(
+            f"data.image_size = {image_size}: {file} has images of {height} x {width} pixels; "
+            f"set data.image_size = {max(height, width)}, or larger to pad with zeros"
+        )
+    padded = np.zeros((len(images), image_size, image_size), np.uint8)
+    top, left = (image_size - height) // 2, (image_size - width) // 2
+    padded[:, top : top + height, left : left + width] = images
+    return np.repeat(padded[..., None], 3, axis=-1)

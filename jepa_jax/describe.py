@@ -1,0 +1,86 @@
+"""What a config describes: its parameters, its cost an image and its length, without training."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jepa_jax import optim, runtime
+from jepa_jax.config import validate
+from jepa_jax.data.sources import open_source
+from jepa_jax.errors import UserError
+from jepa_jax.methods import build_method
+from jepa_jax.profiling.flops import count_flops
+from jepa_jax.step import TrainState, make_train_step, state_factory
+from jepa_jax.train import Length
+
+# Sizes of sets whose files need not be there to describe a run on them.
+KNOWN_SIZES = {"cifar10": (50_000, 10), "tfds:cifar10": (50_000, 10)}
+
+
+def describe(config: Any) -> dict[str, Any]:
+    """Parameters (by module, total, trainable), operations an image and steps of a run."""
+    validate(config)
+    num_train, num_classes = data_size(config.data)
+    length = Length.of(config, num_train)
+    mesh = runtime.make_mesh(1, 1)
+    method = build_method(config)
+    tx, rate = optim.make_optimizer(
+        config.optim,
+        batch_size=config.data.batch_size,
+        steps_per_epoch=length.steps_per_epoch,
+        total_steps=length.total_steps,
+    )
+    size, batch_size = config.data.image_size, config.data.batch_size
+    sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
+    factory = state_factory(method, tx, seed=0, sample=sample, num_classes=num_classes, mesh=mesh)
+    step = make_train_step(
+        method, tx, factory, seed=0, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh
+    )
+    batch = {"image": sample, "label": jax.ShapeDtypeStruct((batch_size,), np.int32)}
+    params = factory.abstract.params["model"]
+    return {
+        "params_by_module": parameter_table(params),
+        "params_total": count(params),
+        "params_trainable": count(params),
+        "params_probe": count(factory.abstract.params["probe"]),
+        "optimizer_bytes": num_bytes(factory.abstract.opt_state),
+        "flops_per_image": count_flops(step, factory.abstract, batch) / batch_size,
+        "feature_dim": feature_dim(factory.abstract),
+        "images_per_epoch": num_train,
+        "steps_per_epoch": length.steps_per_epoch,
+        "steps_total": length.total_steps,
+    }
+
+
+def data_size(data: Any) -> tuple[int, int]:
+    """Train images and classes; from the files, or, when they are not there, from what is known of the set."""
+    try:
+        source = open_source(data, "train")
+        return len(source), len(source.classes)
+    except UserError:
+        if data.source not in KNOWN_SIZES:
+            raise
+        images, classes = KNOWN_SIZES[data.source]
+        return data.num_train or images, classes
+
+
+def parameter_table(params: Any) -> dict[str, int]:
+    """Parameters of each module, two levels deep, in the order of the tree."""
+    table: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = jax.tree_util.keystr(path[: 3 if len(path) > 3 else len(path) - 1], simple=True, separator=".")
+        table[name] = table.get(name, 0) + leaf.size
+    return table
+
+
+def count(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def feature_dim(state: TrainState) -> int:
+    return state.params["probe"]["kernel"].shape[0]

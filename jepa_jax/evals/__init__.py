@@ -1,0 +1,1 @@
+"""Evaluations of frozen features: arrays in, figures out."""

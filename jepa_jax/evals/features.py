@@ -1,0 +1,62 @@
+"""Features of a whole split, extracted once in fixed-size batches."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jepa_jax.data.pipeline import eval_batches
+from jepa_jax.data.sources import Source
+
+
+class Split(NamedTuple):
+    """Features [N, F] in float32 and labels [N]."""
+
+    features: np.ndarray
+    labels: np.ndarray
+
+
+class FirstImages:
+    """The first `count` images of a source (0 = all)."""
+
+    def __init__(self, source: Source, count: int):
+        self._source, self._count = source, min(count or len(source), len(source))
+        self.classes, self.image_shape = source.classes, source.image_shape
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return self._source.batch(indices)
+
+
+def extract(
+    encode: Callable[[jax.Array], jax.Array],
+    source: Source,
+    *,
+    batch_size: int,
+    sharding: jax.sharding.NamedSharding,
+    on_batch: Callable[[int], None] = lambda images: None,
+) -> Split:
+    """Features of every image in order; `encode` maps a uint8 batch to [B, F]; `on_batch` hears the images done."""
+    features, labels = [], []
+    batches = eval_batches(
+        source, batch_size, sharding, process_index=jax.process_index(), process_count=jax.process_count()
+    )
+    pending: tuple[jax.Array, np.ndarray, int] | None = None
+
+    def collect(item):
+        encoded, label, valid = item
+        features.append(np.asarray(encoded)[:valid])
+        labels.append(np.asarray(label)[:valid])
+        on_batch(valid)
+
+    for batch, valid in batches:
+        encoded = encode(batch["image"])  # dispatched; the previous batch is read while this one computes
+        if pending is not None:
+            collect(pending)
+        pending = (encoded, batch["label"], valid)
+    if pending is not None:
+        collect(pending)
+    return Split(np.concatenate(features), np.concatenate(labels))

@@ -1,0 +1,38 @@
+"""Files that are either whole or not there, and what to say when a disk refuses."""
+
+import errno
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+from jepa_jax.errors import UserError
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes beside the file and renames: a reader sees the old content or the new one, never a part."""
+    path = pathlib.Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise disk_error(error, path) from error
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def disk_error(error: OSError, path: str | os.PathLike) -> UserError:
+    """The message for a full, read-only or missing disk."""
+    if error.errno == errno.ENOSPC:
+        return UserError(f"{path}: the disk is full; free space and start the same command again: it resumes")
+    return UserError(f"{path}: cannot write ({error.strerror or error}); choose another --workdir")

@@ -1,0 +1,538 @@
+"""Self-contained HTML pages: a themed skeleton, cards, tables, bars and SVG line charts; no network, no library.
+
+Charts are drawn here, not in the browser: the page is complete without JavaScript, which only adds the values under
+the pointer, the log axis and hiding a series. Labels are HTML over a stretched SVG, so that text never scales.
+"""
+
+import base64
+import dataclasses
+import html
+import io
+import json
+import math
+import pathlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_POINTS = 600  # a series is drawn with at most this many points: more than a screen shows, little enough to load
+FEW_POINTS = 30  # a line of so few has its points marked: a line of one would not be seen
+LARGEST = 1e100  # beyond this a value counts as infinite: the axis arithmetic must not overflow
+WIDTH, HEIGHT = 1000, 400  # drawing units; the SVG is stretched to its box
+WIDE_CARD = '<div class="card wide">'
+LARGEST_IMAGE = 700_000  # bytes; a larger picture is embedded as JPEG
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One line (or the dots of one) of a chart; non-finite y are marked and leave a gap."""
+
+    name: str
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    style: str = "line"  # line | dots | both
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of a page; an empty title leaves it without a heading and out of the navigation."""
+
+    title: str
+    body: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    label: str
+    value: float | None
+    kind: str = ""  # main | run | baseline: the colour
+    note: str = ""
+
+
+def escape(value: Any) -> str:
+    # A lone surrogate (a file name that is not UTF-8) could not be written to the page.
+    return html.escape(str(value), quote=True).encode("utf-8", "replace").decode()
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None for whatever is not one (None, "nan", text, a list, infinity)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        value = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) and abs(value) < LARGEST else None
+
+
+def short(value: Any, digits: int = 4) -> str:
+    """A number as people write it: 12,345 · 0.0312 · 3e-05."""
+    value = number(value)
+    if value is None:
+        return "–"
+    if value == int(value) and abs(value) < 1e9:
+        return f"{int(value):,}"
+    if abs(value) >= 1000 and abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def percent(value: Any) -> str:
+    value = number(value)
+    return "–" if value is None else f"{value:.1f} %"
+
+
+def duration(seconds: Any) -> str:
+    """12.3 s · 4 min 05 s · 2 h 07 min."""
+    seconds = number(seconds)
+    if seconds is None or seconds < 0:
+        return "–"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def absent(text: str) -> str:
+    """Says in words that something is not there."""
+    return f'<p class="absent">{escape(text)}</p>'
+
+
+def card(title: str, body: str, note: str = "", wide: bool = False) -> str:
+    heading = f"<h3>{escape(title)}</h3>" if title else ""
+    footer = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<div class="card{" wide" if wide else ""}">{heading}{body}{footer}</div>'
+
+
+def grid(cards: Iterable[str]) -> str:
+    """Two cards a row on a wide screen; one that would stand alone in the last row fills it."""
+    cards = [c for c in cards if c]
+    if cards and sum(not c.startswith(WIDE_CARD) for c in cards) % 2:
+        cards[-1] = cards[-1].replace('<div class="card">', WIDE_CARD, 1)
+    return f'<div class="grid">{"".join(cards)}</div>'
+
+
+def figures(items: Iterable[tuple[str, str, str, str]]) -> str:
+    """Large figures in a row: (kind: "main" or "", label, value, note)."""
+    cards = (
+        f'<div class="kpi {kind}"><span>{escape(label)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
+        for kind, label, value, note in items
+    )
+    return f'<div class="kpis">{"".join(cards)}</div>'
+
+
+def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = (), marked: Iterable[int] = ()) -> str:
+    """Rows of cells (escaped); numbers align right, `marked` rows stand out."""
+    marked = set(marked)
+
+    def cell(value, tag="td"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        text = short(value) if is_number else escape("–" if value is None else value)
+        return f"<{tag}{' class=num' if is_number else ''}>{text}</{tag}>"
+
+    head = f"<thead><tr>{''.join(cell(h, 'th') for h in header)}</tr></thead>" if header else ""
+    body = "".join(
+        f"<tr{' class=marked' if i in marked else ''}>{''.join(map(cell, row))}</tr>" for i, row in enumerate(rows)
+    )
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def details(title: str, body: str, preview: str = "", is_open: bool = True) -> str:
+    preview = f'<span class="preview">{escape(preview)}</span>' if preview else ""
+    return f"<details{' open' if is_open else ''}><summary>{escape(title)}{preview}</summary>{body}</details>"
+
+
+def bars(groups: Mapping[str, Sequence[Bar]], largest: float = 100.0) -> str:
+    """Horizontal bars of percentages under the heading of their group."""
+    out = []
+    for heading, items in groups.items():
+        if not items:
+            continue
+        out.append(f'<div class="group">{escape(heading)}</div>')
+        for bar in items:
+            width = 0.0 if bar.value is None else 100 * min(max(bar.value / largest, 0), 1)
+            out.append(
+                f'<div class="bar {escape(bar.kind)}" title="{escape(bar.label)}: {percent(bar.value)}">'
+                f'<span class="label">{escape(bar.label)}<small>{escape(bar.note)}</small></span>'
+                f'<span class="track"><i style="width:{width:.2f}%"></i></span><b>{percent(bar.value)}</b></div>'
+            )
+    return f'<div class="bars">{"".join(out)}</div>'
+
+
+def image(path: pathlib.Path, alt: str) -> str:
+    """A PNG embedded in the page, enlarged by a whole factor while it stays narrow."""
+    data = path.read_bytes()
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
+        return absent(f"{path.name} is not a PNG picture.")
+    width, height = struct.unpack(">II", data[16:24])
+    kind = "png"
+    if len(data) > LARGEST_IMAGE:
+        data, kind = _as_jpeg(data), "jpeg"
+    shown = width * max(1, min(800 // max(width, 1), 640 // max(height, 1)))
+    return (
+        f'<img class="pixels" alt="{escape(alt)}" width="{width}" height="{height}" style="width:min(100%,{shown}px)" '
+        f'src="data:image/{kind};base64,{base64.b64encode(data).decode()}">'
+    )
+
+
+def _as_jpeg(png: bytes) -> bytes:
+    import PIL.Image
+
+    out = io.BytesIO()
+    with PIL.Image.open(io.BytesIO(png)) as file:
+        picture = file.convert("RGB")
+    picture.thumbnail((1600, 1600))
+    picture.save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+def decimate(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `limit` points: the first, the last, and the smallest and largest of each stretch between."""
+    if len(x) <= limit:
+        return x, y
+    keep = {0, len(x) - 1}
+    for part in np.array_split(np.arange(len(x)), (limit - 2) // 2):
+        keep.update((part[np.argmin(y[part])], part[np.argmax(y[part])]))
+    index = np.array(sorted(keep))
+    return x[index], y[index]
+
+
+def running_mean(y: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean over `window` points, over fewer at the ends."""
+    ones = np.ones(window)
+    return np.convolve(y, ones, "same") / np.convolve(np.ones(len(y)), ones, "same")
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers (1, 2, 2.5 or 5 x 10^k apart) inside [low, high]."""
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = power * next(m for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten inside [low, high] (exponents), with 2 and 5 between them when there are few."""
+    low_power, high_power = math.floor(low), math.ceil(high)
+    mantissas = (1,) if high - low > 3 else (1, 2, 5)
+    stride = max(1, (high_power - low_power) // 6)
+    values = [p + math.log10(m) for p in range(low_power, high_power + 1, stride) for m in mantissas]
+    inside = [v for v in values if low <= v <= high]
+    return inside if len(inside) > 1 else ticks(low, high)
+
+
+def span(values: np.ndarray, padding: float = 0.06) -> tuple[float, float]:
+    """The range of an axis: that of the values and a margin, never empty."""
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(np.min(values)), float(np.max(values))
+    margin = padding * (high - low)
+    if high - low <= 1e-9 * max(abs(low), abs(high)) or high - low < 1e-200:
+        margin = 0.1 * max(abs(low), abs(high)) or 1.0
+    if margin < 1e-150:
+        margin = 1e-150
+    return low - margin, high + margin
+
+
+def _path(x: np.ndarray, y: np.ndarray, breaks: np.ndarray) -> str:
+    """SVG path of points in [0, 1]^2, y up; a point alone between two breaks becomes a dot."""
+    out = []
+    for i, (px, py) in enumerate(zip(x * WIDTH, (1 - y) * HEIGHT, strict=True)):
+        starts = i == 0 or breaks[i]
+        alone = starts and (i + 1 == len(x) or breaks[i + 1])
+        out.append(f"{'M' if starts else 'L'}{px:.1f} {py:.1f}{'h0' if alone else ''}")
+    return "".join(out)
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_label: str = "step",
+    y_label: str = "",
+    log: str = "",
+    x_log: bool = False,
+    smooth: bool = False,
+    from_zero: bool = False,
+    levels: Sequence[tuple[str, float]] = (),
+    per_x: tuple[str, float] | None = None,
+    wide: bool = False,
+) -> str:
+    """A card with one chart.
+
+    Args:
+      log: "" for a linear axis alone, "offer" for a button, "first" to begin with the logarithm.
+      smooth: long series are drawn faint under their running mean.
+      levels: named horizontal lines.
+      per_x: a second unit of x for the value box, e.g. ("epoch", 1 / steps_per_epoch).
+    """
+    lines, notes, windows = [], [], set()
+    for s in series:
+        x, y = np.asarray(s.x, np.float64), np.asarray(s.y, np.float64)
+        usable = np.isfinite(x) & (x > 0 if x_log else True) & (np.abs(x) < LARGEST)
+        x, y = (np.log10(x[usable]) if x_log else x[usable]), y[usable]
+        good = np.isfinite(y) & (np.abs(y) < LARGEST)
+        if not good.all():
+            notes.append(f"{s.name}: {int((~good).sum()):,} non-finite values, marked in red.")
+        lines.append((s, x[good], y[good], x[~good]))
+    if not any(len(x) or len(bad) for _, x, _, bad in lines):
+        return card(title, absent("No values were recorded."), wide=wide)
+    every_x = np.concatenate([np.concatenate([x, bad]) for _, x, _, bad in lines])
+    every_y = np.concatenate([y for _, _, y, _ in lines] + [np.array([v for _, v in levels], np.float64)])
+    x_low, x_high = span(every_x, 0.04 if x_log else 0.0)
+    if not x_log and 0 <= x_low < 0.1 * x_high:
+        x_low = 0.0
+
+    def to_unit(x):
+        return (x - x_low) / (x_high - x_low)
+
+    positive = every_y[every_y > 0]
+    if len(positive) < 2 or (every_y < 0).any():
+        log = ""  # there is no logarithm of a negative loss
+    y_low, y_high = span(np.append(every_y, 0.0) if from_zero else every_y)
+    if len(every_y) and every_y.min() >= 0:
+        y_low = max(y_low, 0.0)
+    scales = {"lin": (y_low, y_high)} | ({"log": span(np.log10(positive))} if log else {})
+
+    drawn: list[tuple] = []
+    red: list[float] = []
+    for i, (s, x, y, bad) in enumerate(lines):
+        window = max(1, len(y) // 40) if smooth and len(y) > 200 else 1
+        if window > 1:
+            windows.add(window)
+        style = "both" if s.style == "line" and len(y) <= FEW_POINTS else s.style
+        curves = [("raw" if window > 1 else style, x, y)]
+        if window > 1:
+            curves.append(("line", x, running_mean(y, window)))
+        for style, cx, cy in curves:
+            px, py = decimate(cx, cy)
+            seen = np.searchsorted(np.sort(bad), px)
+            drawn.append((i, style, px, py, np.append(False, np.diff(seen) != 0)))
+        red.extend(np.unique(bad)[:: max(1, len(bad) // 100)])
+    if windows:
+        notes.append(f"Bold: running mean over {' or '.join(f'{w:,}' for w in sorted(windows))} values.")
+
+    def layer(name: str) -> str:
+        low, high = scales[name]
+        paths, labels = [], []
+        for tick in log_ticks(low, high) if name == "log" else ticks(low, high):
+            at = (tick - low) / (high - low)
+            paths.append(f'<path class="gridline" d="M0 {(1 - at) * HEIGHT:.1f}H{WIDTH}"/>')
+            shown = 10**tick if name == "log" else tick
+            labels.append(f'<span class="y" style="top:{100 * (1 - at):.2f}%">{short(shown)}</span>')
+        for text, value in levels:
+            if name == "log" and value <= 0:
+                continue
+            at = ((math.log10(value) if name == "log" else value) - low) / (high - low)
+            paths.append(f'<path class="level" d="M0 {(1 - at) * HEIGHT:.1f}H{WIDTH}"/>')
+            labels.append(f'<span class="level" style="top:{100 * (1 - at):.2f}%">{escape(text)}</span>')
+        for i, style, x, y, breaks in drawn:
+            keep = y > 0 if name == "log" else np.ones(len(y), bool)
+            py = ((np.log10(y[keep]) if name == "log" else y[keep]) - low) / (high - low)
+            px = to_unit(x[keep])
+            gaps = np.ones(len(px), bool) if style == "dots" else breaks[keep]
+            paths.append(f'<path class="{style} s{i % 8}" data-s="{i}" d="{_path(px, py, gaps)}"/>')
+            if style == "both":
+                dots = _path(px, py, np.ones(len(px), bool))
+                paths.append(f'<path class="dots s{i % 8}" data-s="{i}" d="{dots}"/>')
+        for x in red:
+            paths.append(f'<path class="bad" d="M{to_unit(x) * WIDTH:.1f} 0v12"/>')
+        svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{"".join(paths)}</svg>'
+        return f'<div class="layer {name}">{svg}{"".join(labels)}</div>'
+
+    x_ticks = "".join(
+        f'<span class="x" style="left:{100 * to_unit(at):.2f}%">{short(10**at if x_log else at)}</span>'
+        for at in (log_ticks(x_low, x_high) if x_log else ticks(x_low, x_high, 6))
+    )
+    data = {
+        "x": [x_low, x_high], "xlog": x_log, "xname": x_label, "per": per_x, "scales": scales,
+        "series": [
+            {"name": s.name, "x": _rounded(px), "y": _rounded(py)}
+            for s, x, y, _ in lines for px, py in [decimate(x, y)]
+        ],
+    }  # fmt: skip
+    legend = "".join(
+        f'<button type="button" class="key s{i % 8}" data-s="{i}" aria-pressed="true">{escape(s.name)}</button>'
+        for i, s in enumerate(series)
+    )
+    toggle = '<button type="button" class="toggle">log</button>' if log else ""
+    return (
+        f'<div class="card{" wide" if wide else ""}"><figure class="chart{" log" if log == "first" else ""}">'
+        f'<figcaption><h3>{escape(title)}</h3><span class="unit">{escape(y_label)}</span>{toggle}</figcaption>'
+        f'<div class="plot" role="img" aria-label="{escape(title)}">{"".join(layer(name) for name in scales)}{x_ticks}'
+        f'<span class="xlabel">{escape(x_label)}</span></div>'
+        f'<div class="legend">{legend if len(series) > 1 else ""}</div>'
+        f'<script type="application/json">{_inline_json(data)}</script></figure>'
+        f"{''.join(f'<p class=note>{escape(n)}</p>' for n in notes)}</div>"
+    )
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{v:.6g}") for v in values]
+
+
+def _inline_json(data: Any) -> str:
+    # "<" could end the script element early.
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def page(title: str, header: str, sections: Iterable[Section], footer: str = "") -> str:
+    """The whole document; the content policy forbids every request, so the page cannot depend on a network."""
+    sections = list(sections)
+    links = "".join(f'<a href="#part{i}">{escape(s.title)}</a>' for i, s in enumerate(sections) if s.title)
+    parts = "".join(
+        f'<section id="part{i}">{f"<h2>{escape(s.title)}</h2>" if s.title else ""}{s.body}</section>'
+        for i, s in enumerate(sections)
+    )
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n"
+        f"<body><header>{header}<nav>{links}</nav></header>\n<main>{parts}</main>\n<footer>{footer}</footer>\n"
+        f"<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+STYLE = """
+:root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#16191f;--soft:#5b6472;--faint:#8b94a3;--line:#e3e6eb;
+--accent:#2456c8;--accent-soft:#e8eefb;--good:#0f7b55;--good-soft:#e2f4ec;--warn:#9a5b00;--warn-soft:#fcf0dc;
+--bad:#c22f2f;--bad-soft:#fbe9e9;--shadow:0 1px 2px #1018280d,0 1px 3px #10182814;--c0:#2456c8;--c1:#d9622b;
+--c2:#128a6b;--c3:#9b3fb0;--c4:#b48a00;--c5:#0e8fb5;--c6:#c2325f;--c7:#6b7280}@media(prefers-color-scheme:dark){
+:root{--bg:#0e1116;--card:#161a21;--ink:#e7eaf0;--soft:#a3acba;--faint:#727c8c;--line:#272d37;--accent:#7aa2ff;
+--accent-soft:#1b2640;--good:#4fce9d;--good-soft:#12291f;--warn:#e9b45c;--warn-soft:#2d2312;--bad:#ff7d7d;
+--bad-soft:#331819;--shadow:none;--c0:#7aa2ff;--c1:#ff9a62;--c2:#4fce9d;--c3:#d48ae6;--c4:#e3c04f;--c5:#5cc8ea;
+--c6:#ff7fa6;--c7:#a3acba}}*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--ink);
+font:15px/1.5 ui-sans-serif,system-ui,-apple-system,"Segoe UI",Inter,Roboto,"Helvetica Neue",sans-serif;
+-webkit-font-smoothing:antialiased}header,main,footer{max-width:1240px;margin:0 auto;padding:0 24px}
+header{padding-top:36px}h1{font-size:30px;line-height:1.2;letter-spacing:-.02em;margin:0 0 6px;overflow-wrap:anywhere}
+h2{font-size:19px;letter-spacing:-.01em;margin:40px 0 14px}h3{font-size:14px;font-weight:600;margin:0 0 10px}
+p{margin:0 0 8px}.sub{color:var(--soft)}
+.sub code,td code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+nav{display:flex;flex-wrap:wrap;gap:4px 18px;margin-top:18px;padding-bottom:12px;border-bottom:1px solid var(--line)}
+nav a{color:var(--soft);text-decoration:none;font-size:14px}nav a:hover{color:var(--accent)}
+.pill{display:inline-block;font-size:12.5px;font-weight:600;padding:2px 10px;border-radius:99px;vertical-align:5px;
+margin-left:10px;letter-spacing:0;background:var(--accent-soft);color:var(--accent)}
+.pill.good{background:var(--good-soft);color:var(--good)}.pill.warn{background:var(--warn-soft);color:var(--warn)}
+.pill.bad{background:var(--bad-soft);color:var(--bad)}
+.kpis{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:14px;margin-top:24px}
+.kpi,.card{background:var(--card);border:1px solid var(--line);border-radius:12px;box-shadow:var(--shadow);
+padding:16px 18px;min-width:0}.kpi span{display:block;color:var(--soft);font-size:13px}
+.kpi b{display:block;font-size:25px;line-height:1.3;font-weight:650;letter-spacing:-.02em;
+font-variant-numeric:tabular-nums}.kpi.main b{color:var(--accent)}.kpi small{color:var(--faint);font-size:12.5px}
+.grid{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:16px}.wide{grid-column:1/-1}
+.kpis+.card{margin-top:14px}.note{color:var(--faint);font-size:12.5px;margin:8px 0 0}.note+.note{margin-top:0}
+.absent{color:var(--soft);font-style:italic;margin:0}figure{margin:0}
+figcaption{display:flex;align-items:baseline;gap:8px}figcaption h3{margin:0 0 12px}
+.unit{color:var(--faint);font-size:12.5px}.toggle{margin-left:auto}
+button{font:inherit;font-size:12px;color:var(--soft);background:none;border:1px solid var(--line);border-radius:6px;
+padding:1px 9px;cursor:pointer}button:hover{color:var(--ink)}
+.log .toggle{background:var(--accent-soft);color:var(--accent)}
+.plot{position:relative;height:215px;margin:4px 10px 40px 46px;touch-action:pan-y}
+.layer,.layer svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
+.layer.log,.chart.log .layer.lin{display:none}.chart.log .layer.log{display:block}
+.plot span{position:absolute;font-size:11.5px;line-height:1;color:var(--faint);white-space:nowrap;
+font-variant-numeric:tabular-nums}span.y{right:calc(100% + 8px);transform:translateY(-50%)}
+.plot span.level{right:2px;transform:translateY(-120%);color:var(--soft)}
+span.x{top:calc(100% + 7px);transform:translateX(-50%)}
+span.xlabel{top:calc(100% + 24px);left:50%;transform:translateX(-50%)}
+svg path{fill:none;vector-effect:non-scaling-stroke;stroke:currentColor;stroke-width:1.8;stroke-linejoin:round;
+stroke-linecap:round}svg .gridline{color:var(--line);stroke-width:1}
+svg .level{color:var(--faint);stroke-width:1.2;stroke-dasharray:4 4}svg .raw{opacity:.28;stroke-width:1}
+svg .dots{stroke-width:6.5}svg .bad{color:var(--bad)}.s0{color:var(--c0)}.s1{color:var(--c1)}.s2{color:var(--c2)}
+.s3{color:var(--c3)}.s4{color:var(--c4)}.s5{color:var(--c5)}.s6{color:var(--c6)}.s7{color:var(--c7)}
+svg .off{display:none}.legend{display:flex;flex-wrap:wrap;gap:2px 14px}
+.key{border:0;padding:0;display:flex;align-items:center;gap:6px;font-size:12.5px}
+.key:before{content:"";width:12px;height:3px;border-radius:2px;background:currentColor}
+.key[aria-pressed=false]{opacity:.35;text-decoration:line-through}
+.cursor{position:absolute;top:0;bottom:0;width:1px;background:var(--faint);pointer-events:none}
+.dot{position:absolute;width:8px;height:8px;margin:-4px;border-radius:9px;background:currentColor;
+border:1.5px solid var(--card);pointer-events:none}
+.tip{position:absolute;z-index:2;top:-6px;padding:7px 10px;border-radius:8px;background:var(--card);color:var(--ink);
+border:1px solid var(--line);box-shadow:0 4px 14px #0003;font-size:12.5px;white-space:nowrap;pointer-events:none;
+font-variant-numeric:tabular-nums}.tip div:first-child{color:var(--soft)}.tip div{display:flex;gap:18px}
+.tip b{margin-left:auto}.bars{display:grid;gap:7px}.group{font-size:12.5px;color:var(--soft);margin-top:10px}
+.group:first-child{margin-top:0}
+.bar{display:grid;grid-template-columns:minmax(120px,270px) 1fr 62px;gap:14px;align-items:center}
+.bar .label{font-size:13.5px;line-height:1.25}.bar small{display:block;color:var(--faint);font-size:12px}
+.bar b{text-align:right;font-variant-numeric:tabular-nums;font-size:13.5px}
+.track{height:18px;border-radius:5px;background:var(--bg);overflow:hidden}
+.track i{display:block;height:100%;border-radius:5px;background:var(--faint);opacity:.55}
+.main .track i{background:var(--accent);opacity:1}.run .track i{background:var(--accent);opacity:.5}
+.main b{color:var(--accent)}.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13.5px}
+td,th{padding:5px 10px 5px 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top;
+overflow-wrap:anywhere}th{color:var(--soft);font-weight:600;white-space:nowrap}tr:last-child td{border-bottom:0}
+.num,th.num{text-align:right;font-variant-numeric:tabular-nums}.marked td{font-weight:650;color:var(--accent)}
+.pairs td:first-child{color:var(--soft);width:44%}.pairs td:last-child{font-variant-numeric:tabular-nums}
+.columns{columns:2;column-gap:16px}.columns>*{break-inside:avoid;margin-bottom:16px}
+details{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:10px 18px;
+box-shadow:var(--shadow)}summary{cursor:pointer;font-weight:600;font-size:14px;padding:3px 0}
+details[open] .preview{display:none}.preview{color:var(--faint);font-weight:400;margin-left:10px;font-size:12.5px}
+.pixels{image-rendering:pixelated;height:auto;border-radius:6px;display:block}
+footer{color:var(--faint);font-size:12.5px;padding-top:32px;padding-bottom:40px}@media(max-width:820px){
+.grid{grid-template-columns:minmax(0,1fr)}.columns{columns:1}header,main,footer{padding-left:14px;padding-right:14px}
+.bar{grid-template-columns:minmax(96px,34%) 1fr 56px;gap:8px}h1{font-size:24px}}@media print{
+body{background:#fff}.card,.kpi,details{break-inside:avoid;box-shadow:none}nav,button.toggle{display:none}}
+"""
+
+SCRIPT = """
+const text = v => Number.isInteger(v) || Math.abs(v) >= 1e4 ? v.toLocaleString("en") : String(+v.toPrecision(5));
+const add = (parent, name) => {
+  const element = parent.appendChild(document.createElement("div"));
+  element.className = name;
+  return element;
+};
+document.querySelectorAll(".chart").forEach(chart => {
+  const data = JSON.parse(chart.querySelector("script").textContent), plot = chart.querySelector(".plot");
+  const hidden = new Set(), extras = [];
+  const toggle = chart.querySelector(".toggle");
+  if (toggle) toggle.onclick = () => chart.classList.toggle("log");
+  chart.querySelectorAll(".key").forEach(key => key.onclick = () => {
+    const on = key.getAttribute("aria-pressed") === "false", s = +key.dataset.s;
+    key.setAttribute("aria-pressed", on);
+    on ? hidden.delete(s) : hidden.add(s);
+    chart.querySelectorAll("path[data-s='" + s + "']").forEach(p => p.classList.toggle("off", !on));
+  });
+  const clear = () => { while (extras.length) extras.pop().remove() };
+  const nearest = (xs, x) => {
+    let low = 0, high = xs.length - 1;
+    while (high - low > 1) { const mid = (low + high) >> 1; xs[mid] < x ? low = mid : high = mid }
+    return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
+  };
+  plot.onpointerleave = clear;
+  plot.onpointermove = event => {
+    clear();
+    const box = plot.getBoundingClientRect(), [x0, x1] = data.x;
+    const x = x0 + (x1 - x0) * Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
+    const isLog = chart.classList.contains("log"), [y0, y1] = data.scales[isLog ? "log" : "lin"];
+    const hits = data.series.map((s, i) => ({i, s, k: nearest(s.x, x)})).filter(h => h.s.x.length && !hidden.has(h.i));
+    if (!hits.length) return;
+    const at = hits.map(h => h.s.x[h.k]).reduce((a, b) => Math.abs(a - x) <= Math.abs(b - x) ? a : b);
+    const near = hits.filter(h => Math.abs(h.s.x[h.k] - at) <= .03 * (x1 - x0));
+    const left = 100 * (at - x0) / (x1 - x0), shown = data.xlog ? +(10 ** at).toPrecision(5) : at;
+    const cursor = add(plot, "cursor"), tip = add(plot, "tip");
+    extras.push(cursor, tip);
+    cursor.style.left = left + "%";
+    tip.style[left > 55 ? "right" : "left"] = "calc(" + (left > 55 ? 100 - left : left) + "% + 10px)";
+    const second = data.per ? " · " + data.per[0] + " " + (at * data.per[1]).toFixed(2) : "";
+    add(tip, "").textContent = data.xname + " " + text(shown) + second;
+    for (const {i, s, k} of near) {
+      const row = add(tip, "s" + i % 8), y = s.y[k], top = ((isLog ? Math.log10(y) : y) - y0) / (y1 - y0);
+      row.textContent = s.name;
+      row.appendChild(document.createElement("b")).textContent = text(y);
+      if (!isFinite(top)) continue;
+      const dot = add(plot, "dot s" + i % 8);
+      dot.style.left = 100 * (s.x[k] - x0) / (x1 - x0) + "%";
+      dot.style.top = 100 * (1 - top) + "%";
+      extras.push(dot);
+    }
+  };
+});
+"""

@@ -1,0 +1,54 @@
+"""Using a trained encoder: images in, features out."""
+
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jepa_jax import optim, runtime
+from jepa_jax.checkpoint import Checkpoints
+from jepa_jax.config import validate
+from jepa_jax.errors import UserError
+from jepa_jax.methods import build_method
+from jepa_jax.step import make_feature_step, state_factory
+from jepa_jax.workdir import Workdir
+
+
+def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Callable[[np.ndarray], np.ndarray]:
+    """The newest checkpoint of a run as a function: uint8 images [N, H, W, 3] -> float32 features [N, F].
+
+    Any N: images are computed in batches of one fixed size, so nothing is compiled twice.
+    """
+    folder = Workdir(workdir)
+    config = ConfigDict(folder.read_config())
+    validate(config)
+    if not folder.has_checkpoint():
+        raise UserError(f"{folder.path}: no checkpoint yet; train first, or check the path")
+    runtime.start_compile_cache()
+    mesh = runtime.make_mesh(1, 1)
+    method = build_method(config)
+    size = config.data.image_size
+    tx, _ = optim.make_optimizer(config.optim, batch_size=1, steps_per_epoch=1, total_steps=1)
+    sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        num_classes = checkpoints.shape("params/probe/bias")[0]
+        factory = state_factory(method, tx, seed=0, sample=sample, num_classes=num_classes, mesh=mesh)
+        state, _ = checkpoints.restore(factory.abstract)
+    encode_batch = make_feature_step(method, factory, mesh)
+
+    def encode(images: np.ndarray) -> np.ndarray:
+        images = np.asarray(images)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
+            raise UserError(
+                f"images: {images.dtype} {images.shape}; this encoder takes uint8 [N, {size}, {size}, 3] with values 0..255"
+            )
+        chunks = []
+        for start in range(0, len(images), batch_size):
+            chunk = images[start : start + batch_size]
+            padded = np.pad(chunk, ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0)))
+            chunks.append(np.asarray(encode_batch(state.params["model"], state.stats, padded))[: len(chunk)])
+        return np.concatenate(chunks) if chunks else np.zeros((0, state.params["probe"]["kernel"].shape[0]), np.float32)
+
+    return encode

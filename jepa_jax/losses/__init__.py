@@ -1,0 +1,1 @@
+"""Losses: pure functions of arrays that return a scalar and its named terms."""

@@ -1,0 +1,65 @@
+"""SIGReg and BCS: push embeddings towards an isotropic Gaussian by testing random one-dimensional slices.
+
+Both compare the empirical characteristic function of each slice with that of N(0, 1). Reference: Balestriero and LeCun,
+"LeJEPA", 2025. Means over the batch are over the global batch: slices come from a key that is equal on all devices and the
+batch axis is reduced by the compiler, so value and gradient do not depend on how the batch is split.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jepa_jax.losses.vicreg import invariance
+
+
+def random_slices(key: jax.Array, dims: int, count: int) -> jax.Array:
+    """`count` Gaussian directions of unit length as the columns of a [dims, count] matrix."""
+    directions = jax.random.normal(key, (dims, count))
+    return directions / jnp.linalg.norm(directions, axis=0)
+
+
+def ecf_distance(x: jax.Array, t: jax.Array) -> jax.Array:
+    """|mean exp(i t x) - exp(-t^2 / 2)|^2 for samples x [B, M] at knots t [K]; returns [K, M]."""
+
+    def at_knot(t_k):
+        real = jnp.mean(jnp.cos(t_k * x), axis=0) - jnp.exp(-jnp.square(t_k) / 2)
+        imaginary = jnp.mean(jnp.sin(t_k * x), axis=0)
+        return jnp.square(real) + jnp.square(imaginary)
+
+    return jnp.stack([at_knot(t_k) for t_k in t])
+
+
+def sigreg(z: jax.Array, slices: jax.Array, knots: int = 17, t_max: float = 3.0) -> jax.Array:
+    """The SIGReg statistic of z [B, D] on unit slices [D, M]: B times the mean weighted distance over slices.
+
+    The integrand is even, so the trapezoid rule runs over [0, t_max] with doubled weights, windowed by exp(-t^2 / 2).
+    """
+    t = jnp.linspace(0, t_max, knots)
+    dt = t_max / (knots - 1)
+    trapezoid = jnp.full(knots, 2 * dt).at[jnp.array([0, -1])].set(dt)
+    distance = ecf_distance(z @ slices, t)  # [K, M]
+    return z.shape[0] * jnp.mean((trapezoid * jnp.exp(-jnp.square(t) / 2)) @ distance)
+
+
+def sigreg_loss(z: jax.Array, slices: jax.Array, *, weight: float) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """LeJEPA: weight * SIGReg + (1 - weight) * mean squared distance of the views to their mean; z: [V, B, D]."""
+    terms = {
+        "sigreg": jnp.mean(jax.vmap(lambda v: sigreg(v, slices))(z)),
+        "invariance": jnp.mean(jnp.square(z - jnp.mean(z, axis=0))),
+    }
+    return weight * terms["sigreg"] + (1 - weight) * terms["invariance"], terms
+
+
+def epps_pulley(z: jax.Array, slices: jax.Array, knots: int = 10, t_max: float = 3.0) -> jax.Array:
+    """EB-JEPA's form of the statistic: trapezoid over [-t_max, t_max], no factor of the batch size."""
+    t = jnp.linspace(-t_max, t_max, knots)
+    distance = ecf_distance(z @ slices, t)
+    return jnp.mean(jnp.trapezoid(jnp.exp(-jnp.square(t) / 2)[:, None] * distance, t, axis=0))
+
+
+def bcs_loss(z: jax.Array, slices: jax.Array, *, weight: float) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """EB-JEPA's batch characteristic slicing: mse between views + weight * mean Epps-Pulley over views; z: [V, B, D]."""
+    terms = {
+        "bcs": jnp.mean(jax.vmap(lambda v: epps_pulley(v, slices))(z)),
+        "invariance": invariance(z),
+    }
+    return terms["invariance"] + weight * terms["bcs"], terms

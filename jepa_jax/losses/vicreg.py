@@ -1,0 +1,56 @@
+"""VICReg: views agree (invariance), every dimension varies (variance), dimensions differ (covariance).
+
+Reference: Bardes, Ponce, LeCun, "VICReg", ICLR 2022. Statistics are over the batch axis as the compiled program sees it:
+under `jit` with a sharded batch that is the global batch.
+"""
+
+import jax
+import jax.numpy as jnp
+
+COVARIANCE_NORMALISATIONS = ("pairs", "dimensions")
+
+
+def invariance(z: jax.Array) -> jax.Array:
+    """Mean squared distance between two views, averaged over all pairs of views; z: [V, B, D].
+
+    Computed from the distance to the mean view: sum_{i<j} |z_i - z_j|^2 = V * sum_i |z_i - mean|^2.
+    """
+    views = z.shape[0]
+    return 2 * views / (views - 1) * jnp.mean(jnp.square(z - jnp.mean(z, axis=0)))
+
+
+def hinge_std(z: jax.Array, eps: float = 1e-4) -> jax.Array:
+    """How far the standard deviation of each dimension falls short of 1; z: [B, D]."""
+    return jnp.mean(jax.nn.relu(1 - jnp.sqrt(jnp.var(z, axis=0, ddof=1) + eps)))
+
+
+def off_diagonal_covariance(z: jax.Array, normalisation: str) -> jax.Array:
+    """Sum of squared off-diagonal covariances of z [B, D], over D (D - 1) for "pairs", over D for "dimensions"."""
+    batch, dims = z.shape
+    z = z - jnp.mean(z, axis=0)
+    covariance = z.T @ z / (batch - 1)
+    # The diagonal is subtracted, not masked: no [D, D] mask to build, and its gradient stays one matmul.
+    total = jnp.sum(jnp.square(covariance)) - jnp.sum(jnp.square(jnp.diagonal(covariance)))
+    return total / {"pairs": dims * (dims - 1), "dimensions": dims}[normalisation]
+
+
+def vicreg_loss(
+    z: jax.Array,
+    *,
+    std_weight: float,
+    cov_weight: float,
+    invariance_weight: float = 1.0,
+    covariance_normalisation: str = "pairs",
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Weighted sum of the three terms for V views z: [V, B, D].
+
+    Variance and covariance add up over two views; with more they are twice the mean over views, so that a weight means the
+    same for any number of views. The paper's weights 25/25/1 go with "dimensions", EB-JEPA's 1/1/80 with "pairs".
+    """
+    terms = {
+        "invariance": invariance(z),
+        "variance": 2 * jnp.mean(jax.vmap(hinge_std)(z)),
+        "covariance": 2 * jnp.mean(jax.vmap(lambda v: off_diagonal_covariance(v, covariance_normalisation))(z)),
+    }
+    loss = invariance_weight * terms["invariance"] + std_weight * terms["variance"] + cov_weight * terms["covariance"]
+    return loss, terms

@@ -1,0 +1,90 @@
+"""Image JEPA: augmented views of an image agree in embedding space, a regulariser keeps the embedding from collapsing.
+
+One encoder, one projector, no target network and no predictor. Losses: VICReg, SIGReg (LeJEPA), BCS (EB-JEPA).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jepa_jax.data.augment import augment_views, normalise
+from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg_loss
+from jepa_jax.losses.vicreg import vicreg_loss
+from jepa_jax.methods import Output
+from jepa_jax.models.heads import Projector
+from jepa_jax.models.registry import DTYPES, build_encoder
+
+
+class EncoderProjector(nnx.Module):
+    """The encoder that is kept and the projector that only the loss reads."""
+
+    def __init__(self, encoder: nnx.Module, projector: Projector):
+        self.encoder = encoder
+        self.projector = projector
+
+
+class ImageJepa:
+    """See `jepa_jax.methods.Method`."""
+
+    def __init__(self, config: Any):
+        self.config = config.method
+        self.model = config.model
+        self.augment = config.data.augment
+        self.precision, self.remat = config.train.precision, config.train.remat
+        self.view_size = self.augment.crop.size or config.data.image_size
+
+    def init(self, key: jax.Array, sample: jax.Array) -> EncoderProjector:
+        del sample
+        rngs = nnx.Rngs(params=key)
+        encoder = build_encoder(
+            self.model, image_size=self.view_size, precision=self.precision, remat=self.remat, rngs=rngs
+        )
+        projector = Projector(encoder.feature_dim, self.config.projector, dtype=DTYPES[self.precision], rngs=rngs)
+        return EncoderProjector(encoder, projector)
+
+    def loss(self, model: EncoderProjector, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array) -> Output:
+        del step
+        view_key, slice_key = jax.random.split(key)
+        views = self.example_views(batch["image"], view_key)  # [V, B, h, w, 3]
+        if self.config.per_view_statistics:
+            outputs = [self._embed(model, view) for view in views]
+            features, z = outputs[0][0], jnp.stack([z for _, z in outputs])  # [V, B, D]
+        else:
+            # Images stay the outer axis, so that a batch split over devices stays where it is.
+            together = jnp.swapaxes(views, 0, 1).reshape(-1, *views.shape[2:])  # [B V, h, w, 3]
+            features, z = self._embed(model, together)
+            features = features[:: len(views)]
+            z = jnp.swapaxes(z.reshape(-1, len(views), z.shape[-1]), 0, 1)
+        with jax.named_scope("loss"):
+            loss, terms = self._regularised(z, slice_key)
+        return Output(loss, terms, features)
+
+    def features(self, model: EncoderProjector, images: jax.Array) -> jax.Array:
+        return model.encoder(normalise(images, self.augment.mean, self.augment.std)).astype(jnp.float32)
+
+    def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
+        with jax.named_scope("augment"):
+            return augment_views(key, images, self.augment, self.config.views)
+
+    def _embed(self, model: EncoderProjector, view: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Features and their projection, both updating batch statistics."""
+        with jax.named_scope("encoder"):
+            features = model.encoder(view, train=True)
+        with jax.named_scope("projector"):
+            return features, model.projector(features, train=True)
+
+    def _regularised(self, z: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        config = self.config
+        if config.loss == "vicreg":
+            return vicreg_loss(
+                z,
+                invariance_weight=config.invariance_weight,
+                std_weight=config.std_weight,
+                cov_weight=config.cov_weight,
+                covariance_normalisation=config.covariance_normalisation,
+            )
+        # The key is a function of the step alone: every device draws the same slices.
+        slices = random_slices(key, z.shape[-1], config.num_slices)
+        return {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss](z, slices, weight=config.sigreg_weight)

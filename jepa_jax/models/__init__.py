@@ -1,0 +1,1 @@
+"""Encoders, heads and their building blocks: pure modules without training knowledge."""

@@ -1,0 +1,35 @@
+"""Heads on an encoder: the projector that a joint-embedding loss reads, and the linear probe."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jepa_jax.models.resnet import batch_norm
+
+
+class Projector(nnx.Module):
+    """Linear - BatchNorm - ReLU for every width but the last, which is Linear alone."""
+
+    def __init__(self, inputs: int, widths: Sequence[int], *, dtype=jnp.float32, rngs: nnx.Rngs):
+        sizes = [inputs, *widths]
+        self.layers = nnx.List([
+            nnx.Linear(i, o, dtype=dtype, rngs=rngs) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
+        ])  # fmt: skip
+        self.norms = nnx.List([batch_norm(width, dtype, rngs) for width in widths[:-1]])
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
+            x = jax.nn.relu(norm(layer(x), use_running_average=not train))
+        return self.layers[-1](x).astype(jnp.float32)
+
+
+def probe_logits(probe: dict[str, jax.Array], features: jax.Array) -> jax.Array:
+    """A linear classifier as a plain dict of `kernel` and `bias`: it belongs to no method and to no module."""
+    return features @ probe["kernel"] + probe["bias"]
+
+
+def init_probe(feature_dim: int, num_classes: int) -> dict[str, jax.Array]:
+    """Zeros: the loss is convex, so no randomness is needed."""
+    return {"kernel": jnp.zeros((feature_dim, num_classes)), "bias": jnp.zeros(num_classes)}

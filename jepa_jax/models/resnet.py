@@ -1,0 +1,117 @@
+"""ResNet encoders with CIFAR and ImageNet stems, NHWC, global average pooling at the end."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jepa_jax.models.conv import conv2d
+
+SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
+    "resnet10": ((1, 1, 1, 1), False),
+    "resnet18": ((2, 2, 2, 2), False),
+    "resnet34": ((3, 4, 6, 3), False),
+    "resnet50": ((3, 4, 6, 3), True),
+}
+STEMS = ("cifar", "imagenet")
+BOTTLENECK_EXPANSION = 4
+
+
+class Conv(nnx.Module):
+    """A convolution without bias: a norm follows."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, dtype, rngs: nnx.Rngs):
+        self.stride, self.padding, self.dtype = stride, size // 2, dtype
+        kaiming = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+        self.kernel = nnx.Param(kaiming(rngs.params(), (size, size, inputs, outputs)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.kernel[...].astype(self.dtype)
+        return conv2d(x.astype(self.dtype), kernel, stride=self.stride, padding=self.padding)
+
+
+def batch_norm(width: int, dtype, rngs: nnx.Rngs) -> nnx.BatchNorm:
+    """Statistics in float32 over the global batch; momentum 0.9 is 0.1 in PyTorch's convention."""
+    return nnx.BatchNorm(width, momentum=0.9, epsilon=1e-5, dtype=dtype, rngs=rngs)
+
+
+class ConvNorm(nnx.Module):
+    """Convolution, batch norm and, unless told otherwise, ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, relu: bool = True, dtype, rngs):
+        self.conv = Conv(inputs, outputs, size, stride=stride, dtype=dtype, rngs=rngs)
+        self.norm = batch_norm(outputs, dtype, rngs)
+        self.relu = relu
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = self.norm(self.conv(x), use_running_average=not train)
+        return jax.nn.relu(x) if self.relu else x
+
+
+class ResidualBlock(nnx.Module):
+    """Convolutions beside a shortcut: two of 3x3, or 1x1 - 3x3 - 1x1 for a bottleneck."""
+
+    def __init__(self, inputs: int, width: int, *, stride: int, bottleneck: bool, dtype, rngs: nnx.Rngs):
+        outputs = width * BOTTLENECK_EXPANSION if bottleneck else width
+        if bottleneck:
+            layers = [(inputs, width, 1, 1, True), (width, width, 3, stride, True), (width, outputs, 1, 1, False)]
+        else:
+            layers = [(inputs, width, 3, stride, True), (width, width, 3, 1, False)]
+        self.layers = nnx.List([
+            ConvNorm(i, o, size, stride=s, relu=relu, dtype=dtype, rngs=rngs) for i, o, size, s, relu in layers
+        ])  # fmt: skip
+        project = stride != 1 or inputs != outputs
+        self.shortcut = nnx.data(
+            ConvNorm(inputs, outputs, 1, stride=stride, relu=False, dtype=dtype, rngs=rngs) if project else None
+        )
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        y = x
+        for layer in self.layers:
+            y = layer(y, train)
+        return jax.nn.relu(y + (self.shortcut(x, train) if self.shortcut is not None else x))
+
+
+class ResNet(nnx.Module):
+    """Images [B, H, W, 3] -> features [B, feature_dim], the mean over the last map."""
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...],
+        *,
+        bottleneck: bool,
+        stem: str,
+        width: int = 64,
+        dtype=jnp.float32,
+        remat: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.remat = remat
+        self.imagenet_stem = stem == "imagenet"
+        self.stem = ConvNorm(
+            3, width, 7 if self.imagenet_stem else 3, stride=2 if self.imagenet_stem else 1, dtype=dtype, rngs=rngs
+        )
+        expansion = BOTTLENECK_EXPANSION if bottleneck else 1
+        self.blocks = nnx.List([])
+        channels = width
+        for stage, count in enumerate(blocks):
+            for i in range(count):
+                stride = 2 if stage > 0 and i == 0 else 1
+                planes = width * 2**stage
+                self.blocks.append(
+                    ResidualBlock(channels, planes, stride=stride, bottleneck=bottleneck, dtype=dtype, rngs=rngs)
+                )
+                channels = planes * expansion
+        self.feature_dim = channels
+
+    def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+        x = self.stem(images, train)
+        if self.imagenet_stem:
+            x = nnx.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        run: Callable = lambda block, x: block(x, train)  # noqa: E731
+        if self.remat:
+            run = nnx.remat(run)
+        for block in self.blocks:
+            x = run(block, x)
+        return jnp.mean(x.astype(jnp.float32), axis=(1, 2))

@@ -1,0 +1,157 @@
+"""Where figures go: metrics.jsonl, TensorBoard, Weights & Biases, and the person at the terminal."""
+
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jepa_jax.errors import UserError
+from jepa_jax.files import disk_error, write_atomically
+
+
+class Writer:
+    """Takes named values of a step; closes at the end of a `with`."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class MetricsFile(Writer):
+    """metrics.jsonl: a JSON object a line, steps never decreasing; lines after the resumed step are dropped first."""
+
+    def __init__(self, path: pathlib.Path, start_step: int):
+        kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= start_step] if start_step else []
+        write_atomically(path, "".join(line + "\n" for line in kept))
+        self._path = path
+        self._file = path.open("a", buffering=1)  # a line at a time: a killed run keeps what it logged
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
+        try:
+            self._file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise disk_error(error, self._path) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _complete_lines(path: pathlib.Path) -> list[str]:
+    """Whole lines: a process that was killed while writing leaves half a one."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: non-finite numbers become strings."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else str(value)
+
+
+class TensorBoard(Writer):
+    """TensorBoard events; events after the resumed step are purged by the viewer."""
+
+    def __init__(self, directory: pathlib.Path, start_step: int):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB(Writer):
+    """Weights & Biases; WANDB_MODE=offline keeps everything on this machine."""
+
+    def __init__(self, project: str, directory: pathlib.Path, config: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                f"config.log.wandb_project = {project!r}: wandb is not installed; pip install 'jepa_jax[wandb]'"
+            ) from None
+        self._run = wandb.init(project=project, dir=str(directory), config=config, name=directory.name, resume="allow")
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_writers(workdir: Any, config: Any, start_step: int) -> list[Writer]:
+    """The writers that the `log` group asks for."""
+    writers: list[Writer] = [MetricsFile(workdir.metrics, start_step)]
+    if config.log.tensorboard:
+        writers.append(TensorBoard(workdir.path / "tensorboard", start_step))
+    if config.log.wandb_project:
+        writers.append(WandB(config.log.wandb_project, workdir.path, config.to_dict()))
+    return writers
+
+
+class Console:
+    """Lines and progress bars on standard error; standard output stays free for the result."""
+
+    def __init__(self, stream: Any = None):
+        from rich.console import Console as RichConsole
+
+        self._rich = RichConsole(file=stream or sys.stderr, highlight=False)
+        self._bar: Any = None
+        self._task: Any = None
+
+    @property
+    def interactive(self) -> bool:
+        return self._rich.is_terminal
+
+    def line(self, text: str) -> None:
+        self._rich.print(text, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self._rich.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    def error(self, text: str) -> None:
+        self._rich.print(f"error: {text}", style="bold red", markup=False, soft_wrap=True)
+
+    def start(self, what: str, total: int, done: int = 0) -> None:
+        """Shows a bar on a terminal; elsewhere only `line` speaks."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.stop()
+        if not self.interactive:
+            return
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TextColumn("ETA"), TimeRemainingColumn(),
+            console=self._rich, transient=True, speed_estimate_period=120, refresh_per_second=4,
+        )  # fmt: skip
+        self._bar.start()
+        self._task = self._bar.add_task(what, total=total, completed=done, note="")
+
+    def advance(self, amount: int = 1, note: str | None = None) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, advance=amount, **({} if note is None else {"note": note}))
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

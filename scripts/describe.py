@@ -1,0 +1,37 @@
+"""Print what a config describes: parameters, operations an image, steps. Nothing is trained.
+
+python scripts/describe.py --config=configs/rapid.py
+"""
+
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
+flags.mark_flags_as_required(["config"])
+
+
+def main(argv: list[str]) -> int:
+    from jepa_jax import commands
+
+    commands.refuse_arguments(argv)
+
+    def command(console):
+        from jepa_jax.describe import describe
+
+        result = describe(_CONFIG.value)
+        for name, size in result["params_by_module"].items():
+            console.line(f"{name:<32} {size:>12,}")
+        console.line(f"{'total':<32} {result['params_total']:>12,}   trainable {result['params_trainable']:,}")
+        console.line(
+            f"\nfeatures: {result['feature_dim']} numbers\n"
+            f"training: {result['flops_per_image'] / 1e9:,.2f} GFLOP an image (forward and backward, all views)\n"
+            f"length: {result['steps_total']:,} steps, {result['steps_per_epoch']:,} an epoch "
+            f"of {result['images_per_epoch']:,} images\n"
+        )
+        return result
+
+    return commands.run(command)
+
+
+if __name__ == "__main__":
+    app.run(main)

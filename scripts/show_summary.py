@@ -1,0 +1,39 @@
+"""Print what a finished run reached, beside its baselines.
+
+python scripts/show_summary.py --workdir=runs/quickstart
+"""
+
+from absl import app, flags
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.")
+flags.mark_flags_as_required(["workdir"])
+
+
+def main(argv: list[str]) -> int:
+    from jepa_jax import commands
+
+    commands.refuse_arguments(argv)
+
+    def command(console):
+        from jepa_jax.errors import UserError
+        from jepa_jax.workdir import Workdir
+
+        folder = Workdir(_WORKDIR.value)
+        summary = folder.read_summary()
+        if summary is None or summary["status"] != "finished":
+            raise UserError(f"{folder.path}: no finished run; train first, or check --workdir")
+        rows = {"chance": 100 / summary["num_classes"], **summary["baselines"]}
+        rows["untrained encoder, linear probe"] = summary["untrained_probe_accuracy"]
+        rows["trained encoder, linear probe"] = summary["probe_accuracy"]
+        rows["trained encoder, k-NN"] = summary["knn_accuracy"]
+        for name, accuracy in rows.items():
+            if accuracy is not None:
+                console.line(f"{name:<52} {accuracy:6.1f} %")
+        console.line(f"\nreport: {folder.path / 'report.html'}")
+        return None
+
+    return commands.run(command)
+
+
+if __name__ == "__main__":
+    app.run(main)
