@@ -21,6 +21,7 @@ def get_config() -> ConfigDict:
                 "covariance_normalisation": "dimensions",
                 "sigreg_weight": 0.05,
                 "num_slices": 256,
+                "temperature": 0.2,
             },
             "model": {"name": "resnet10", "stem": "cifar", "width": 16},
             "data": {
@@ -36,7 +37,7 @@ def get_config() -> ConfigDict:
                 "prefetch": 2,
                 "pipeline": "grain",
                 "augment": {
-                    "crop": {"probability": 1.0, "scale": (0.4, 1.0), "ratio": (0.75, 1.3333), "size": 0},
+                    "crop": {"probability": 1.0, "scale": (0.3, 1.0), "ratio": (0.75, 1.3333), "size": 0},
                     "flip": {"probability": 0.5},
                     "jitter": {"probability": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
                     "grayscale": {"probability": 0.2},
@@ -80,7 +81,8 @@ def get_config() -> ConfigDict:
                 "knn_every_epochs": 5,
                 "knn_k": 20,
                 "knn_temperature": 0.07,
-                "untrained": True,
+                "calibration_images": 0,
+            "untrained": True,
                 "batch_size": 256,
                 "max_images": 0,
             },

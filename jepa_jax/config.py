@@ -86,6 +86,11 @@ COMMON: dict[str, Key] = {
     "eval.knn_every_epochs": Key(int, "k-NN accuracy; 0 = at the end only", least=0),
     "eval.knn_k": Key(int, "neighbours that vote", least=1),
     "eval.knn_temperature": Key(float, "of the votes", least=1e-6),
+    "eval.calibration_images": Key(
+        int,
+        "train images that batch statistics are estimated on, unaugmented, before evaluating; 0 = running ones",
+        least=0,
+    ),
     "eval.untrained": Key(bool, "also measure the encoder before training"),
     "eval.batch_size": Key(int, "images a step of feature extraction", least=1),
     "eval.max_images": Key(int, "limit for each split in k-NN and probe; 0 = all", least=0),
@@ -102,13 +107,14 @@ METHODS: dict[str, dict[str, Key]] = {
         "views": Key(int, "augmented views of an image", least=2),
         "per_view_statistics": Key(bool, "batch norm sees one view at a time, or all views at once"),
         "projector": Key(tuple, "widths of the projector's layers"),
-        "loss": Key(str, "what keeps embeddings from collapsing", ("vicreg", "sigreg", "bcs")),
+        "loss": Key(str, "what keeps embeddings from collapsing", ("vicreg", "sigreg", "bcs", "infonce")),
         "invariance_weight": Key(float, "vicreg: agreement of views", least=0),
         "std_weight": Key(float, "vicreg: variance of each dimension", least=0),
         "cov_weight": Key(float, "vicreg: covariance of dimensions", least=0),
         "covariance_normalisation": Key(str, "over D (D - 1) or over D", ("pairs", "dimensions")),
         "sigreg_weight": Key(float, "sigreg: lambda in 0..1; bcs: factor of the Gaussian term", least=0),
         "num_slices": Key(int, "sigreg, bcs: random directions a step", least=1),
+        "temperature": Key(float, "infonce: of the similarities", least=1e-3),
     },
 }
 
@@ -120,9 +126,16 @@ VIT = {
     "patch_size": Key(int, "pixels a side of a patch", least=1),
     "pool": Key(str, "features are the CLS token or the mean of patches", ("cls", "mean")),
 }
+PATCHNET = {
+    "patch_size": Key(int, "pixels a side of a whitened patch", least=2),
+    "stride": Key(int, "pixels between two patches", least=1),
+    "stem_width": Key(int, "whitening filters", least=1),
+    "widths": Key(tuple, "channels of the learned layers; the last one is 1x1", least=1),
+}
 MODELS: dict[str, dict[str, Key]] = {
     **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50"), RESNET),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base"), VIT),
+    "patchnet": PATCHNET,
 }
 
 

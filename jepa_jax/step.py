@@ -156,3 +156,18 @@ def make_feature_step(method: Method, factory: StateFactory, mesh: Mesh) -> Call
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
     return jax.jit(features, in_shardings=shardings, out_shardings=replicated(mesh))
+
+
+def make_statistics_step(method: Method, factory: StateFactory, mesh: Mesh) -> Callable:
+    """Compiled: (model params, stats, uint8 images) -> stats in which batch norms hold those of these images alone."""
+
+    def statistics(params, stats, images):
+        model = nnx.merge(factory.graphdef, params, stats, copy=True)
+        for _, module in nnx.iter_modules(model):
+            if isinstance(module, nnx.BatchNorm):
+                module.momentum = 0.0
+        method.features(model, images, train=True)
+        return nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+
+    shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
+    return jax.jit(statistics, in_shardings=shardings, out_shardings=factory.shardings.stats)

@@ -203,6 +203,7 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
                     save()
             read_pending(keep=0)
             progress["images_per_sec"] = speed.since("run")["images_per_sec"] or progress["images_per_sec"]
+            state = evaluator.calibrated(state)  # part of the encoder that is kept
             save()
             results = measure("linear probe", evaluator.num_images, lambda: evaluator.final(state))
             console.stop()

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jepa_jax.losses.infonce import infonce_loss
 from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg, sigreg_loss
 from jepa_jax.losses.vicreg import invariance, off_diagonal_covariance, vicreg_loss
 
@@ -83,13 +84,27 @@ def test_slices_have_unit_length():
     np.testing.assert_allclose(jnp.linalg.norm(slices, axis=0), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vicreg", "sigreg", "bcs"])
+def test_infonce_of_indistinguishable_images_is_the_log_of_the_batch():
+    loss, terms = infonce_loss(jnp.ones((3, 8, 4)), temperature=0.2)
+    np.testing.assert_allclose(loss, np.log(8), rtol=1e-5)
+    np.testing.assert_allclose(terms["similarity"], 1, rtol=1e-5)
+
+
+def test_infonce_of_two_orthogonal_images_has_a_closed_form():
+    z = jnp.stack([jnp.eye(2), jnp.eye(2)])
+    loss, terms = infonce_loss(z, temperature=0.5)
+    np.testing.assert_allclose(loss, np.log1p(np.exp(-2)), rtol=1e-5)
+    assert terms["retrieval"] == 100
+
+
+@pytest.mark.parametrize("name", ["vicreg", "sigreg", "bcs", "infonce"])
 def test_value_and_gradient_do_not_depend_on_how_the_batch_is_split(name):
     slices = random_slices(jax.random.key(0), VIEWS.shape[-1], 16)
     loss = {
         "vicreg": lambda z: vicreg_loss(z, std_weight=1.0, cov_weight=80.0)[0],
         "sigreg": lambda z: sigreg_loss(z, slices, weight=0.05)[0],
         "bcs": lambda z: bcs_loss(z, slices, weight=10.0)[0],
+        "infonce": lambda z: infonce_loss(z, temperature=0.2)[0],
     }[name]
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.device_put(VIEWS, NamedSharding(mesh, P(None, "data")))

@@ -29,9 +29,9 @@ class Style:
     radius: tuple[float, float] = (0.38, 0.46)  # of a figure, in cells
     empty_cells: float = 0.0  # probability that a cell holds no figure
     contrast: tuple[float, float] = (0.35, 0.8)  # luminance between motif and ground, of either sign
-    chroma: float = 0.2  # colour added to motif and to ground, independently
-    lighting: float = 0.15  # colour change from the centre to the edge
-    lines: int = 1  # stray lines across the picture
+    chroma: float = 0.1  # colour added to motif and to ground, independently
+    lighting: float = 0.1  # colour change from the centre to the edge
+    lines: int = 0  # stray lines across the picture
     line_width: tuple[float, float] = (0.01, 0.04)
     noise: float = 0.03  # standard deviation a pixel
 

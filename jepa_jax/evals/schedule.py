@@ -1,11 +1,11 @@
 """What a training run measures of its encoder: before training, each few epochs, and at the end."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from jepa_jax.data.sources import Source
@@ -15,10 +15,9 @@ from jepa_jax.evals.linear_probe import linear_probe
 from jepa_jax.methods import Method
 from jepa_jax.models.heads import probe_logits
 from jepa_jax.runtime import batch_sharding
-from jepa_jax.step import StateFactory, TrainState, make_feature_step
+from jepa_jax.step import StateFactory, TrainState, make_feature_step, make_statistics_step
 
-CALIBRATION_STEPS = 10
-CALIBRATION_BATCH = 128
+UNTRAINED_CALIBRATION_IMAGES = 1024
 SMOKE_IMAGES = 1024  # a run that ends within its first epoch is a test of the set-up: it is measured on a sample
 
 
@@ -42,6 +41,7 @@ class Evaluator:
         self._train, self._test = (FirstImages(source, limit) for source in sources)
         self._num_classes = len(sources[0].classes)
         self._encode = make_feature_step(method, factory, mesh)
+        self._batch_statistics = make_statistics_step(method, factory, mesh)
 
     @property
     def num_images(self) -> int:
@@ -54,6 +54,7 @@ class Evaluator:
 
     def at_epoch(self, state: TrainState, epoch: int) -> dict[str, float]:
         """Test accuracy of the online probe and, when its turn has come, of k-NN."""
+        state = self.calibrated(state)
         test = self._features(state, self._test)
         results = {"online_probe_accuracy": online_accuracy(state.params["probe"], test)}
         every = self._config.knn_every_epochs
@@ -74,15 +75,24 @@ class Evaluator:
         }
 
     def untrained(self, state: TrainState) -> float:
-        """Linear probe of the encoder as initialised, its batch statistics estimated: what training has to beat."""
-        stats = self._calibrated(state)
-        train, test = (self._features(state, source, stats) for source in (self._train, self._test))
+        """Linear probe of the encoder as initialised: what training has to beat.
+
+        Its batch statistics are always estimated: a fresh batch norm holds zeros and ones, which is no fair rival.
+        """
+        state = self._with_statistics_of(state, self._config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
+        train, test = self._features(state, self._train), self._features(state, self._test)
         return linear_probe(train, test, self._num_classes).accuracy
 
-    def _features(self, state: TrainState, source: Source, stats: Any = None) -> Split:
-        stats = state.stats if stats is None else stats
+    def calibrated(self, state: TrainState) -> TrainState:
+        """The state with batch statistics of unaugmented images, if the config asks for them.
+
+        An encoder trained on small crops has running statistics of crops; what it is used on is whole images.
+        """
+        return self._with_statistics_of(state, self._config.calibration_images)
+
+    def _features(self, state: TrainState, source: Source) -> Split:
         return extract(
-            lambda images: self._encode(state.params["model"], stats, images),
+            lambda images: self._encode(state.params["model"], state.stats, images),
             source,
             batch_size=self._config.batch_size,
             sharding=batch_sharding(self._mesh),
@@ -93,27 +103,17 @@ class Evaluator:
         config = self._config
         return knn_accuracy(train, test, self._num_classes, k=config.knn_k, temperature=config.knn_temperature)
 
-    def _calibrated(self, state: TrainState) -> Any:
-        """Batch statistics of the initial weights: a fresh batch norm holds zeros and ones, which is no fair rival."""
-        if not jax.tree.leaves(state.stats):
-            return state.stats
-        graphdef, method = self._factory.graphdef, self._method
-
-        @jax.jit
-        def batch_statistics(params, stats, images, key):
-            model = nnx.merge(graphdef, params, stats, copy=True)
-            for _, module in nnx.iter_modules(model):
-                if isinstance(module, nnx.BatchNorm):
-                    module.momentum = 0.0  # hold the statistics of this batch alone
-            method.loss(model, {"image": images}, key, 0)
-            return nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-
+    def _with_statistics_of(self, state: TrainState, num_images: int) -> TrainState:
+        batch_size = min(self._config.batch_size, len(self._train))
+        batch_size -= batch_size % self._mesh.size
+        if num_images == 0 or batch_size == 0 or not jax.tree.leaves(state.stats):
+            return state
         seen = []
-        for i in range(CALIBRATION_STEPS):
-            indices = np.arange(i * CALIBRATION_BATCH, (i + 1) * CALIBRATION_BATCH) % len(self._train)
-            images = self._train.batch(indices)["image"]
-            seen.append(batch_statistics(state.params["model"], state.stats, images, jax.random.key(i)))
-        return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *seen)
+        for start in range(0, num_images, batch_size):
+            images = self._train.batch(np.arange(start, start + batch_size) % len(self._train))["image"]
+            seen.append(self._batch_statistics(state.params["model"], state.stats, images))
+        stats = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *seen)
+        return dataclasses.replace(state, stats=stats)
 
 
 def online_accuracy(probe: dict[str, jax.Array], test: Split) -> float:

@@ -27,8 +27,11 @@ class Method(Protocol):
         """The loss of a batch of uint8 images; updates the model's statistics in place."""
         ...
 
-    def features(self, model: nnx.Module, images: jax.Array) -> jax.Array:
-        """What probes and users read from uint8 images: [B, feature_dim], float32, no augmentation."""
+    def features(self, model: nnx.Module, images: jax.Array, *, train: bool = False) -> jax.Array:
+        """What probes and users read from uint8 images: [B, feature_dim], float32, no augmentation.
+
+        With `train`, batch norm uses and updates the statistics of this batch.
+        """
         ...
 
     def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Image JEPA: augmented views of an image agree in embedding space, a regulariser keeps the embedding from collapsing.
+"""Image JEPA: augmented views of an image agree in embedding space, a second term keeps the embedding from collapsing.
 
-One encoder, one projector, no target network and no predictor. Losses: VICReg, SIGReg (LeJEPA), BCS (EB-JEPA).
+One encoder, one projector, no target network and no predictor. Losses: VICReg, SIGReg (LeJEPA), BCS (EB-JEPA), InfoNCE.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jepa_jax.data.augment import augment_views, normalise
+from jepa_jax.losses.infonce import infonce_loss
 from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods import Output
@@ -36,10 +37,14 @@ class ImageJepa:
         self.view_size = self.augment.crop.size or config.data.image_size
 
     def init(self, key: jax.Array, sample: jax.Array) -> EncoderProjector:
-        del sample
         rngs = nnx.Rngs(params=key)
         encoder = build_encoder(
-            self.model, image_size=self.view_size, precision=self.precision, remat=self.remat, rngs=rngs
+            self.model,
+            normalise(sample, self.augment.mean, self.augment.std),
+            view_size=self.view_size,
+            precision=self.precision,
+            remat=self.remat,
+            rngs=rngs,
         )
         projector = Projector(encoder.feature_dim, self.config.projector, dtype=DTYPES[self.precision], rngs=rngs)
         return EncoderProjector(encoder, projector)
@@ -58,11 +63,12 @@ class ImageJepa:
             features = features[:: len(views)]
             z = jnp.swapaxes(z.reshape(-1, len(views), z.shape[-1]), 0, 1)
         with jax.named_scope("loss"):
-            loss, terms = self._regularised(z, slice_key)
+            loss, terms = self._objective(z, slice_key)
         return Output(loss, terms, features)
 
-    def features(self, model: EncoderProjector, images: jax.Array) -> jax.Array:
-        return model.encoder(normalise(images, self.augment.mean, self.augment.std)).astype(jnp.float32)
+    def features(self, model: EncoderProjector, images: jax.Array, *, train: bool = False) -> jax.Array:
+        images = normalise(images, self.augment.mean, self.augment.std)
+        return model.encoder(images, train=train).astype(jnp.float32)
 
     def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
         with jax.named_scope("augment"):
@@ -75,7 +81,7 @@ class ImageJepa:
         with jax.named_scope("projector"):
             return features, model.projector(features, train=True)
 
-    def _regularised(self, z: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def _objective(self, z: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         config = self.config
         if config.loss == "vicreg":
             return vicreg_loss(
@@ -85,6 +91,8 @@ class ImageJepa:
                 cov_weight=config.cov_weight,
                 covariance_normalisation=config.covariance_normalisation,
             )
+        if config.loss == "infonce":
+            return infonce_loss(z, temperature=config.temperature)
         # The key is a function of the step alone: every device draws the same slices.
         slices = random_slices(key, z.shape[-1], config.num_slices)
         return {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss](z, slices, weight=config.sigreg_weight)

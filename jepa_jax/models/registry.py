@@ -2,29 +2,46 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jepa_jax.errors import UserError
-from jepa_jax.models import resnet, vit
+from jepa_jax.models import patchnet, resnet, vit
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def build_encoder(model: Any, *, image_size: int, precision: str, remat: str, rngs: nnx.Rngs) -> nnx.Module:
-    """The encoder of the `model` group; it maps normalised images to features and knows its `feature_dim`."""
+def build_encoder(
+    model: Any, sample: jax.Array, *, view_size: int, precision: str, remat: str, rngs: nnx.Rngs
+) -> nnx.Module:
+    """The encoder of the `model` group; it maps normalised images to features and knows its `feature_dim`.
+
+    Args:
+        sample: normalised training images, for encoders that initialise themselves from data.
+        view_size: pixels a side of what the encoder will be trained on.
+    """
     options = {"dtype": DTYPES[precision], "remat": remat == "full", "rngs": rngs}
     if model.name in resnet.SIZES:
         blocks, bottleneck = resnet.SIZES[model.name]
         return resnet.ResNet(blocks, bottleneck=bottleneck, stem=model.stem, width=model.width, **options)
     if model.name in vit.SIZES:
         width, depth, heads = vit.SIZES[model.name]
-        if image_size % model.patch_size:
+        if view_size % model.patch_size:
             raise UserError(
-                f"model.patch_size = {model.patch_size}: does not divide the {image_size}-pixel views; "
+                f"model.patch_size = {model.patch_size}: does not divide the {view_size}-pixel views; "
                 f"set model.patch_size or data.augment.crop.size"
             )
         return vit.ViT(
-            width, depth, heads, image_size=image_size, patch_size=model.patch_size, pool=model.pool, **options
+            width, depth, heads, image_size=view_size, patch_size=model.patch_size, pool=model.pool, **options
         )
-    raise UserError(f"model.name = {model.name!r}: not one of {', '.join([*resnet.SIZES, *vit.SIZES])}")
+    if model.name == "patchnet":
+        return patchnet.PatchNet(
+            sample,
+            patch_size=model.patch_size,
+            stride=model.stride,
+            stem_width=model.stem_width,
+            widths=model.widths,
+            **options,
+        )
+    raise UserError(f"model.name = {model.name!r}: not one of {', '.join([*resnet.SIZES, *vit.SIZES, 'patchnet'])}")

@@ -1,0 +1,24 @@
+"""InfoNCE: a view must find the other views of its image among those of the whole batch.
+
+Reference: van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018; here each view is compared
+with the mean of its image's other views, so V views cost V products of [B, B] whatever V is.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def infonce_loss(z: jax.Array, *, temperature: float) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Cross-entropy over the global batch of cosine similarities / temperature; z: [V, B, D]."""
+    views, batch, _ = z.shape
+    z = _unit(z)
+    others = _unit((jnp.sum(z, axis=0) - z) / (views - 1))  # [V, B, D]
+    logits = jnp.einsum("vbd,vcd->vbc", z, others) / temperature
+    own = jnp.diagonal(logits, axis1=1, axis2=2)  # [V, B]
+    cross_entropy = jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own)
+    found = jnp.mean(jnp.argmax(logits, axis=-1) == jnp.arange(batch))
+    return cross_entropy, {"similarity": jnp.mean(own) * temperature, "retrieval": 100 * found}
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)
