@@ -86,7 +86,7 @@ def get_config() -> ConfigDict:
                 "knn_k": 20,
                 "knn_temperature": 0.07,
                 "calibration_images": 0,
-            "untrained": True,
+                "untrained": True,
                 "batch_size": 1000,
                 "max_images": 0,
             },

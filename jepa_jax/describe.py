@@ -33,10 +33,8 @@ def describe(config: Any) -> dict[str, Any]:
     )
     size, batch_size = config.data.image_size, config.data.batch_size
     sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
-    factory = state_factory(method, tx, seed=0, sample=sample, num_classes=num_classes, mesh=mesh)
-    step = make_train_step(
-        method, tx, factory, seed=0, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh
-    )
+    factory = state_factory(method, tx, sample=sample, num_classes=num_classes, mesh=mesh)
+    step = make_train_step(method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh)
     batch = {"image": sample, "label": jax.ShapeDtypeStruct((batch_size,), np.int32)}
     params = factory.abstract.params["model"]
     return {

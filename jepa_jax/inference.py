@@ -34,7 +34,7 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Calla
     sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
     with Checkpoints(folder.checkpoints) as checkpoints:
         num_classes = checkpoints.shape("params/probe/bias")[0]
-        factory = state_factory(method, tx, seed=0, sample=sample, num_classes=num_classes, mesh=mesh)
+        factory = state_factory(method, tx, sample=sample, num_classes=num_classes, mesh=mesh)
         state, _ = checkpoints.restore(factory.abstract)
     encode_batch = make_feature_step(method, factory, mesh)
 

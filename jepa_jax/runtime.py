@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jepa_jax.errors import UserError
+from jepa_jax.memory import keep_freed_memory
 
 BATCH_AXES = ("data", "fsdp")  # every device holds a part of the batch
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -21,6 +22,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 def setup(config: Any) -> Mesh:
     """Starts `jax.distributed` where the environment asks for it, the compile cache and the mesh of the `mesh` group."""
+    keep_freed_memory()
     start_distributed(os.environ)
     start_compile_cache()
     return make_mesh(config.mesh.data, config.mesh.fsdp)

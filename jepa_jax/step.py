@@ -32,6 +32,7 @@ class TrainState:
     """Everything that changes from step to step."""
 
     step: jax.Array
+    key: jax.Array  # data of the run's random key; part of the state, so that a seed is no part of the program
     params: PyTree  # {"model": ..., "probe": ...}
     stats: PyTree  # batch statistics
     opt_state: PyTree
@@ -43,7 +44,7 @@ class StateFactory:
 
     graphdef: nnx.GraphDef
     abstract: TrainState  # ShapeDtypeStructs with shardings
-    create: Callable[[jax.Array], TrainState]  # from uint8 sample images
+    create: Callable[[int, jax.Array], TrainState]  # from a seed and uint8 sample images
 
     @property
     def shardings(self) -> TrainState:
@@ -51,20 +52,23 @@ class StateFactory:
 
 
 def state_factory(
-    method: Method, tx: optax.GradientTransformation, *, seed: int, sample: Any, num_classes: int, mesh: Mesh
+    method: Method, tx: optax.GradientTransformation, *, sample: Any, num_classes: int, mesh: Mesh
 ) -> StateFactory:
     """Plans the state for sample images (arrays or ShapeDtypeStructs) without computing it."""
     sample = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda images: method.init(jax.random.key(seed), images), sample))
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda images: method.init(jax.random.key(0), images), sample))
 
-    def create(images):
-        model = method.init(jax.random.key(seed), images)
+    def create(seed, images):
+        key = jax.random.key(seed)
+        model = method.init(key, images)
         _, params, stats = nnx.split(model, nnx.Param, ...)
         features = jax.eval_shape(lambda: method.features(model, images))
         params = {"model": nnx.to_pure_dict(params), "probe": init_probe(features.shape[-1], num_classes)}
-        return TrainState(jnp.zeros([], jnp.int32), params, nnx.to_pure_dict(stats), tx.init(params))
+        return TrainState(
+            jnp.zeros([], jnp.int32), jax.random.key_data(key), params, nnx.to_pure_dict(stats), tx.init(params)
+        )
 
-    shapes = jax.eval_shape(create, sample)
+    shapes = jax.eval_shape(create, 0, sample)
     shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, fsdp_spec(leaf.shape, mesh)), shapes)
     abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings)
     return StateFactory(graphdef, abstract, jax.jit(create, out_shardings=shardings))
@@ -88,7 +92,6 @@ def make_train_step(
     tx: optax.GradientTransformation,
     factory: StateFactory,
     *,
-    seed: int,
     accum_steps: int,
     learning_rate: optax.Schedule,
     mesh: Mesh,
@@ -109,7 +112,7 @@ def make_train_step(
     gradient = jax.grad(loss_fn, has_aux=True)
 
     def train_step(state, batch):
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         if accum_steps == 1:
             grads, (stats, metrics) = gradient(state.params, state.stats, batch, key, state.step)
         else:
@@ -119,7 +122,7 @@ def make_train_step(
             params = optax.apply_updates(state.params, updates)
             metrics["grad_norm"] = optax.global_norm(grads["model"])
             metrics["lr"] = learning_rate(state.step)
-        return TrainState(state.step + 1, params, stats, opt_state), metrics
+        return TrainState(state.step + 1, state.key, params, stats, opt_state), metrics
 
     return jax.jit(
         train_step,

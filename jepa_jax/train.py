@@ -84,11 +84,10 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
         config.optim, batch_size=config.data.batch_size,
         steps_per_epoch=length.steps_per_epoch, total_steps=length.total_steps,
     )  # fmt: skip
-    seed = config.train.seed
     sample = first_images(sources[0], INIT_IMAGES)
-    factory = state_factory(method, tx, seed=seed, sample=sample, num_classes=len(sources[0].classes), mesh=mesh)
+    factory = state_factory(method, tx, sample=sample, num_classes=len(sources[0].classes), mesh=mesh)
     train_step = make_train_step(
-        method, tx, factory, seed=seed, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
+        method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
     )
 
     with contextlib.ExitStack() as stack:
@@ -97,7 +96,7 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
         compilations = stack.enter_context(CompilationCounter())
         checkpoints = stack.enter_context(Checkpoints(folder.checkpoints, config.train.checkpoint_keep))
         if checkpoints.latest_step() is None:
-            state, progress = factory.create(sample), new_progress()
+            state, progress = factory.create(config.train.seed, sample), new_progress()
             save_views(
                 folder.views, sample[:PICTURED_IMAGES], example_views(method, sample[:PICTURED_IMAGES]),
                 config.data.augment.mean, config.data.augment.std,
@@ -122,7 +121,7 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
         )  # fmt: skip
         batches = stack.enter_context(
             train_batches(
-                config.data, sources[0], seed=seed, sharding=runtime.batch_sharding(mesh), start_step=step,
+                config.data, sources[0], seed=config.train.seed, sharding=runtime.batch_sharding(mesh), start_step=step,
                 process_index=jax.process_index(), process_count=jax.process_count(),
             )
         )  # fmt: skip

@@ -11,6 +11,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 import pytest
 from absl import flags
 
+from jepa_jax.memory import keep_freed_memory
+
+keep_freed_memory()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _parsed_flags():

@@ -12,7 +12,13 @@ from jepa_jax.step import TrainState
 
 def make_state(width=3, step=0):
     params = {"model": {"layers": {0: {"kernel": jnp.full((2, width), step + 0.5)}}}, "probe": {"bias": jnp.ones(4)}}
-    return TrainState(jnp.int32(step), params, {"norm": {"mean": jnp.zeros(width)}}, (jnp.int32(7), {"m": params}))
+    return TrainState(
+        jnp.int32(step),
+        jnp.zeros(2, jnp.uint32),
+        params,
+        {"norm": {"mean": jnp.zeros(width)}},
+        (jnp.int32(7), {"m": params}),
+    )
 
 
 def abstract(state):

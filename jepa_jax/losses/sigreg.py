@@ -19,13 +19,10 @@ def random_slices(key: jax.Array, dims: int, count: int) -> jax.Array:
 
 def ecf_distance(x: jax.Array, t: jax.Array) -> jax.Array:
     """|mean exp(i t x) - exp(-t^2 / 2)|^2 for samples x [B, M] at knots t [K]; returns [K, M]."""
-
-    def at_knot(t_k):
-        real = jnp.mean(jnp.cos(t_k * x), axis=0) - jnp.exp(-jnp.square(t_k) / 2)
-        imaginary = jnp.mean(jnp.sin(t_k * x), axis=0)
-        return jnp.square(real) + jnp.square(imaginary)
-
-    return jnp.stack([at_knot(t_k) for t_k in t])
+    angles = t[:, None, None] * x  # [K, B, M], fused into the means
+    real = jnp.mean(jnp.cos(angles), axis=1) - jnp.exp(-jnp.square(t) / 2)[:, None]
+    imaginary = jnp.mean(jnp.sin(angles), axis=1)
+    return jnp.square(real) + jnp.square(imaginary)
 
 
 def sigreg(z: jax.Array, slices: jax.Array, knots: int = 17, t_max: float = 3.0) -> jax.Array:

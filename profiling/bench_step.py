@@ -1,0 +1,131 @@
+"""Times the training step of a config, and the same step with plain `lax.conv`, interleaved in one run.
+
+    python profiling/bench_step.py --config=configs/image_jepa.py --batch_size=64 --precision=float32
+
+Both programs run the same method, augmentation, loss and optimizer on random images; only the convolution differs. The rate is
+that of the fastest repeat: other work on the machine only ever slows a repeat down. All repeats are in the JSON.
+"""
+
+import contextlib
+import platform
+import time
+
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
+_BATCH = flags.DEFINE_integer("batch_size", 64, "Images a step.", lower_bound=2)
+_PRECISION = flags.DEFINE_enum("precision", "float32", ["float32", "bfloat16"], "What the model computes in.")
+_REPEATS = flags.DEFINE_integer("repeats", 4, "Timed rounds; each runs both programs once.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 1, "Steps a round.", lower_bound=1)
+flags.mark_flags_as_required(["config"])
+
+
+@contextlib.contextmanager
+def plain_convolution():
+    """While it is open, models are traced with `lax.conv_general_dilated` on every platform."""
+    import jax
+
+    from jepa_jax.models import patchnet, resnet
+
+    def plain(x, kernel, *, stride=1, padding):
+        pads = [(padding, padding)] * 2
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    fast = resnet.conv2d
+    resnet.conv2d = patchnet.conv2d = plain
+    try:
+        yield
+    finally:
+        resnet.conv2d = patchnet.conv2d = fast
+
+
+def build(config):
+    """A compiled step, its state and a batch of random images."""
+    import jax
+    import numpy as np
+
+    from jepa_jax import optim, runtime
+    from jepa_jax.methods import build_method
+    from jepa_jax.step import make_train_step, state_factory
+
+    mesh = runtime.make_mesh(1, 1)
+    method = build_method(config)
+    tx, rate = optim.make_optimizer(
+        config.optim, batch_size=config.data.batch_size, steps_per_epoch=100, total_steps=1000
+    )
+    size = config.data.image_size
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (config.data.batch_size, size, size, 3), np.uint8)
+    batch = {"image": images, "label": rng.integers(0, 10, config.data.batch_size).astype(np.int32)}
+    factory = state_factory(method, tx, sample=images, num_classes=10, mesh=mesh)
+    step = make_train_step(method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh)
+    start = time.perf_counter()
+    state, metrics = step(factory.create(0, images), batch)
+    jax.block_until_ready(metrics)
+    return {"step": step, "state": state, "batch": batch, "first_step_seconds": time.perf_counter() - start}
+
+
+def timed_round(program, steps):
+    """Wall and CPU seconds a step."""
+    import jax
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        program["state"], metrics = program["step"](program["state"], program["batch"])
+    jax.block_until_ready(metrics)
+    return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
+
+
+def main(argv: list[str]) -> int:
+    from jepa_jax import commands
+
+    commands.refuse_arguments(argv)
+
+    def command(console):
+        import jax
+
+        from jepa_jax import runtime
+        from jepa_jax.config import validate
+
+        config = _CONFIG.value
+        config.data.batch_size, config.train.precision = _BATCH.value, _PRECISION.value
+        validate(config)
+        runtime.setup(config)
+        with plain_convolution():
+            lax_conv = build(config)
+        ours = build(config)
+        console.line(
+            f"compiled: ours {ours['first_step_seconds']:.0f} s, lax.conv {lax_conv['first_step_seconds']:.0f} s"
+        )
+        rounds: dict[str, list] = {"ours": [], "lax_conv": []}
+        for i in range(_REPEATS.value):
+            # The order alternates, so that a slow minute of the machine does not always meet the same program.
+            for name, program in [("ours", ours), ("lax_conv", lax_conv)][:: 1 if i % 2 == 0 else -1]:
+                rounds[name].append(timed_round(program, _STEPS.value))
+                console.line(
+                    f"round {i + 1}: {name:<9} {rounds[name][-1][0]:7.3f} s a step, {rounds[name][-1][1]:7.3f} CPU s"
+                )
+        best = {name: min(wall for wall, _ in times) for name, times in rounds.items()}
+        best_cpu = {name: min(cpu for _, cpu in times) for name, times in rounds.items()}
+        return {
+            "images_per_sec": config.data.batch_size / best["ours"],
+            "lax_conv_images_per_sec": config.data.batch_size / best["lax_conv"],
+            "ratio": best["lax_conv"] / best["ours"],
+            "cpu_time_ratio": best_cpu["lax_conv"] / best_cpu["ours"],
+            "rounds": rounds,
+            "batch_size": config.data.batch_size,
+            "precision": config.train.precision,
+            "device": jax.devices()[0].device_kind,
+            "machine": platform.machine(),
+            "cores": runtime.environment()["cores"],
+            "processor": runtime.environment()["processor"],
+        }
+
+    return commands.run(command)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,28 @@
+"""A config small enough for tests: every group, a few images, an encoder of a few thousand parameters."""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def tiny_config(**overrides) -> ConfigDict:
+    """The quickstart config shrunk; overrides are dotted keys with "." written "__"."""
+    config = quickstart.get_config()
+    config.method.projector = (16, 16)
+    config.model = ConfigDict({"name": "patchnet", "patch_size": 4, "stride": 4, "stem_width": 8, "widths": (8, 16)})
+    config.data.image_size = 16
+    config.data.num_train, config.data.num_test = 96, 32
+    config.data.batch_size = 16
+    config.optim.epochs, config.optim.warmup_epochs = 2.0, 0.5
+    config.eval.batch_size = 32
+    config.eval.knn_k = 5
+    config.log.every_steps = 1
+    config.log.tensorboard = False
+    config.train.checkpoint_every_steps = 3
+    for name, value in overrides.items():
+        *groups, key = name.split("__")
+        group = config
+        for part in groups:
+            group = group[part]
+        group[key] = value
+    return config

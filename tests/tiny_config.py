@@ -1,0 +1,12 @@
+"""`tiny_config` as a config file, for tests that start the script."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from tests.tiny import tiny_config
+
+
+def get_config():
+    return tiny_config(train__checkpoint_every_steps=2, optim__epochs=8.0)
