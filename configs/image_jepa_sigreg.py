@@ -2,8 +2,9 @@
 
     python scripts/train.py --config=configs/image_jepa_sigreg.py --workdir=runs/image_jepa_sigreg
 
-Cost: one GPU, as configs/image_jepa.py with a smaller projector. Expected: the reference (EB-JEPA) publishes 91.02 % for this
-recipe. Its figure, on its hardware. LeJEPA's form of the loss: --config.method.loss=sigreg --config.method.sigreg_weight=0.05.
+Cost: one GPU, as configs/image_jepa.py with a smaller projector. Expected: the reference (EB-JEPA) publishes 91.02 %
+for this recipe. Its figure, on its hardware. LeJEPA's form of the loss: --config.method.loss=sigreg
+--config.method.sigreg_weight=0.05.
 """
 
 from ml_collections import ConfigDict

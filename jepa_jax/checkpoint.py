@@ -30,7 +30,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
-        """Copies the state and returns; writing goes on in the background. `progress` is JSON: counters, best so far."""
+        """Copies the state and returns; writing goes on in the background. `progress`: counters, best so far; JSON."""
         if step == self.latest_step():
             return
         items = ocp.args.Composite(state=ocp.args.StandardSave(_by_path(state)), progress=ocp.args.JsonSave(progress))

@@ -3,11 +3,15 @@
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from absl import app
 
 from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.interrupt import Interrupted
+from jepa_jax.study import Run, Study, split_overrides
+from jepa_jax.study_execution import conduct
 from jepa_jax.writers import Console
 
 
@@ -33,6 +37,24 @@ def run(command: Callable[[Console], dict[str, Any] | None]) -> int:
     if result is not None:
         print(json.dumps(result), flush=True)
     return EXIT_OK
+
+
+def run_with_overrides(command: Callable[[list[str], tuple[str, ...]], int]) -> None:
+    """Main of a script whose --config.key=value go on to the runs it starts: `command` gets its arguments and these."""
+    try:
+        arguments, overrides = split_overrides(sys.argv)
+        app.run(lambda argv: command(argv, overrides), argv=arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def conduct_study(study: Study, runs: Sequence[Run], *, timeout: float | None, resume: bool) -> int:
+    """Executes a study and prints its table, then its conclusion as the last line; returns the exit code."""
+    code, result, table = conduct(study, runs, timeout=timeout, resume=resume)
+    print(table)
+    print(json.dumps(result))
+    return code
 
 
 def refuse_arguments(argv: list[str]) -> None:

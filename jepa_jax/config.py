@@ -26,7 +26,7 @@ class Key:
     length: int | None = None  # of a tuple of numbers
 
 
-PROBABILITY = {"least": 0, "most": 1}
+PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}
 
 COMMON: dict[str, Key] = {
     "data.source": Key(str, "shapes, cifar10, idx, folder, npz or tfds:<name>"),

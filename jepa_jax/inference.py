@@ -41,9 +41,8 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Calla
     def encode(images: np.ndarray) -> np.ndarray:
         images = np.asarray(images)
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
-            raise UserError(
-                f"images: {images.dtype} {images.shape}; this encoder takes uint8 [N, {size}, {size}, 3] with values 0..255"
-            )
+            wanted = f"uint8 [N, {size}, {size}, 3] with values 0..255"
+            raise UserError(f"images: {images.dtype} {images.shape}; this encoder takes {wanted}")
         chunks = []
         for start in range(0, len(images), batch_size):
             chunk = images[start : start + batch_size]

@@ -1,8 +1,8 @@
 """Keeps freed memory in the process on CPUs, where XLA asks for its temporary buffers anew at every step.
 
-glibc returns large blocks to the system when they are freed, so that a training step pays for clearing and mapping all its
-temporaries again (quickstart, 2 cores: 0.33 of 1.1 CPU seconds a step). Three settings keep the blocks. Nothing happens on
-systems without glibc.
+glibc returns large blocks to the system when they are freed, so that a training step pays for clearing and mapping all
+its temporaries again (quickstart, 2 cores: 0.33 of 1.1 CPU seconds a step). Three settings keep the blocks. Nothing
+happens on systems without glibc.
 """
 
 import ctypes

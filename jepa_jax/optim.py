@@ -1,10 +1,10 @@
 """Optimizers, schedules, decay masks and the EMA of a target network.
 
-The schedule is a function of the update count, evaluated inside the compiled step, so the first update already runs at the
-warm-up rate.
+The schedule is a function of the update count, evaluated inside the compiled step, so the first update already runs at
+the warm-up rate.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,8 @@ def decay_mask(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-class LarcState(NamedTuple):
-    """How many updates were made: the trust ratio needs the rate of the present one."""
-
-    count: jax.Array
+# How many updates were made: the trust ratio needs the rate of the present one.
+LarcState = optax.ScaleByScheduleState
 
 
 def scale_by_larc(

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from jepa_jax import html
+from jepa_jax.charts import Bar, Series, bars, line_chart
 from jepa_jax.errors import UserError
 from jepa_jax.files import write_atomically
-from jepa_jax.html import Bar, Section, Series
+from jepa_jax.html import Section
 
 TRAIN_KEYS = {"train/loss", "train/lr", "train/grad_norm", "train/probe_loss", "train/probe_accuracy"}
 EVAL_NAMES = {
@@ -254,9 +255,7 @@ def accuracy(run: RunFiles) -> Section:
         "Published or measured elsewhere, without this encoder": [bar for bar in published if bar.value is not None],
     }
     missing = [bar.label for bar in candidates + floors + published if bar.value is None]
-    return Section(
-        "Accuracy", html.card("", html.bars(measured), f"Not measured: {', '.join(missing)}." if missing else "")
-    )
+    return Section("Accuracy", html.card("", bars(measured), f"Not measured: {', '.join(missing)}." if missing else ""))
 
 
 def curves(run: RunFiles) -> Section:
@@ -268,7 +267,7 @@ def curves(run: RunFiles) -> Section:
 
     def chart(title, names, **options):
         series = [Series(name, *run.metrics[key]) for key, name in names if key in run.metrics]
-        return html.line_chart(title, series, per_x=epoch, **options) if series else ""
+        return line_chart(title, series, per_x=epoch, **options) if series else ""
 
     terms = sorted(key for key in run.metrics if key.startswith("train/") and key not in TRAIN_KEYS)
     others = sorted(key for key in run.metrics if key.startswith("eval/") and key not in EVAL_NAMES)
@@ -298,7 +297,7 @@ def speed(run: RunFiles) -> Section:
         title = SPEED_NAMES.get(key, key.removeprefix("speed/").replace("_", " "))
         unit = "% of the time" if key.endswith("percent") else ""
         series = [Series(title.lower(), *run.metrics[key])]
-        charts.append(html.line_chart(title, series, y_label=unit, from_zero=True, smooth=True, per_x=epoch))
+        charts.append(line_chart(title, series, y_label=unit, from_zero=True, smooth=True, per_x=epoch))
     return Section("Speed", html.grid(charts))
 
 

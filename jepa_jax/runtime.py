@@ -21,7 +21,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 
 def setup(config: Any) -> Mesh:
-    """Starts `jax.distributed` where the environment asks for it, the compile cache and the mesh of the `mesh` group."""
+    """Starts `jax.distributed` where the environment asks for it, the compile cache and the mesh of group `mesh`."""
     keep_freed_memory()
     start_distributed(os.environ)
     start_compile_cache()
@@ -45,7 +45,7 @@ def start_distributed(environment: Any) -> None:
 
 def start_compile_cache() -> None:
     """Keeps compiled programs between runs; JAX_COMPILATION_CACHE_DIR names another place."""
-    if jax.config.jax_compilation_cache_dir:
+    if jax.config.values["jax_compilation_cache_dir"]:
         return
     default = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "jepa_jax" / "xla"
     try:

@@ -1,8 +1,9 @@
 """The training step: one pure function of state and batch, compiled once, laid out over the mesh.
 
-Gradient accumulation computes a batch in equal parts, one after the other, and averages their gradients. For a loss that is
-a mean over images this equals the whole batch; a *batch* loss (VICReg, SIGReg) and batch norm then see the statistics of a
-part, so accumulation is also a smaller statistical batch. Compare runs at equal `batch_size / accum_steps`.
+Gradient accumulation computes a batch in equal parts, one after the other, and averages their gradients. For a loss
+that is a mean over images this equals the whole batch; a *batch* loss (VICReg, SIGReg) and batch norm then see the
+statistics of a part, so accumulation is also a smaller statistical batch. Compare runs at equal
+`batch_size / accum_steps`.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
@@ -44,7 +46,7 @@ class StateFactory:
 
     graphdef: nnx.GraphDef
     abstract: TrainState  # ShapeDtypeStructs with shardings
-    create: Callable[[int, jax.Array], TrainState]  # from a seed and uint8 sample images
+    create: Callable[[int, jax.Array | np.ndarray], TrainState]  # from a seed and uint8 sample images
 
     @property
     def shardings(self) -> TrainState:
@@ -61,9 +63,9 @@ def state_factory(
     def create(seed, images):
         key = jax.random.key(seed)
         model = method.init(key, images)
-        _, params, stats = nnx.split(model, nnx.Param, ...)
+        weights, stats = nnx.state(model, nnx.Param, ...)
         features = jax.eval_shape(lambda: method.features(model, images))
-        params = {"model": nnx.to_pure_dict(params), "probe": init_probe(features.shape[-1], num_classes)}
+        params = {"model": nnx.to_pure_dict(weights), "probe": init_probe(features.shape[-1], num_classes)}
         return TrainState(
             jnp.zeros([], jnp.int32), jax.random.key_data(key), params, nnx.to_pure_dict(stats), tx.init(params)
         )

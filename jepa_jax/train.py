@@ -1,7 +1,7 @@
 """The training loop: one for every method.
 
-It dispatches step n and only then reads the metrics of step n - 1, so the device always has work queued and never waits for
-the host. Checkpoints and evaluations happen between two steps.
+It dispatches step n and only then reads the metrics of step n - 1, so the device always has work queued and never
+waits for the host. Checkpoints and evaluations happen between two steps.
 """
 
 import collections
@@ -133,7 +133,8 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
 
         def save() -> None:
             with timeline.section("checkpoint"):
-                progress.update(usage.totals(), step=step)
+                rate = speed.since("run")["images_per_sec"] or progress["images_per_sec"]
+                progress.update(usage.totals(), step=step, images_per_sec=rate)
                 checkpoints.save(step, state, progress)
 
         def measure(what: str, images: int, figures: Any) -> Any:
@@ -143,6 +144,25 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
                 result = figures()
             console.start("train", length.total_steps, step)
             return result
+
+        def leave_summary(status: str, **more: Any) -> None:
+            """The summary and report of a run, finished or not."""
+            summary = {
+                "status": status,
+                "untrained_probe_accuracy": progress["untrained_probe_accuracy"],
+                "num_classes": len(sources[0].classes),
+                "baselines": published_baselines(config.data.source),
+                "images_per_sec": speed.since("run")["images_per_sec"] or progress["images_per_sec"],
+                **usage.totals(),
+                "steps": step,
+                "epochs": step / length.steps_per_epoch,
+                "peak_memory_bytes": peak_memory_bytes(),
+                "skipped_images": progress["skipped_images"],
+                "host_seconds": timeline.seconds(),
+                **more,
+            }
+            write_json(folder.summary, summary)
+            write_report(folder.path)
 
         pending: collections.deque = collections.deque()  # steps whose metrics are still on the device
 
@@ -188,20 +208,21 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
                 epoch, within = divmod(step, length.steps_per_epoch)
                 evaluate = within == 0 and evaluator.due(epoch)
                 every = config.train.checkpoint_every_steps
-                checkpoint = evaluate if every == 0 else step % every == 0
+                due = evaluate if every == 0 else step % every == 0
+                checkpoint = due and step < length.total_steps  # the last one waits for calibrated statistics
                 # Whatever looks at the state waits until it is known to be finite.
                 values = read_pending(keep=0 if evaluate or checkpoint or interrupt.raised else 1)
                 interrupt.check()
                 if evaluate:
-                    images = len(sources[1])
-                    results = measure("test", images, lambda epoch=epoch: evaluator.at_epoch(state, epoch))
+                    results = measure(
+                        "test", len(sources[1]), lambda epoch=epoch, state=state: evaluator.at_epoch(state, epoch)
+                    )
                     log(step, "eval", results)
                     progress.update(results)
                     console.line(epoch_line(epoch, length, values, results, speed))
                 if checkpoint:
                     save()
             read_pending(keep=0)
-            progress["images_per_sec"] = speed.since("run")["images_per_sec"] or progress["images_per_sec"]
             state = evaluator.calibrated(state)  # part of the encoder that is kept
             save()
             results = measure("linear probe", evaluator.num_images, lambda: evaluator.final(state))
@@ -213,33 +234,18 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
             read_pending(keep=0)
             save()
             checkpoints.wait()
-            write_json(folder.summary, {"status": "interrupted", "steps": step})
+            leave_summary("interrupted")
             console.line(f"{stop}: checkpoint of step {step} written; the same command goes on from there")
             raise
         except Diverged as error:
             checkpoints.wait()
-            write_json(folder.summary, {"status": "diverged", "steps": step, "reason": str(error)})
+            leave_summary("diverged", reason=str(error))
             raise
 
-        summary = {
-            "status": "finished",
-            **results,
-            "untrained_probe_accuracy": progress["untrained_probe_accuracy"],
-            "num_classes": len(sources[0].classes),
-            "baselines": published_baselines(config.data.source),
-            "images_per_sec": progress["images_per_sec"],
-            **usage.totals(),
-            "steps": step,
-            "epochs": step / length.steps_per_epoch,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "compilations": step_compilations,
-            "skipped_images": progress["skipped_images"],
-            "params_sha256": params_sha256(state.params["model"]),
-            "host_seconds": timeline.seconds(),
-        }
-    write_json(folder.summary, summary)
-    write_report(folder.path)
-    return summary
+        leave_summary(
+            "finished", **results, compilations=step_compilations, params_sha256=params_sha256(state.params["model"])
+        )
+    return folder.read_summary() or {}
 
 
 def new_progress() -> dict[str, Any]:

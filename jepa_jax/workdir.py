@@ -1,4 +1,7 @@
-"""A run's folder: config.json, environment.json, metrics.jsonl, TensorBoard events, checkpoints/, summary.json, report.html."""
+"""A run's folder.
+
+It holds config.json, environment.json, metrics.jsonl, TensorBoard events, checkpoints/, summary.json and report.html.
+"""
 
 import json
 import pathlib

@@ -2,8 +2,9 @@
 
     python profiling/bench_step.py --config=configs/image_jepa.py --batch_size=64 --precision=float32
 
-Both programs run the same method, augmentation, loss and optimizer on random images; only the convolution differs. The rate is
-that of the fastest repeat: other work on the machine only ever slows a repeat down. All repeats are in the JSON.
+Both programs run the same method, augmentation, loss and optimizer on random images; only the convolution differs. The
+rate is that of the fastest repeat: other work on the machine only ever slows a repeat down. All repeats are in the
+JSON.
 """
 
 import contextlib

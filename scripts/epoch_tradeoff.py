@@ -9,14 +9,12 @@ and study.html. The last line of stdout is a JSON object. Exit codes: 0 at least
 2 bad flags, 130 Ctrl-C, 143 SIGTERM (what was measured is kept).
 """
 
-import json
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from jepa_jax import commands, study
-from jepa_jax.errors import UserError
 
 CONFIG = flags.DEFINE_string(
     "config", None, "Config file; --config.key=value is passed on to every run.", required=True
@@ -39,20 +37,8 @@ def compare(argv: list[str], overrides: tuple[str, ...]) -> int:
     )
     epochs = study.parse_numbers("epochs", EPOCHS.value, int, smallest=1)
     runs = study.plan_runs([None], epochs, study.parse_numbers("seeds", SEEDS.value, int))
-    code, result, table = study.conduct(tradeoff_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
-    print(table)
-    print(json.dumps(result))
-    return code
-
-
-def main() -> None:
-    try:
-        arguments, overrides = study.split_overrides(sys.argv)
-        app.run(lambda argv: compare(argv, overrides), argv=arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    return commands.conduct_study(tradeoff_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
 
 
 if __name__ == "__main__":
-    main()
+    commands.run_with_overrides(compare)

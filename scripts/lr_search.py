@@ -8,14 +8,12 @@ results.png and study.html. The last line of stdout is a JSON object. Exit codes
 1 none did, 2 bad flags, 130 Ctrl-C, 143 SIGTERM (what was measured is kept).
 """
 
-import json
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from jepa_jax import commands, study
-from jepa_jax.errors import UserError
 
 CONFIG = flags.DEFINE_string(
     "config", None, "Config file; --config.key=value is passed on to every run.", required=True
@@ -40,20 +38,8 @@ def search(argv: list[str], overrides: tuple[str, ...]) -> int:
     )
     lrs = study.parse_numbers("lrs", LRS.value)
     runs = study.plan_runs(lrs, [EPOCHS.value], study.parse_numbers("seeds", SEEDS.value, int))
-    code, result, table = study.conduct(search_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
-    print(table)
-    print(json.dumps(result))
-    return code
-
-
-def main() -> None:
-    try:
-        arguments, overrides = study.split_overrides(sys.argv)
-        app.run(lambda argv: search(argv, overrides), argv=arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    return commands.conduct_study(search_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
 
 
 if __name__ == "__main__":
-    main()
+    commands.run_with_overrides(search)

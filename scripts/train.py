@@ -2,8 +2,8 @@
 
     python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart [--config.optim.lr=0.1 ...]
 
-Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss diverged, 130 Ctrl-C, 143 SIGTERM; after 130 and
-143 the same command goes on from the checkpoint that was written.
+Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss diverged, 130 Ctrl-C, 143 SIGTERM; after
+130 and 143 the same command goes on from the checkpoint that was written.
 """
 
 from absl import app, flags

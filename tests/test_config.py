@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jepa_jax import config as configs
 from jepa_jax.errors import UserError
-from tests.tiny import tiny_config
+from tests.tiny import set_key, tiny_config
 
 SHIPPED = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("[a-z]*.py"))
 
@@ -41,7 +41,11 @@ def test_shipped_configs_are_complete_and_say_how_to_run_them(path):
         ("optim__warmup_epochs", 99.0, r"config.optim.warmup_epochs = 99.0: longer than optim.epochs"),
         ("data__augment__crop__scale", (1.0, 0.2), r"config.data.augment.crop.scale = .*swap"),
         ("data__augment__mean", (0.5, 0.5), r"config.data.augment.mean = .*needs 3 numbers"),
-        ("data__augment__flip__probability", 1.5, r"config.data.augment.flip.probability = 1.5: must be between 0 and 1"),
+        (
+            "data__augment__flip__probability",
+            1.5,
+            r"config.data.augment.flip.probability = 1.5: must be between 0 and 1",
+        ),
         ("optim__lr", float("nan"), r"config.optim.lr = nan: must be finite"),
         ("method__projector", (), r"config.method.projector = \(\): needs at least one"),
         ("method__name", "simclr", r"config.method.name = 'simclr': not one of image_jepa"),
@@ -51,11 +55,7 @@ def test_shipped_configs_are_complete_and_say_how_to_run_them(path):
 def test_bad_values_are_named_with_the_fix(key, value, message):
     config = tiny_config()
     config = ConfigDict(config.to_dict(), type_safe=False)
-    group = config
-    *parents, last = key.split("__")
-    for parent in parents:
-        group = group[parent]
-    group[last] = value
+    set_key(config, key, value)
     with pytest.raises(UserError, match=message):
         configs.validate(config)
 

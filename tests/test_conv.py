@@ -122,7 +122,7 @@ def test_a_cpu_gets_only_matrix_products():
 
 def test_eight_devices_equal_one_and_never_gather_activations():
     rng = np.random.default_rng(0)
-    shapes = (16, 8, 8, 16), (3, 3, 16, 16), (3, 3, 16, 32)
+    shapes = (16, 8, 8, 64), (3, 3, 64, 64), (3, 3, 64, 32)
     x, first, second = (jnp.asarray(rng.standard_normal(s) * 0.1, jnp.float32) for s in shapes)
     gradient = jax.jit(jax.value_and_grad(two_layers, argnums=(0, 1, 2)))
     one = gradient(x, first, second)

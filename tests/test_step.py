@@ -21,13 +21,19 @@ def make_mesh(data, fsdp):
     return Mesh(devices, BATCH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
-def take_steps(config, mesh, steps=2):
-    """Parameters and metrics after some steps of SGD, so that a difference of gradients is not hidden."""
-    config.optim.name, config.optim.warmup_lr, config.optim.lr = "sgd", 0.05, 0.05
+def build_step(config, mesh):
+    """What makes the states of a config, and its compiled step."""
     method = build_method(config)
     tx, rate = optim.make_optimizer(config.optim, batch_size=16, steps_per_epoch=6, total_steps=12)
     factory = state_factory(method, tx, sample=IMAGES, num_classes=10, mesh=mesh)
-    step = make_train_step(method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh)
+    accum_steps = config.train.accum_steps
+    return factory, make_train_step(method, tx, factory, accum_steps=accum_steps, learning_rate=rate, mesh=mesh)
+
+
+def take_steps(config, mesh, steps=2):
+    """Parameters and metrics after some steps of SGD, so that a difference of gradients is not hidden."""
+    config.optim.name, config.optim.warmup_lr, config.optim.lr = "sgd", 0.05, 0.05
+    factory, step = build_step(config, mesh)
     state = factory.create(0, IMAGES)
     for _ in range(steps):
         state, metrics = step(state, BATCH)
@@ -91,12 +97,7 @@ def test_accumulating_equal_parts_equals_one_of_them():
 
 
 def test_the_step_donates_its_state_and_does_not_compile_again():
-    config = tiny_config()
-    method = build_method(config)
-    tx, rate = optim.make_optimizer(config.optim, batch_size=16, steps_per_epoch=6, total_steps=12)
-    mesh = make_mesh(1, 1)
-    factory = state_factory(method, tx, sample=IMAGES, num_classes=10, mesh=mesh)
-    step = make_train_step(method, tx, factory, accum_steps=1, learning_rate=rate, mesh=mesh)
+    factory, step = build_step(tiny_config(), make_mesh(1, 1))
     first = factory.create(0, IMAGES)
     second, _ = step(first, BATCH)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))
@@ -105,12 +106,7 @@ def test_the_step_donates_its_state_and_does_not_compile_again():
 
 
 def test_labels_reach_the_probe_alone():
-    config = tiny_config()
-    method = build_method(config)
-    tx, rate = optim.make_optimizer(config.optim, batch_size=16, steps_per_epoch=6, total_steps=12)
-    mesh = make_mesh(1, 1)
-    factory = state_factory(method, tx, sample=IMAGES, num_classes=10, mesh=mesh)
-    step = make_train_step(method, tx, factory, accum_steps=1, learning_rate=rate, mesh=mesh)
+    factory, step = build_step(tiny_config(), make_mesh(1, 1))
     right, _ = step(factory.create(0, IMAGES), BATCH)
     wrong, _ = step(factory.create(0, IMAGES), {**BATCH, "label": (BATCH["label"] + 1) % 10})
     jax.tree.map(np.testing.assert_array_equal, right.params["model"], wrong.params["model"])

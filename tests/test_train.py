@@ -17,7 +17,6 @@ from jepa_jax import load_encoder
 from jepa_jax.errors import Diverged, UserError
 from jepa_jax.interrupt import Interrupted
 from jepa_jax.train import train
-from jepa_jax.workdir import Workdir
 from jepa_jax.writers import Console
 from tests.tiny import tiny_config
 

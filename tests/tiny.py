@@ -20,9 +20,13 @@ def tiny_config(**overrides) -> ConfigDict:
     config.log.tensorboard = False
     config.train.checkpoint_every_steps = 3
     for name, value in overrides.items():
-        *groups, key = name.split("__")
-        group = config
-        for part in groups:
-            group = group[part]
-        group[key] = value
+        set_key(config, name, value)
     return config
+
+
+def set_key(config: ConfigDict, name: str, value: object) -> None:
+    """Sets a dotted key with "." written "__"."""
+    *groups, key = name.split("__")
+    for group in groups:
+        config = config[group]
+    config[key] = value

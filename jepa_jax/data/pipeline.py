@@ -207,7 +207,9 @@ def start_worker(index: int, count: int) -> None:
 
 
 def _exit_with_parent():
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # a worker has one
+    parent.join()
     os._exit(1)
 
 
@@ -280,7 +282,10 @@ class DeviceBatches(TrainBatches):
         """Reads the set once; the first batch's info carries the time and the skipped files."""
         start = time.perf_counter()
         n = len(self._source)
-        host = {"image": np.empty((n, *self._source.image_shape), np.uint8), "label": np.empty(n, np.int32)}
+        host: dict[str, np.ndarray] = {
+            "image": np.empty((n, *self._source.image_shape), np.uint8),
+            "label": np.empty(n, np.int32),
+        }
         for first in range(0, n, LOAD_CHUNK):
             part = self._source.batch(np.arange(first, min(first + LOAD_CHUNK, n)))
             for key in host:

@@ -44,7 +44,7 @@ def extract(
     batches = eval_batches(
         source, batch_size, sharding, process_index=jax.process_index(), process_count=jax.process_count()
     )
-    pending: tuple[jax.Array, np.ndarray, int] | None = None
+    pending: tuple[jax.Array, jax.Array, int] | None = None
 
     def collect(item):
         encoded, label, valid = item

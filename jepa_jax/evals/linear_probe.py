@@ -1,7 +1,7 @@
 """Linear probe: multinomial logistic regression on frozen, standardised features, solved to its optimum.
 
-The problem is convex, so there is no rate, seed or epoch to choose. The one free number, the weight penalty, is chosen on a
-part of the *training* set; the test set is looked at once.
+The problem is convex, so there is no rate, seed or epoch to choose. The one free number, the weight penalty, is chosen
+on a part of the *training* set; the test set is looked at once.
 """
 
 import functools

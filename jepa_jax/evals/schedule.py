@@ -11,9 +11,8 @@ from jax.sharding import Mesh
 from jepa_jax.data.sources import Source
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.knn import knn_accuracy
-from jepa_jax.evals.linear_probe import linear_probe
+from jepa_jax.evals.linear_probe import linear_probe, top1
 from jepa_jax.methods import Method
-from jepa_jax.models.heads import probe_logits
 from jepa_jax.runtime import batch_sharding
 from jepa_jax.step import StateFactory, TrainState, make_feature_step, make_statistics_step
 
@@ -118,5 +117,4 @@ class Evaluator:
 
 def online_accuracy(probe: dict[str, jax.Array], test: Split) -> float:
     """Percent of test images that the probe trained beside the encoder gets right."""
-    predicted = np.argmax(probe_logits(jax.device_get(probe), test.features), axis=1)
-    return 100 * float(np.mean(predicted == test.labels))
+    return top1(jax.device_get(probe), test.features, test.labels)

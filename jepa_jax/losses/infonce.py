@@ -1,7 +1,7 @@
 """InfoNCE: a view must find the other views of its image among those of the whole batch.
 
-Reference: van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018; here each view is compared
-with the mean of its image's other views, so V views cost V products of [B, B] whatever V is.
+Reference: van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018; here each view is
+compared with the mean of its image's other views, so V views cost V products of [B, B] whatever V is.
 """
 
 import jax

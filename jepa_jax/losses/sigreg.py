@@ -1,8 +1,8 @@
 """SIGReg and BCS: push embeddings towards an isotropic Gaussian by testing random one-dimensional slices.
 
 Both compare the empirical characteristic function of each slice with that of N(0, 1). Reference: Balestriero and LeCun,
-"LeJEPA", 2025. Means over the batch are over the global batch: slices come from a key that is equal on all devices and the
-batch axis is reduced by the compiler, so value and gradient do not depend on how the batch is split.
+"LeJEPA", 2025. Means over the batch are over the global batch: slices come from a key that is equal on all devices and
+the batch axis is reduced by the compiler, so value and gradient do not depend on how the batch is split.
 """
 
 import jax
@@ -54,7 +54,7 @@ def epps_pulley(z: jax.Array, slices: jax.Array, knots: int = 10, t_max: float =
 
 
 def bcs_loss(z: jax.Array, slices: jax.Array, *, weight: float) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """EB-JEPA's batch characteristic slicing: mse between views + weight * mean Epps-Pulley over views; z: [V, B, D]."""
+    """EB-JEPA's batch characteristic slicing: mse of views + weight * mean Epps-Pulley over views; z: [V, B, D]."""
     terms = {
         "bcs": jnp.mean(jax.vmap(lambda v: epps_pulley(v, slices))(z)),
         "invariance": invariance(z),

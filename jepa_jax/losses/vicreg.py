@@ -1,7 +1,7 @@
 """VICReg: views agree (invariance), every dimension varies (variance), dimensions differ (covariance).
 
-Reference: Bardes, Ponce, LeCun, "VICReg", ICLR 2022. Statistics are over the batch axis as the compiled program sees it:
-under `jit` with a sharded batch that is the global batch.
+Reference: Bardes, Ponce, LeCun, "VICReg", ICLR 2022. Statistics are over the batch axis as the compiled program sees
+it: under `jit` with a sharded batch that is the global batch.
 """
 
 import jax
@@ -44,8 +44,8 @@ def vicreg_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Weighted sum of the three terms for V views z: [V, B, D].
 
-    Variance and covariance add up over two views; with more they are twice the mean over views, so that a weight means the
-    same for any number of views. The paper's weights 25/25/1 go with "dimensions", EB-JEPA's 1/1/80 with "pairs".
+    Variance and covariance add up over two views; with more they are twice the mean over views, so that a weight means
+    the same for any number of views. The paper's weights 25/25/1 go with "dimensions", EB-JEPA's 1/1/80 with "pairs".
     """
     terms = {
         "invariance": invariance(z),

@@ -1,4 +1,4 @@
-"""Methods: what is learned, one file a method. The loop, the step, the evals and the planner know only this contract."""
+"""Methods: what is learned, one file a method. Loop, step, evals and planner know only this contract."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -17,17 +17,17 @@ class Output(NamedTuple):
 
 
 class Method(Protocol):
-    """A learning method; it never touches meshes, optimizers or writers."""
+    """A learning method; it never touches meshes, optimizers or writers. `model` is what its own `init` made."""
 
     def init(self, key: jax.Array, sample: jax.Array) -> nnx.Module:
         """Parameters and statistics; `sample` is a uint8 batch of training images."""
         ...
 
-    def loss(self, model: nnx.Module, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array) -> Output:
+    def loss(self, model: Any, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array) -> Output:
         """The loss of a batch of uint8 images; updates the model's statistics in place."""
         ...
 
-    def features(self, model: nnx.Module, images: jax.Array, *, train: bool = False) -> jax.Array:
+    def features(self, model: Any, images: jax.Array, *, train: bool = False) -> jax.Array:
         """What probes and users read from uint8 images: [B, feature_dim], float32, no augmentation.
 
         With `train`, batch norm uses and updates the statistics of this batch.

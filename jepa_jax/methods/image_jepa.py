@@ -15,13 +15,13 @@ from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods import Output
 from jepa_jax.models.heads import Projector
-from jepa_jax.models.registry import DTYPES, build_encoder
+from jepa_jax.models.registry import DTYPES, Encoder, build_encoder
 
 
 class EncoderProjector(nnx.Module):
     """The encoder that is kept and the projector that only the loss reads."""
 
-    def __init__(self, encoder: nnx.Module, projector: Projector):
+    def __init__(self, encoder: Encoder, projector: Projector):
         self.encoder = encoder
         self.projector = projector
 

@@ -46,22 +46,15 @@ def _conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
 
 
 def _conv_forward(x, kernel, stride, pads):
-    # The same residuals for every platform: the choice is not made yet.
+    # Only the operands are kept, whatever the platform: it is not known yet.
     return _conv(x, kernel, stride, pads), (x, kernel)
 
 
-def _conv_backward(stride, pads, residuals, dy):
-    x, kernel = residuals
-    return lax.platform_dependent(
-        x,
-        kernel,
-        dy,
-        cpu=lambda x, kernel, dy: (
-            _input_gradient(dy, kernel, x.shape, stride, pads),
-            _kernel_gradient(x, dy, kernel.shape, stride, pads).astype(kernel.dtype),
-        ),
-        default=lambda x, kernel, dy: jax.vjp(lambda x, k: _plain_conv(x, k, stride, pads), x, kernel)[1](dy),
-    )
+def _conv_backward(stride, pads, operands, dy):
+    def gradient(conv):
+        return lambda x, kernel, dy: jax.vjp(lambda x, kernel: conv(x, kernel, stride, pads), x, kernel)[1](dy)
+
+    return lax.platform_dependent(*operands, dy, cpu=gradient(_matmul_conv), default=gradient(_plain_conv))
 
 
 _conv.defvjp(_conv_forward, _conv_backward)
@@ -72,18 +65,22 @@ def _plain_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
 
 
 def _matmul_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
-    if _splits_rows(kernel.shape, stride):
-        if _winograd_pays(x.shape, kernel.shape, pads):
-            return _winograd_conv(x, kernel, pads)
-        return _row_split_conv(x, kernel, pads)
-    columns = _columns(x, kernel.shape[:2], stride, pads)  # [B, H', W', h w I]
-    return _product(columns, kernel.reshape(-1, kernel.shape[-1])).astype(x.dtype)
+    dtype = x.dtype
+    x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)  # sums in float32; CPUs emulate anything shorter
+    if stride == 1 and _winograd_pays(x.shape, kernel.shape, pads):
+        y = _winograd_conv(x, kernel, pads)
+    elif stride == 1 and _row_split_pays(kernel.shape):
+        y = _row_split_conv(x, kernel, pads)
+    else:
+        columns = _columns(x, kernel.shape[:2], stride, pads)  # [B, H', W', h w I]
+        y = _product(columns, kernel.reshape(-1, kernel.shape[-1]))
+    return y.astype(dtype)
 
 
-def _splits_rows(kernel_shape: tuple[int, ...], stride: int) -> bool:
+def _row_split_pays(kernel_shape: tuple[int, ...]) -> bool:
     """Whether fewer numbers move when only the taps of a row become columns and the rows are added afterwards."""
     height, width, inputs, outputs = kernel_shape
-    return stride == 1 and width * inputs + height * outputs < height * width * inputs + outputs
+    return width * inputs + height * outputs < height * width * inputs + outputs
 
 
 def _row_split_conv(x: Array, kernel: Array, pads: _Pads) -> Array:
@@ -91,28 +88,17 @@ def _row_split_conv(x: Array, kernel: Array, pads: _Pads) -> Array:
     height, width, inputs, outputs = kernel.shape
     columns = _columns(x, (1, width), 1, ((0, 0), pads[1]))  # [B, H, W', w I]
     flat = kernel.transpose(1, 2, 0, 3).reshape(width * inputs, height * outputs)
-    return _add_rows(_product(columns, flat), height, pads[0]).astype(x.dtype)
-
-
-def _row_shifts(height: int, pads: tuple[int, int]) -> list[_Pads]:
-    """Rows to add (or, negative, to cut) above and below the product of each kernel row to bring it to its place."""
-    return [((pads[0] - i, pads[1] - (height - 1 - i)), (0, 0)) for i in range(height)]
+    return _add_rows(_product(columns, flat), height, pads[0])
 
 
 def _add_rows(rows: Array, height: int, pads: tuple[int, int]) -> Array:
-    """Sum of the products of all kernel rows: [B, H, W, h O] -> [B, H', W, O]."""
-    products = jnp.split(rows, height, axis=-1)
-    return sum(_pad(row, shift) for row, shift in zip(products, _row_shifts(height, pads), strict=True))
-
-
-def _spread_rows(dy: Array, height: int, pads: tuple[int, int]) -> Array:
-    """The transpose of _add_rows: [B, H', W, O] -> [B, H, W, h O]."""
-    rows = [_pad(dy, ((-above, -below), (0, 0))) for (above, below), _ in _row_shifts(height, pads)]
-    return jnp.concatenate(rows, axis=-1)
+    """Sum of the products of all kernel rows, each shifted to its place: [B, H, W, h O] -> [B, H', W, O]."""
+    shifts = [((pads[0] - i, pads[1] - (height - 1 - i)), (0, 0)) for i in range(height)]
+    return sum(_pad(row, shift) for row, shift in zip(jnp.split(rows, height, axis=-1), shifts, strict=True))
 
 
 def _product(columns: Array, flat: Array) -> Array:
-    y = jnp.matmul(columns.reshape(-1, flat.shape[0]), flat, preferred_element_type=jnp.float32)
+    y = columns.reshape(-1, flat.shape[0]) @ flat
     return y.reshape(*columns.shape[:3], -1)
 
 
@@ -133,57 +119,10 @@ def _pad(x: Array, pads: _Pads) -> Array:
     return lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*pads[0], 0), (*pads[1], 0), (0, 0, 0)))
 
 
-def _kernel_gradient(x: Array, dy: Array, shape: tuple[int, ...], stride: int, pads: _Pads) -> Array:
-    if not _splits_rows(shape, stride):
-        return _outer_product(_columns(x, shape[:2], stride, pads), dy).reshape(shape)
-    height, width, inputs, outputs = shape
-    if _winograd_pays(x.shape, shape, pads):
-        return _winograd_kernel_gradient(x, dy, shape, pads)
-    columns = _columns(x, (1, width), 1, ((0, 0), pads[1]))
-    product = _outer_product(columns, _spread_rows(dy, height, pads[0]))
-    return product.reshape(width, inputs, height, outputs).transpose(2, 0, 1, 3)
-
-
-def _outer_product(columns: Array, dy: Array) -> Array:
-    columns, dy = (a.reshape(-1, a.shape[-1]) for a in (columns, dy))
-    return jnp.matmul(columns.T, dy, preferred_element_type=jnp.float32)
-
-
-def _input_gradient(dy: Array, kernel: Array, shape: tuple[int, ...], stride: int, pads: _Pads) -> Array:
-    """Inputs that lie `stride` apart see the same taps: one stride-1 convolution of dy for each offset, interleaved."""
-    taps = jnp.swapaxes(kernel, 2, 3)  # [h, w, O, I]
-    rows = [_phase_taps(o, shape[1], dy.shape[1], kernel.shape[0], stride, pads[0][0]) for o in range(stride)]
-    columns = [_phase_taps(o, shape[2], dy.shape[2], kernel.shape[1], stride, pads[1][0]) for o in range(stride)]
-    phases = []
-    for row, row_pads in rows:
-        for column, column_pads in columns:
-            part = taps[row][:, column][::-1, ::-1]
-            if part.size == 0:
-                size = (-(-shape[1] // stride), -(-shape[2] // stride))
-                phases.append(jnp.zeros((shape[0], *size, shape[3]), dy.dtype))
-            else:
-                phases.append(_matmul_conv(dy, part, 1, (row_pads, column_pads)))
-    if stride == 1:
-        return phases[0]
-    dx = jnp.stack(phases, axis=3)  # [B, H/s, W/s, s s, I]
-    batch, height, width, _, features = dx.shape
-    dx = dx.reshape(batch, height, width, stride, stride, features).transpose(0, 1, 3, 2, 4, 5)
-    return dx.reshape(batch, height * stride, width * stride, features)[:, : shape[1], : shape[2]]
-
-
-def _phase_taps(offset: int, size: int, out_size: int, window: int, stride: int, before: int):
-    """Taps that reach the inputs offset, offset + stride, ... and the padding of dy that lines them up."""
-    shift, first = divmod(offset + before, stride)
-    count = len(range(first, window, stride))
-    low = count - 1 - shift
-    high = -(-size // stride) - out_size + shift
-    return slice(first, None, stride), (low, high)
-
-
 # Winograd's F(4, 3) along the width (Lavin and Gray 2015, arXiv:1509.09308): six products give four outputs of three
 # taps each, half of the multiplications. Along the height as well it would save more, and lose it moving tiles.
 _TILE = 4
-_KERNEL_TO_TILE = np.float32([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
+_KERNEL_TO_TILE = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], np.float32) / 24
 
 
 def _winograd_pays(shape: tuple[int, ...], kernel_shape: tuple[int, ...], pads: _Pads) -> bool:
@@ -197,32 +136,19 @@ def _winograd_pays(shape: tuple[int, ...], kernel_shape: tuple[int, ...], pads: 
 def _winograd_conv(x: Array, kernel: Array, pads: _Pads) -> Array:
     height, _, inputs, outputs = kernel.shape
     tiles = _input_tiles(x, pads[1])
-    flat = jnp.einsum("tw,hwio->tiho", _KERNEL_TO_TILE, kernel.astype(jnp.float32)).reshape(6, inputs, height * outputs)
+    flat = jnp.einsum("tw,hwio->tiho", _KERNEL_TO_TILE, kernel).reshape(6, inputs, height * outputs)
     t0, t1, t2, t3, t4, t5 = (_add_rows(_product(v, u), height, pads[0]) for v, u in zip(tiles, flat, strict=True))
     even, odd, even2, odd2 = t1 + t2, t1 - t2, t3 + t4, t3 - t4
     neighbours = t0 + even + even2, odd + 2 * odd2, even + 4 * even2, odd + 8 * odd2 + t5
     y = jnp.stack(neighbours, axis=3)  # [B, H', n, 4, O]
     out_width = x.shape[2] + sum(pads[1]) - 2
-    return y.reshape(*y.shape[:2], -1, outputs)[:, :, :out_width].astype(x.dtype)
-
-
-def _winograd_kernel_gradient(x: Array, dy: Array, shape: tuple[int, ...], pads: _Pads) -> Array:
-    height, _, inputs, outputs = shape
-    dy = _pad(dy.astype(jnp.float32), ((0, 0), (0, -dy.shape[2] % _TILE)))
-    y0, y1, y2, y3 = (dy[:, :, i::_TILE] for i in range(_TILE))
-    even, odd, even2, odd2 = y0 + y2, y1 + y3, y0 + 4 * y2, 2 * y1 + 8 * y3
-    gradients = y0, even + odd, even - odd, even2 + odd2, even2 - odd2, y3
-    flat = [
-        _outer_product(v, _spread_rows(g, height, pads[0])).reshape(inputs, height, outputs)
-        for v, g in zip(_input_tiles(x, pads[1]), gradients, strict=True)
-    ]
-    return jnp.einsum("tw,tiho->hwio", _KERNEL_TO_TILE, jnp.stack(flat))
+    return y.reshape(*y.shape[:2], -1, outputs)[:, :, :out_width]
 
 
 def _input_tiles(x: Array, pads: tuple[int, int]) -> list[Array]:
     """Six combinations of the six inputs behind four neighbouring outputs: [B, H, n, I] each."""
     out_width = x.shape[2] + sum(pads) - 2
-    x = _pad(x.astype(jnp.float32), ((0, 0), (pads[0], pads[1] + -out_width % _TILE)))
+    x = _pad(x, ((0, 0), (pads[0], pads[1] + -out_width % _TILE)))
     last = x.shape[2] - 6
     x0, x1, x2, x3, x4, x5 = (x[:, :, i : i + last + 1 : _TILE] for i in range(6))
     even, odd, even2, odd2 = x4 - 4 * x2, x3 - 4 * x1, x4 - x2, 2 * (x3 - x1)

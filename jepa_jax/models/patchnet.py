@@ -1,7 +1,7 @@
 """PatchNet: whitened patches, then a few learned convolutions; an encoder that a CPU can train.
 
-The stem's filters are the leading principal directions of training patches, scaled to equal variance. They are computed from a
-sample of images, need no label and are not trained: gradients never pay for the largest maps of the network.
+The stem's filters are the leading principal directions of training patches, scaled to equal variance. They are computed
+from a sample of images, need no label and are not trained: gradients never pay for the largest maps of the network.
 """
 
 from collections.abc import Sequence

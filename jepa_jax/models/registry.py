@@ -9,12 +9,13 @@ from flax import nnx
 from jepa_jax.errors import UserError
 from jepa_jax.models import patchnet, resnet, vit
 
+Encoder = patchnet.PatchNet | resnet.ResNet | vit.ViT
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def build_encoder(
     model: Any, sample: jax.Array, *, view_size: int, precision: str, remat: str, rngs: nnx.Rngs
-) -> nnx.Module:
+) -> Encoder:
     """The encoder of the `model` group; it maps normalised images to features and knows its `feature_dim`.
 
     Args:

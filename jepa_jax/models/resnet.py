@@ -93,7 +93,7 @@ class ResNet(nnx.Module):
             3, width, 7 if self.imagenet_stem else 3, stride=2 if self.imagenet_stem else 1, dtype=dtype, rngs=rngs
         )
         expansion = BOTTLENECK_EXPANSION if bottleneck else 1
-        self.blocks = nnx.List([])
+        self.blocks: nnx.List[ResidualBlock] = nnx.List([])
         channels = width
         for stage, count in enumerate(blocks):
             for i in range(count):

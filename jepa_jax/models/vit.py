@@ -1,4 +1,4 @@
-"""Vision transformer: pre-norm, learned positions, exact GELU; tokens can be embedded, dropped and encoded separately."""
+"""Vision transformer: pre-norm, learned positions, exact GELU; tokens can be embedded, dropped, encoded separately."""
 
 import jax
 import jax.numpy as jnp

@@ -13,10 +13,10 @@ class CompilationCounter:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **_: object) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _EVENT:
             self.count += 1
-            self.seconds += duration
+            self.seconds += duration_secs
 
     def __enter__(self) -> "CompilationCounter":
         return self

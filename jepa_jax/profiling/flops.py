@@ -1,7 +1,7 @@
 """Counts the floating-point operations of a program from its jaxpr: matrix products and convolutions, nothing else.
 
-A loop body counts as often as it runs. Of a branch, the most expensive one counts. Convolutions count the products that exist:
-padding and the holes of dilated inputs are left out.
+A loop body counts as often as it runs. Of a branch, the most expensive one counts. Convolutions count the products that
+exist: padding and the holes of dilated inputs are left out.
 """
 
 import itertools
@@ -57,11 +57,10 @@ def _conv_flops(equation: Any) -> int:
     left, right = (v.aval.shape for v in equation.invars)
     out = equation.outvars[0].aval.shape
     products = 1  # pairs of output position and kernel tap that meet a real input, over all spatial axes
-    for axis, (l, r, o) in enumerate(
-        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    ):
+    spatial = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    for axis, (in_left, in_right, in_out) in enumerate(spatial):
         products *= _meeting_pairs(
-            size=left[l], taps=right[r], outputs=out[o], stride=params["window_strides"][axis],
+            size=left[in_left], taps=right[in_right], outputs=out[in_out], stride=params["window_strides"][axis],
             before=params["padding"][axis][0], hole=params["lhs_dilation"][axis], spread=params["rhs_dilation"][axis],
         )  # fmt: skip
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]

@@ -1,0 +1,103 @@
+"""Kills training runs with SIGKILL at random steps, resumes them, and compares the final parameters bit for bit.
+
+    python profiling/check_resume.py [--tries=5] [--pipelines=grain:0,grain:2,device:0]
+
+The run is the quickstart config, shortened. `grain:2` loads batches in two worker processes. The last line is a JSON
+object: `equal` of `tries` for each pipeline, and the steps at which runs were killed.
+"""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import app, flags
+
+_TRIES = flags.DEFINE_integer("tries", 5, "Runs to kill, for each pipeline.", lower_bound=1)
+_PIPELINES = flags.DEFINE_list("pipelines", ["grain:0", "grain:2"], "pipeline:workers, comma-separated.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the steps at which runs are killed.")
+
+ROOT = pathlib.Path(__file__).parents[1]
+STEPS = 40
+TIMEOUT = 600
+SHORT = (
+    "--config.data.num_train=1024", "--config.data.num_test=64", "--config.data.batch_size=32",
+    "--config.optim.epochs=1.25", "--config.optim.warmup_epochs=0.2", "--config.train.checkpoint_every_steps=4",
+    "--config.log.every_steps=1", "--config.log.tensorboard=False", "--config.eval.untrained=False",
+    "--config.eval.batch_size=64", "--config.eval.every_epochs=0", "--config.eval.max_images=64",
+    "--config.model.width=8",
+)  # fmt: skip
+
+
+def start(workdir: pathlib.Path, pipeline: str) -> subprocess.Popen:
+    kind, workers = pipeline.split(":")
+    command = [
+        sys.executable, "scripts/train.py", "--config=configs/quickstart.py", f"--workdir={workdir}", *SHORT,
+        f"--config.data.pipeline={kind}", f"--config.data.num_workers={workers}",
+    ]  # fmt: skip
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    """The digest of the parameters that a run ended with."""
+    output, errors = process.communicate(timeout=TIMEOUT)
+    if process.returncode:
+        raise SystemExit(f"a run ended with exit code {process.returncode}:\n{errors}")
+    return json.loads(output.splitlines()[-1])["params_sha256"]
+
+
+def last_step(workdir: pathlib.Path) -> int:
+    """The newest step of metrics.jsonl; 0 before there is one."""
+    try:
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return json.loads(line)["step"]
+        except ValueError:
+            continue  # half a line: it is being written
+    return 0
+
+
+def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> int:
+    """Kills the run once it has logged `step`; returns the step it was seen at."""
+    deadline = time.monotonic() + TIMEOUT
+    while last_step(workdir) < step:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the run ended before step {step}:\n{process.communicate()[1]}")
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    return last_step(workdir)
+
+
+def main(argv: list[str]) -> int:
+    del argv
+    rng = random.Random(_SEED.value)
+    result: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        expected = finish(start(root / "whole", "grain:0"))
+        for pipeline in _PIPELINES.value:
+            killed, equal = [], 0
+            for attempt in range(_TRIES.value):
+                workdir = root / f"{pipeline.replace(':', '_')}_{attempt}"
+                process = start(workdir, pipeline)
+                killed.append(kill_at(process, workdir, rng.randint(1, STEPS - 2)))
+                same = finish(start(workdir, pipeline)) == expected
+                equal += same
+                verdict = "equal" if same else "DIFFERENT"
+                print(f"{pipeline}: killed at step {killed[-1]}, resumed: {verdict}", file=sys.stderr, flush=True)
+            result[pipeline] = {"tries": _TRIES.value, "equal": equal, "killed_at": killed}
+    print(json.dumps(result))
+    return 0 if all(entry["equal"] == entry["tries"] for entry in result.values()) else 1
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    app.run(main)
