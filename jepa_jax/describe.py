@@ -5,14 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jepa_jax import optim, runtime
+from jepa_jax import runtime
 from jepa_jax.config import validate
 from jepa_jax.data.sources import open_source
 from jepa_jax.errors import UserError
-from jepa_jax.methods import build_method
 from jepa_jax.profiling.flops import count_flops
-from jepa_jax.step import TrainState, make_train_step, state_factory
-from jepa_jax.train import Length
+from jepa_jax.program import build_program
+from jepa_jax.step import TrainState
 
 # Sizes of sets whose files need not be there to describe a run on them.
 KNOWN_SIZES = {"cifar10": (50_000, 10), "tfds:cifar10": (50_000, 10)}
@@ -22,32 +21,27 @@ def describe(config: Any) -> dict[str, Any]:
     """Parameters (by module, total, trainable), operations an image and steps of a run."""
     validate(config)
     num_train, num_classes = data_size(config.data)
-    length = Length.of(config, num_train)
-    mesh = runtime.make_mesh(1, 1)
-    method = build_method(config)
-    tx, rate = optim.make_optimizer(
-        config.optim,
-        batch_size=config.data.batch_size,
-        steps_per_epoch=length.steps_per_epoch,
-        total_steps=length.total_steps,
-    )
     size, batch_size = config.data.image_size, config.data.batch_size
-    sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
-    factory = state_factory(method, tx, sample=sample, num_classes=num_classes, mesh=mesh)
-    step = make_train_step(method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh)
-    batch = {"image": sample, "label": jax.ShapeDtypeStruct((batch_size,), np.int32)}
-    params = factory.abstract.params["model"]
+    batch = {
+        "image": jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8),
+        "label": jax.ShapeDtypeStruct((batch_size,), np.int32),
+    }
+    program = build_program(
+        config, num_train=num_train, num_classes=num_classes, sample=batch["image"], mesh=runtime.make_mesh(1, 1)
+    )
+    abstract = program.factory.abstract
+    params = abstract.params["model"]
     return {
         "params_by_module": parameter_table(params),
         "params_total": count(params),
         "params_trainable": count(params),
-        "params_probe": count(factory.abstract.params["probe"]),
-        "optimizer_bytes": num_bytes(factory.abstract.opt_state),
-        "flops_per_image": count_flops(step, factory.abstract, batch) / batch_size,
-        "feature_dim": feature_dim(factory.abstract),
+        "params_probe": count(abstract.params["probe"]),
+        "optimizer_bytes": num_bytes(abstract.opt_state),
+        "flops_per_image": count_flops(program.train_step, abstract, batch) / batch_size,
+        "feature_dim": feature_dim(abstract),
         "images_per_epoch": num_train,
-        "steps_per_epoch": length.steps_per_epoch,
-        "steps_total": length.total_steps,
+        "steps_per_epoch": program.length.steps_per_epoch,
+        "steps_total": program.length.total_steps,
     }
 
 

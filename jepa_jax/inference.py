@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jepa_jax import optim, runtime
+from jepa_jax import runtime
 from jepa_jax.checkpoint import Checkpoints
 from jepa_jax.config import validate
 from jepa_jax.errors import UserError
-from jepa_jax.methods import build_method
-from jepa_jax.step import make_feature_step, state_factory
+from jepa_jax.program import build_program
+from jepa_jax.step import make_feature_step
 from jepa_jax.workdir import Workdir
 
 
@@ -28,15 +28,15 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Calla
         raise UserError(f"{folder.path}: no checkpoint yet; train first, or check the path")
     runtime.start_compile_cache()
     mesh = runtime.make_mesh(1, 1)
-    method = build_method(config)
     size = config.data.image_size
-    tx, _ = optim.make_optimizer(config.optim, batch_size=1, steps_per_epoch=1, total_steps=1)
     sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
     with Checkpoints(folder.checkpoints) as checkpoints:
         num_classes = checkpoints.shape("params/probe/bias")[0]
-        factory = state_factory(method, tx, sample=sample, num_classes=num_classes, mesh=mesh)
-        state, _ = checkpoints.restore(factory.abstract)
-    encode_batch = make_feature_step(method, factory, mesh)
+        program = build_program(
+            config, num_train=config.data.batch_size, num_classes=num_classes, sample=sample, mesh=mesh
+        )
+        state, _ = checkpoints.restore(program.factory.abstract)
+    encode_batch = make_feature_step(program.method, program.factory, mesh)
 
     def encode(images: np.ndarray) -> np.ndarray:
         images = np.asarray(images)

@@ -48,21 +48,15 @@ def build(config):
     import jax
     import numpy as np
 
-    from jepa_jax import optim, runtime
-    from jepa_jax.methods import build_method
-    from jepa_jax.step import make_train_step, state_factory
+    from jepa_jax import runtime
+    from jepa_jax.program import build_program
 
-    mesh = runtime.make_mesh(1, 1)
-    method = build_method(config)
-    tx, rate = optim.make_optimizer(
-        config.optim, batch_size=config.data.batch_size, steps_per_epoch=100, total_steps=1000
-    )
-    size = config.data.image_size
+    size, count = config.data.image_size, config.data.batch_size
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (config.data.batch_size, size, size, 3), np.uint8)
-    batch = {"image": images, "label": rng.integers(0, 10, config.data.batch_size).astype(np.int32)}
-    factory = state_factory(method, tx, sample=images, num_classes=10, mesh=mesh)
-    step = make_train_step(method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=rate, mesh=mesh)
+    images = rng.integers(0, 256, (count, size, size, 3), np.uint8)
+    batch = {"image": images, "label": rng.integers(0, 10, count).astype(np.int32)}
+    program = build_program(config, num_train=50_000, num_classes=10, sample=images, mesh=runtime.make_mesh(1, 1))
+    step, factory = program.train_step, program.factory
     start = time.perf_counter()
     state, metrics = step(factory.create(0, images), batch)
     jax.block_until_ready(metrics)

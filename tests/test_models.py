@@ -10,7 +10,7 @@ from flax import nnx
 
 from jepa_jax.errors import UserError
 from jepa_jax.models.heads import Projector
-from jepa_jax.models.patchnet import max_pool_2x2, whitening_filters
+from jepa_jax.models.patchnet import whitening_filters
 from jepa_jax.models.registry import build_encoder
 
 RESNET = dict(stem="cifar", width=64)
@@ -130,14 +130,8 @@ def test_whitening_filters_decorrelate_patches():
         for y in (0, 3, 6, 9, 12) for x in (0, 3, 6, 9, 12)
     ])), rowvar=False)  # fmt: skip
     off_diagonal = responses - np.diag(np.diag(responses))
-    assert np.abs(before).mean() > 0.3
+    assert np.abs(before).mean() > 0.2
     assert np.abs(off_diagonal).max() < 0.02 * np.diag(responses).max()
-
-
-def test_max_pool_equals_the_window_maximum():
-    x = jax.random.normal(jax.random.key(0), (2, 6, 4, 3))
-    expected = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-    np.testing.assert_array_equal(max_pool_2x2(x), expected)
 
 
 def test_projector_normalises_hidden_layers_and_not_its_output():

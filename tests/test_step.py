@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jepa_jax import optim
-from jepa_jax.methods import build_method
+from jepa_jax.program import build_program
 from jepa_jax.runtime import BATCH_AXES
-from jepa_jax.step import fsdp_spec, make_train_step, state_factory
+from jepa_jax.step import fsdp_spec
 from tests.tiny import tiny_config
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), np.uint8)
@@ -23,11 +22,8 @@ def make_mesh(data, fsdp):
 
 def build_step(config, mesh):
     """What makes the states of a config, and its compiled step."""
-    method = build_method(config)
-    tx, rate = optim.make_optimizer(config.optim, batch_size=16, steps_per_epoch=6, total_steps=12)
-    factory = state_factory(method, tx, sample=IMAGES, num_classes=10, mesh=mesh)
-    accum_steps = config.train.accum_steps
-    return factory, make_train_step(method, tx, factory, accum_steps=accum_steps, learning_rate=rate, mesh=mesh)
+    program = build_program(config, num_train=96, num_classes=10, sample=IMAGES, mesh=mesh)
+    return program.factory, program.train_step
 
 
 def take_steps(config, mesh, steps=2):
@@ -79,13 +75,10 @@ def test_accumulating_equal_parts_equals_one_of_them():
     for operation in ("crop", "flip", "jitter", "grayscale", "solarize"):
         config.data.augment[operation].probability = 0.0
     half = IMAGES[:8]
-    method = build_method(config)
-    tx, rate = optim.make_optimizer(config.optim, batch_size=16, steps_per_epoch=6, total_steps=12)
-    mesh = make_mesh(1, 1)
-    factory = state_factory(method, tx, sample=IMAGES, num_classes=10, mesh=mesh)
 
     def one_step(images, labels, parts):
-        step = make_train_step(method, tx, factory, accum_steps=parts, learning_rate=rate, mesh=mesh)
+        config.train.accum_steps = parts
+        factory, step = build_step(config, make_mesh(1, 1))
         return jax.device_get(step(factory.create(0, IMAGES), {"image": images, "label": labels}))
 
     labels = np.arange(8, dtype=np.int32)

@@ -16,6 +16,8 @@ def tiny_config(**overrides) -> ConfigDict:
     config.optim.epochs, config.optim.warmup_epochs = 2.0, 0.5
     config.eval.batch_size = 32
     config.eval.knn_k = 5
+    config.eval.every_epochs = 1
+    config.eval.calibration_images = 64
     config.log.every_steps = 1
     config.log.tensorboard = False
     config.train.checkpoint_every_steps = 3

@@ -6,15 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jepa_jax.data.sources import Source
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import linear_probe, top1
-from jepa_jax.methods import Method
+from jepa_jax.program import Program
 from jepa_jax.runtime import batch_sharding
-from jepa_jax.step import StateFactory, TrainState, make_feature_step, make_statistics_step
+from jepa_jax.step import TrainState, make_feature_step, make_statistics_step
 
 UNTRAINED_CALIBRATION_IMAGES = 1024
 SMOKE_IMAGES = 1024  # a run that ends within its first epoch is a test of the set-up: it is measured on a sample
@@ -26,21 +25,19 @@ class Evaluator:
     def __init__(
         self,
         config: Any,
-        method: Method,
-        factory: StateFactory,
-        mesh: Mesh,
+        program: Program,
         sources: tuple[Source, Source],
         *,
         smoke: bool,
-        on_images: Callable[[int], None],
+        on_images: Callable[[int], None] = lambda count: None,
     ):
-        self._config, self._method, self._factory, self._mesh = config, method, factory, mesh
+        self._config, self._mesh = config, program.mesh
         self._on_images = on_images
         limit = config.max_images or (SMOKE_IMAGES if smoke else 0)
         self._train, self._test = (FirstImages(source, limit) for source in sources)
         self._num_classes = len(sources[0].classes)
-        self._encode = make_feature_step(method, factory, mesh)
-        self._batch_statistics = make_statistics_step(method, factory, mesh)
+        self._encode = make_feature_step(program.method, program.factory, program.mesh)
+        self._batch_statistics = make_statistics_step(program.method, program.factory, program.mesh)
 
     @property
     def num_images(self) -> int:

@@ -30,9 +30,10 @@ def _explicit_padding(padding: Padding, size: tuple[int, ...], window: tuple[int
     if isinstance(padding, int):
         return ((padding, padding), (padding, padding))
     if isinstance(padding, str):
-        rows, columns = lax.padtype_to_pads(size, window, (stride, stride), padding)
-        return (tuple(rows), tuple(columns))
-    return tuple(tuple(p) for p in padding)
+        (top, bottom), (left, right) = lax.padtype_to_pads(size, window, (stride, stride), padding)
+    else:
+        (top, bottom), (left, right) = padding
+    return ((top, bottom), (left, right))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -72,7 +73,7 @@ def _matmul_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
     elif stride == 1 and _row_split_pays(kernel.shape):
         y = _row_split_conv(x, kernel, pads)
     else:
-        columns = _columns(x, kernel.shape[:2], stride, pads)  # [B, H', W', h w I]
+        columns = _columns(x, (kernel.shape[0], kernel.shape[1]), stride, pads)  # [B, H', W', h w I]
         y = _product(columns, kernel.reshape(-1, kernel.shape[-1]))
     return y.astype(dtype)
 
@@ -94,7 +95,8 @@ def _row_split_conv(x: Array, kernel: Array, pads: _Pads) -> Array:
 def _add_rows(rows: Array, height: int, pads: tuple[int, int]) -> Array:
     """Sum of the products of all kernel rows, each shifted to its place: [B, H, W, h O] -> [B, H', W, O]."""
     shifts = [((pads[0] - i, pads[1] - (height - 1 - i)), (0, 0)) for i in range(height)]
-    return sum(_pad(row, shift) for row, shift in zip(jnp.split(rows, height, axis=-1), shifts, strict=True))
+    placed = [_pad(row, shift) for row, shift in zip(jnp.split(rows, height, axis=-1), shifts, strict=True)]
+    return reduce(jnp.add, placed)
 
 
 def _product(columns: Array, flat: Array) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.models.conv import conv2d
+from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.resnet import ConvNorm, batch_norm
 
 RIDGE = 0.1  # of the mean eigenvalue, added to each: keeps noise directions from being blown up
@@ -78,12 +78,5 @@ class PatchNet(nnx.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, train)
             if i == 0:
-                x = max_pool_2x2(x)
+                x = max_pool(x, window=2, stride=2)
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
-
-
-def max_pool_2x2(x: jax.Array) -> jax.Array:
-    """Largest of each 2x2 square; as a reshape, whose gradient is elementwise."""
-    batch, height, width, channels = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return jnp.max(x.reshape(batch, height // 2, 2, width // 2, 2, channels), axis=(2, 4))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.models.conv import conv2d
+from jepa_jax.models.conv import conv2d, max_pool
 
 SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
     "resnet10": ((1, 1, 1, 1), False),
@@ -108,7 +108,7 @@ class ResNet(nnx.Module):
     def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
         x = self.stem(images, train)
         if self.imagenet_stem:
-            x = nnx.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+            x = max_pool(x, window=3, stride=2, padding=1)
         run: Callable = lambda block, x: block(x, train)  # noqa: E731
         if self.remat:
             run = nnx.remat(run)

@@ -1,0 +1,174 @@
+"""The bookkeeping of a run between its first and its last step: clocks, writers, checkpoints, progress bar, summary."""
+
+import collections
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jepa_jax.checkpoint import Checkpoints
+from jepa_jax.errors import Diverged
+from jepa_jax.files import write_json
+from jepa_jax.interrupt import InterruptFlag
+from jepa_jax.profiling.compilations import CompilationCounter
+from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
+from jepa_jax.profiling.timers import Timeline
+from jepa_jax.program import Length, Program
+from jepa_jax.report import write_report
+from jepa_jax.step import TrainState
+from jepa_jax.workdir import Workdir
+from jepa_jax.writers import Console, open_writers
+
+
+class Session:
+    """One process's part of a run; a `with` opens and closes everything it writes to.
+
+    Several processes compute the same run: the first of them writes, the others only compute and save their shards.
+    """
+
+    def __init__(self, config: Any, folder: Workdir, length: Length, console: Console):
+        self.config, self.folder, self.length, self.console = config, folder, length, console
+        self.writes = jax.process_index() == 0
+        self.timeline = Timeline()
+        self.speed = Speedometer(self.timeline, config.data.batch_size)
+        self.interrupt = InterruptFlag()
+        self.step_compilations = 0
+        self._pending: collections.deque = collections.deque()  # steps whose metrics are still on the device
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "Session":
+        enter = self._stack.enter_context
+        self._stack.callback(self.console.stop)
+        enter(self.interrupt)
+        self._compilations = enter(CompilationCounter())
+        self.checkpoints = enter(Checkpoints(self.folder.checkpoints, self.config.train.checkpoint_keep))
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.close()
+
+    def restore_or(self, create: Callable[[], TrainState], program: Program) -> TrainState:
+        """The state of the newest checkpoint, or a new one; from here on `progress` and the writers are open."""
+        self.progress: dict[str, Any] = {
+            "step": 0,
+            "wall_seconds": 0.0,
+            "cpu_seconds": 0.0,
+            "images_per_sec": None,
+            "skipped_images": 0,
+            "untrained_probe_accuracy": None,
+        }
+        if self.checkpoints.latest_step() is None:
+            state = create()
+        else:
+            state, self.progress = self.checkpoints.restore(program.factory.abstract)
+            self.console.line(
+                f"resumed at step {self.progress['step']} of {self.length.total_steps} in {self.folder.path}"
+            )
+        self.usage = Usage(self.progress["wall_seconds"], self.progress["cpu_seconds"])
+        writers = open_writers(self.folder, self.config, self.progress["step"]) if self.writes else []
+        self._writers = [self._stack.enter_context(writer) for writer in writers]
+        return state
+
+    def log(self, step: int, group: str, values: dict[str, Any]) -> None:
+        row = {f"{group}/{name}": value for name, value in values.items()}
+        for writer in self._writers:
+            writer.write(step, {"epoch": step / self.length.steps_per_epoch, "time": self.usage.wall_seconds(), **row})
+
+    @contextlib.contextmanager
+    def dispatching(self, step: int):
+        """Around the call of the training step; says when it is compiled a second time."""
+        before = self._compilations.count
+        with self.timeline.section("dispatch"):
+            yield
+        if self._compilations.count > before:
+            self.step_compilations += 1
+            if self.step_compilations > 1:
+                self.console.warn(f"step {step}: the training step was compiled again; did a shape change?")
+
+    def dispatched(self, step: int, metrics: dict[str, jax.Array], info: dict[str, Any]) -> None:
+        """Notes a step whose metrics will be read later, and what its loader had to report."""
+        self._pending.append((step, metrics))
+        for name in info["skipped"]:
+            self.progress["skipped_images"] += 1
+            self.console.warn(f"{name}: unreadable, skipped ({self.progress['skipped_images']} so far)")
+
+    def read_metrics(self, *, all_but: int) -> dict[str, float] | None:
+        """Reads all but the newest steps; their figures go to the progress bar and the writers."""
+        values = None
+        while len(self._pending) > all_but:
+            step, metrics = self._pending.popleft()
+            with self.timeline.section("device_wait"):
+                values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            self._require_finite(step, values)
+            self.speed.completed(step)
+            with self.timeline.section("logging"):
+                self.console.advance(1, bar_note(values, self.speed))
+                if step % self.config.log.every_steps == 0 or step == self.length.total_steps:
+                    self.log(step, "train", values)
+                    self.log(step, "speed", self.speed.next_window())
+        return values
+
+    def _require_finite(self, step: int, values: dict[str, float]) -> None:
+        """A loss or gradient that is not finite ends the run: later states are worth nothing."""
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            return
+        self._pending.clear()
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        last = self.checkpoints.latest_step()
+        good = "none yet" if last is None else f"step {last} in {self.folder.checkpoints}"
+        raise Diverged(
+            f"step {step}: the loss or its gradient is not finite ({terms}); last good checkpoint: {good}; "
+            "lower config.optim.lr, lengthen config.optim.warmup_epochs or set config.optim.clip_norm"
+        )
+
+    def save(self, step: int, state: TrainState) -> None:
+        with self.timeline.section("checkpoint"):
+            self.progress.update(self.usage.totals(), step=step, images_per_sec=self._images_per_sec())
+            self.checkpoints.save(step, state, self.progress)
+
+    def measure(self, what: str, images: int, step: int, figures: Callable[[], Any]) -> Any:
+        """Runs an evaluation of so many images under its own progress bar, then shows that of training again."""
+        with self.timeline.section("validation"):
+            self.console.start(what, images)
+            result = figures()
+        self.console.start("train", self.length.total_steps, step)
+        return result
+
+    def on_images(self, count: int) -> None:
+        """An evaluation has done so many images."""
+        self.console.advance(count)
+        self.interrupt.check()
+
+    def leave_summary(self, status: str, step: int, **more: Any) -> dict[str, Any]:
+        """The summary and the report of a run, finished or not."""
+        summary = {
+            "status": status,
+            "untrained_probe_accuracy": self.progress["untrained_probe_accuracy"],
+            "images_per_sec": self._images_per_sec(),
+            **self.usage.totals(),
+            "steps": step,
+            "epochs": step / self.length.steps_per_epoch,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "compilations": self.step_compilations,
+            "skipped_images": self.progress["skipped_images"],
+            "host_seconds": self.timeline.seconds(),
+            **more,
+        }
+        if self.writes:
+            write_json(self.folder.summary, summary)
+            write_report(self.folder.path)
+        return summary
+
+    def _images_per_sec(self) -> float | None:
+        return self.speed.since("run")["images_per_sec"] or self.progress["images_per_sec"]
+
+
+def bar_note(values: dict[str, float], speed: Speedometer) -> str:
+    """The text beside the progress bar."""
+    note = f"loss {values['loss']:.4g}  lr {values['lr']:.2e}"
+    figures = speed.since("run")
+    if figures["images_per_sec"] is not None:
+        note += f"  {figures['images_per_sec']:,.0f} img/s  data wait {figures['data_wait_percent']:.0f} %"
+    return note
