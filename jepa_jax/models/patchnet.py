@@ -23,10 +23,9 @@ class Fixed(nnx.Variable):
 
 def whitening_filters(images: jax.Array, size: int, count: int) -> jax.Array:
     """[size, size, 3, count]: the `count` leading principal directions of patches of normalised images [N, H, W, 3]."""
-    patches = jnp.concatenate([
-        jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_slice_in_dim(images, y, size, 1), x, size, 2)
-        for y, x in _patch_corners(images.shape[1], images.shape[2], size)
-    ]).reshape(-1, size * size * 3)  # fmt: skip
+    corners = _patch_corners(images.shape[1], images.shape[2], size)
+    patches = jnp.concatenate([images[:, y : y + size, x : x + size] for y, x in corners])
+    patches = patches.reshape(-1, size * size * 3)
     covariance = jnp.cov(patches, rowvar=False)
     variances, directions = jnp.linalg.eigh(covariance)
     scale = jax.lax.rsqrt(variances + RIDGE * jnp.mean(variances))

@@ -37,6 +37,15 @@ def build_encoder(
             width, depth, heads, image_size=view_size, patch_size=model.patch_size, pool=model.pool, **options
         )
     if model.name == "patchnet":
+        if not model.stride <= model.patch_size <= view_size:
+            raise UserError(
+                f"model.patch_size = {model.patch_size}: must lie between model.stride = {model.stride} and the "
+                f"{view_size} pixels of a view"
+            )
+        if model.stem_width > 3 * model.patch_size**2:
+            raise UserError(
+                f"model.stem_width = {model.stem_width}: a patch has {3 * model.patch_size**2} principal directions"
+            )
         return patchnet.PatchNet(
             sample,
             patch_size=model.patch_size,
