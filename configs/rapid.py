@@ -87,7 +87,7 @@ def get_config() -> ConfigDict:
                 "knn_temperature": 0.07,
                 "calibration_images": 0,
                 "untrained": True,
-                "batch_size": 1000,
+                "batch_size": 256,
                 "max_images": 0,
             },
             "profile": {"trace_steps": ""},

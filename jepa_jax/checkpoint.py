@@ -1,12 +1,16 @@
 """Checkpoints: the only place that knows Orbax. Saves are asynchronous and atomic; a restore continues bit for bit."""
 
+import contextlib
 import hashlib
 import pathlib
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from jepa_jax.errors import UserError
 from jepa_jax.files import disk_error
@@ -16,10 +20,11 @@ from jepa_jax.step import TrainState
 class Checkpoints:
     """The checkpoints of one run, newest last."""
 
-    def __init__(self, directory: pathlib.Path, keep: int = 1):
+    def __init__(self, directory: pathlib.Path, keep: int = 1, *, read_only: bool = False):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.LatestN(keep),
             enable_async_checkpointing=True,
+            cleanup_tmp_directories=not read_only,  # left by a killed process
             step_prefix="step",
         )
         self.directory = directory
@@ -34,10 +39,8 @@ class Checkpoints:
         if step == self.latest_step():
             return
         items = ocp.args.Composite(state=ocp.args.StandardSave(_by_path(state)), progress=ocp.args.JsonSave(progress))
-        try:
+        with self._disk_errors():
             self._manager.save(step, args=items)
-        except OSError as error:
-            raise disk_error(error, self.directory) from error
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The newest state, laid out as `abstract` says, and its progress."""
@@ -71,16 +74,29 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until everything is on disk."""
-        try:
+        with self._disk_errors():
             self._manager.wait_until_finished()
-        except OSError as error:
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """An asynchronous write fails in whatever call comes next, and TensorStore says it with a ValueError."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise disk_error(error, self.directory) from error
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type | None, *exc: object) -> None:
+        try:
+            with self._disk_errors():
+                self._manager.close()
+        except UserError:
+            if kind is None:  # else what ended the run is the better message
+                raise
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
@@ -96,11 +112,18 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in flat.items()}
 
 
+def _whole(leaf: Any) -> np.ndarray:
+    """The array on this host, also when other processes hold parts of it."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
 def params_sha256(params: Any) -> str:
     """A digest of every parameter's name, shape and bits."""
     digest = hashlib.sha256()
     for path, leaf in sorted(_by_path(params).items()):
-        array = np.asarray(leaf)
+        array = _whole(leaf)
         digest.update(f"{path} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

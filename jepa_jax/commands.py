@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import app
+from absl import app, flags
 
 from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.interrupt import Interrupted
@@ -17,7 +17,7 @@ from jepa_jax.writers import Console
 
 def run(command: Callable[[Console], dict[str, Any] | None]) -> int:
     """Runs a command; its result is printed as the last line."""
-    # Orbax, Grain and JAX narrate; warnings of theirs stay.
+    # Orbax, Grain and JAX narrate; errors of theirs stay.
     for name in ("absl", "jax", "orbax"):
         logging.getLogger(name).setLevel(logging.ERROR)
     console = Console()
@@ -37,6 +37,23 @@ def run(command: Callable[[Console], dict[str, Any] | None]) -> int:
     if result is not None:
         print(json.dumps(result), flush=True)
     return EXIT_OK
+
+
+def main(entry: Callable[[list[str]], int]) -> None:
+    """Main of a script: a flag that cannot be is answered like any other mistake, with one line and exit code 2."""
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            rest = flags.FLAGS(argv)
+            if "config" in flags.FLAGS:
+                getattr(flags.FLAGS["config"].value, "to_dict", None)  # a file that cannot be loaded says so when used
+            return rest
+        except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+            text = str(error.args[0] if error.args else error)
+            print(f"error: {' '.join(text.split())}", file=sys.stderr)
+            raise SystemExit(EXIT_USER_ERROR) from None
+
+    app.run(entry, flags_parser=parse)
 
 
 def run_with_overrides(command: Callable[[list[str], tuple[str, ...]], int]) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,11 +77,11 @@ COMMON: dict[str, Key] = {
     "optim.probe_lr": Key(float, "the online probe's own rate (AdamW, cosine)", least=0),
     "optim.probe_weight_decay": Key(float, "of the online probe", least=0),
     "train.seed": Key(int, "of initial weights, order of data, augmentation", least=0),
-    "train.max_steps": Key(int, "stop after so many steps; 0 = optim.epochs decide", least=0),
+    "train.max_steps": Key(int, "length of the run and of its schedule in steps; 0 = optim.epochs", least=0),
     "train.precision": Key(str, "what the model computes in; parameters stay float32", ("float32", "bfloat16")),
     "train.accum_steps": Key(int, "parts that a batch is computed in, one after the other", least=1),
     "train.remat": Key(str, "full recomputes each block in the backward pass", ("none", "full")),
-    "train.checkpoint_every_steps": Key(int, "0 = at the end of epochs that are evaluated", least=0),
+    "train.checkpoint_every_steps": Key(int, "0 = at the end of each epoch", least=0),
     "train.checkpoint_keep": Key(int, "how many checkpoints stay", least=1),
     "eval.every_epochs": Key(int, "test accuracy of the online probe; 0 = at the end only", least=0),
     "eval.knn_every_epochs": Key(int, "k-NN accuracy; 0 = at the end only", least=0),
@@ -172,7 +173,10 @@ def validate(config: Mapping[str, Any]) -> None:
         if name not in keys:
             close = difflib.get_close_matches(name, keys, n=1)
             hint = f"did you mean config.{close[0]}?" if close else "remove it"
-            raise UserError(f"config.{name}: unknown key for method {flat['method.name']}; {hint}")
+            if name.startswith("model."):
+                keys_of_model = ", ".join(MODELS[flat["model.name"]])
+                hint = f"model {flat['model.name']} has the keys {keys_of_model}; set them in a config file"
+            raise UserError(f"config.{name}: unknown key; {hint}")
     for name, key in keys.items():
         if name not in flat:
             raise UserError(f"config.{name}: missing; add it ({key.meaning})")
@@ -218,6 +222,13 @@ def _check_combinations(flat: Mapping[str, Any]) -> None:
     for key in ("data.augment.crop.scale", "data.augment.crop.ratio", "data.augment.std"):
         if min(flat[key]) <= 0:
             refuse(key, "must be above 0")
+    if flat["profile.trace_steps"] and not re.fullmatch(r"\d+:\d+", flat["profile.trace_steps"]):
+        refuse("profile.trace_steps", "write the first and the last step as A:B, e.g. 10:15")
+    view = flat["data.augment.crop.size"]
+    if flat["model.name"].startswith("vit") and view not in (0, flat["data.image_size"]):
+        refuse("data.augment.crop.size", "a ViT's positions are for one size; use 0, views of data.image_size")
+    if flat["model.name"] == "patchnet" and flat["train.remat"] != "none":
+        refuse("train.remat", "patchnet has nothing to recompute; use none")
     if flat["mesh.data"] == 0:
         refuse("mesh.data", "use -1 for all devices, or a number of devices")
     if flat["method.name"] == "image_jepa":

@@ -4,13 +4,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from jepa_jax import runtime
 from jepa_jax.config import validate
 from jepa_jax.data.sources import open_source
 from jepa_jax.errors import UserError
+from jepa_jax.models.patchnet import Fixed
 from jepa_jax.profiling.flops import count_flops
-from jepa_jax.program import build_program
+from jepa_jax.program import Program, build_program
 from jepa_jax.step import TrainState
 
 # Sizes of sets whose files need not be there to describe a run on them.
@@ -33,7 +35,7 @@ def describe(config: Any) -> dict[str, Any]:
     params = abstract.params["model"]
     return {
         "params_by_module": parameter_table(params),
-        "params_total": count(params),
+        "params_total": count(params) + fixed_parameters(program),
         "params_trainable": count(params),
         "params_probe": count(abstract.params["probe"]),
         "optimizer_bytes": num_bytes(abstract.opt_state),
@@ -64,6 +66,14 @@ def parameter_table(params: Any) -> dict[str, int]:
         name = jax.tree_util.keystr(path[: 3 if len(path) > 3 else len(path) - 1], simple=True, separator=".")
         table[name] = table.get(name, 0) + leaf.size
     return table
+
+
+def fixed_parameters(program: Program) -> int:
+    """Numbers of the model that are neither trained nor statistics, such as whitening filters."""
+    model = nnx.merge(
+        program.factory.graphdef, program.factory.abstract.params["model"], program.factory.abstract.stats
+    )
+    return count(nnx.state(model, Fixed))
 
 
 def count(tree: Any) -> int:

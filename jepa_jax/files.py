@@ -31,8 +31,9 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
-def disk_error(error: OSError, path: str | os.PathLike) -> UserError:
+def disk_error(error: Exception, path: str | os.PathLike) -> UserError:
     """The message for a full, read-only or missing disk."""
-    if error.errno == errno.ENOSPC:
+    full = ("No space left", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "File too large")
+    if getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in full):
         return UserError(f"{path}: the disk is full; free space and start the same command again: it resumes")
-    return UserError(f"{path}: cannot write ({error.strerror or error}); choose another --workdir")
+    return UserError(f"{path}: cannot write ({getattr(error, 'strerror', None) or error}); choose another --workdir")

@@ -30,12 +30,15 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Calla
     mesh = runtime.make_mesh(1, 1)
     size = config.data.image_size
     sample = jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8)
-    with Checkpoints(folder.checkpoints) as checkpoints:
+    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
         num_classes = checkpoints.shape("params/probe/bias")[0]
         program = build_program(
             config, num_train=config.data.batch_size, num_classes=num_classes, sample=sample, mesh=mesh
         )
         state, _ = checkpoints.restore(program.factory.abstract)
+    params, stats = state.params["model"], state.stats
+    feature_dim = state.params["probe"]["kernel"].shape[0]
+    del state  # the optimizer's part of it is large and of no use here
     encode_batch = make_feature_step(program.method, program.factory, mesh)
 
     def encode(images: np.ndarray) -> np.ndarray:
@@ -47,7 +50,7 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Calla
         for start in range(0, len(images), batch_size):
             chunk = images[start : start + batch_size]
             padded = np.pad(chunk, ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0)))
-            chunks.append(np.asarray(encode_batch(state.params["model"], state.stats, padded))[: len(chunk)])
-        return np.concatenate(chunks) if chunks else np.zeros((0, state.params["probe"]["kernel"].shape[0]), np.float32)
+            chunks.append(np.asarray(encode_batch(params, stats, padded))[: len(chunk)])
+        return np.concatenate(chunks) if chunks else np.zeros((0, feature_dim), np.float32)
 
     return encode

@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jepa_jax.interrupt import InterruptFlag
 from jepa_jax.profiling.compilations import CompilationCounter
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.timers import Timeline
+from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.program import Length, Program
 from jepa_jax.report import write_report
 from jepa_jax.step import TrainState
@@ -34,6 +35,7 @@ class Session:
         self.timeline = Timeline()
         self.speed = Speedometer(self.timeline, config.data.batch_size)
         self.interrupt = InterruptFlag()
+        self.trace = TraceWindow(config.profile.trace_steps, folder.path / "trace")
         self.step_compilations = 0
         self._pending: collections.deque = collections.deque()  # steps whose metrics are still on the device
         self._stack = contextlib.ExitStack()
@@ -41,6 +43,7 @@ class Session:
     def __enter__(self) -> "Session":
         enter = self._stack.enter_context
         self._stack.callback(self.console.stop)
+        self._stack.callback(self.trace.close)
         enter(self.interrupt)
         self._compilations = enter(CompilationCounter())
         self.checkpoints = enter(Checkpoints(self.folder.checkpoints, self.config.train.checkpoint_keep))
@@ -56,8 +59,9 @@ class Session:
             "wall_seconds": 0.0,
             "cpu_seconds": 0.0,
             "images_per_sec": None,
-            "skipped_images": 0,
+            "skipped_images": [],
             "untrained_probe_accuracy": None,
+            "evaluated_epoch": 0,
         }
         if self.checkpoints.latest_step() is None:
             state = create()
@@ -90,9 +94,7 @@ class Session:
     def dispatched(self, step: int, metrics: dict[str, jax.Array], info: dict[str, Any]) -> None:
         """Notes a step whose metrics will be read later, and what its loader had to report."""
         self._pending.append((step, metrics))
-        for name in info["skipped"]:
-            self.progress["skipped_images"] += 1
-            self.console.warn(f"{name}: unreadable, skipped ({self.progress['skipped_images']} so far)")
+        self.on_skipped(info["skipped"])
 
     def read_metrics(self, *, all_but: int) -> dict[str, float] | None:
         """Reads all but the newest steps; their figures go to the progress bar and the writers."""
@@ -111,8 +113,8 @@ class Session:
         return values
 
     def _require_finite(self, step: int, values: dict[str, float]) -> None:
-        """A loss or gradient that is not finite ends the run: later states are worth nothing."""
-        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+        """A loss, gradient or update that is not finite ends the run: later states are worth nothing."""
+        if all(math.isfinite(values[name]) for name in ("loss", "grad_norm", "update_norm")):
             return
         self._pending.clear()
         terms = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
@@ -120,7 +122,8 @@ class Session:
         good = "none yet" if last is None else f"step {last} in {self.folder.checkpoints}"
         raise Diverged(
             f"step {step}: the loss or its gradient is not finite ({terms}); last good checkpoint: {good}; "
-            "lower config.optim.lr, lengthen config.optim.warmup_epochs or set config.optim.clip_norm"
+            "in another --workdir, lower config.optim.lr, lengthen config.optim.warmup_epochs or set "
+            "config.optim.clip_norm"
         )
 
     def save(self, step: int, state: TrainState) -> None:
@@ -135,6 +138,13 @@ class Session:
             result = figures()
         self.console.start("train", self.length.total_steps, step)
         return result
+
+    def on_skipped(self, names: Iterable[str]) -> None:
+        """Unreadable images that others stood in for: each is named once and counted once."""
+        seen = self.progress["skipped_images"]
+        for name in sorted(set(names) - set(seen)):
+            seen.append(name)
+            self.console.warn(f"{name}: unreadable, another image stands in for it ({len(seen)} so far)")
 
     def on_images(self, count: int) -> None:
         """An evaluation has done so many images."""
@@ -152,7 +162,7 @@ class Session:
             "epochs": step / self.length.steps_per_epoch,
             "peak_memory_bytes": peak_memory_bytes(),
             "compilations": self.step_compilations,
-            "skipped_images": self.progress["skipped_images"],
+            "skipped_images": len(self.progress["skipped_images"]),
             "host_seconds": self.timeline.seconds(),
             **more,
         }

@@ -123,6 +123,8 @@ def make_train_step(
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
             metrics["grad_norm"] = optax.global_norm(grads["model"])
+            # The loss is that of the parameters before the update; this one says whether those after it are finite.
+            metrics["update_norm"] = optax.global_norm(updates["model"])
             metrics["lr"] = learning_rate(state.step)
         return TrainState(state.step + 1, state.key, params, stats, opt_state), metrics
 

@@ -7,6 +7,7 @@ reason, and the study goes on.
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -79,8 +80,28 @@ def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.
     return numbers
 
 
-def plan_runs(lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequence[int]) -> list[Run]:
-    """Every combination; a learning rate of None leaves the config's own."""
+def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
+    """Warm-up as a share of the config's epochs: a shorter run keeps the share, or it would be all warm-up.
+
+    None where the user sets `optim.warmup_epochs` or the file is not there (`check` says so).
+    """
+    path = pathlib.Path(config.split(":")[0])
+    if any(override.startswith("--config.optim.warmup_epochs=") for override in overrides) or not path.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location("studied_config", path)
+    assert spec is not None and spec.loader is not None  # a file that exists has both
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"--config = {config}: has no get_config(); give a file of configs/")
+    optim = module.get_config(*config.split(":")[1:]).optim
+    return optim.warmup_epochs / optim.epochs
+
+
+def plan_runs(
+    lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequence[int], warmup: float | None = None
+) -> list[Run]:
+    """Every combination; a learning rate of None leaves the config's own, so does a share of warm-up."""
     runs = []
     for count in epochs:
         for lr in lrs:
@@ -88,6 +109,7 @@ def plan_runs(lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequenc
                 values = ({} if lr is None else {"lr": lr}) | {"epochs": count, "seed": seed}
                 overrides = [f"--config.optim.epochs={count}", f"--config.train.seed={seed}"]
                 overrides += [] if lr is None else [f"--config.optim.lr={lr!r}"]
+                overrides += [] if warmup is None else [f"--config.optim.warmup_epochs={round(warmup * count, 6)}"]
                 runs.append(Run("_".join(f"{k}{v}" for k, v in values.items()), values, tuple(overrides)))
     return runs
 

@@ -22,6 +22,7 @@ from jepa_jax.files import write_json
 from jepa_jax.interrupt import Interrupted
 from jepa_jax.pictures import example_views, save_views
 from jepa_jax.program import Length, Program, build_program
+from jepa_jax.report import write_report
 from jepa_jax.session import Session, bar_note
 from jepa_jax.step import TrainState
 from jepa_jax.workdir import Workdir
@@ -41,10 +42,12 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     """
     validate(config)
     folder = Workdir(workdir)
-    folder.open(config.to_dict(), resume)
+    folder.check(config.to_dict(), resume)
     summary = folder.read_summary()
     if summary and summary["status"] == "finished":
         console.line(f"{folder.path}: finished already; nothing to do")
+        if not folder.report.exists():
+            write_report(folder.path)
         return summary
 
     mesh = runtime.setup(config)
@@ -54,7 +57,9 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     program = build_program(
         config, num_train=len(sources[0]), num_classes=len(sources[0].classes), sample=sample, mesh=mesh
     )
-    write_json(folder.environment, runtime.environment())
+    if jax.process_index() == 0:
+        write_json(folder.config, config.to_dict())
+        write_json(folder.environment, runtime.environment())
 
     with Session(config, folder, program.length, console) as session:
         state = session.restore_or(lambda: program.factory.create(config.train.seed, sample), program)
@@ -70,8 +75,14 @@ def run_steps(
 ) -> dict[str, Any]:
     """From the present step to the last, with everything that happens between steps; returns the summary."""
     length, console, step = program.length, session.console, session.progress["step"]
-    smoke = length.total_steps < length.steps_per_epoch
-    evaluator = Evaluator(config.eval, program, sources, smoke=smoke, on_images=session.on_images)
+    evaluator = Evaluator(
+        config.eval,
+        program,
+        sources,
+        smoke=length.total_steps < length.steps_per_epoch,
+        on_images=session.on_images,
+        on_skipped=session.on_skipped,
+    )
     facts = {"num_classes": len(sources[0].classes), "baselines": published_baselines(config.data.source)}
     batches = train_batches(
         config.data,
@@ -82,14 +93,28 @@ def run_steps(
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    try:
+
+    def evaluate_epoch(epoch: int, values: dict[str, float] | None) -> None:
+        images = evaluator.images_at(epoch)
+        results = session.measure("test", images, step, lambda: evaluator.at_epoch(state, epoch))
+        session.progress["evaluated_epoch"] = epoch
+        session.log(step, "eval", results)
+        console.line(epoch_line(epoch, length, values, results, session))
+
+    def finish() -> dict[str, Any]:
+        """Everything up to the last step, and what is measured of the trained encoder."""
+        nonlocal state, step
         if config.eval.untrained and session.progress["untrained_probe_accuracy"] is None:
             accuracy = session.measure("untrained", evaluator.num_images, step, lambda: evaluator.untrained(state))
             session.progress["untrained_probe_accuracy"] = accuracy
             console.line(f"untrained encoder: linear probe {accuracy:.1f} %")
 
+        epoch, within = divmod(step, length.steps_per_epoch)
+        if step and within == 0 and evaluator.due(epoch) and session.progress["evaluated_epoch"] < epoch:
+            evaluate_epoch(epoch, None)  # the signal that ended the last session came before this one
         console.start("train", length.total_steps, step)
         while step < length.total_steps:
+            session.trace.before(step)
             with session.timeline.section("data_wait"):
                 batch, info = next(batches)
             with session.dispatching(step + 1):
@@ -100,17 +125,15 @@ def run_steps(
             epoch, within = divmod(step, length.steps_per_epoch)
             evaluate = within == 0 and evaluator.due(epoch)
             every = config.train.checkpoint_every_steps
-            due = evaluate if every == 0 else step % every == 0
+            due = within == 0 if every == 0 else step % every == 0
             checkpoint = due and step < length.total_steps  # the last one waits for calibrated statistics
             # Whatever looks at the state waits until it is known to be finite.
-            looked_at = evaluate or checkpoint or session.interrupt.raised
+            looked_at = evaluate or checkpoint or session.interrupt.raised or session.trace.ends_at(step)
             values = session.read_metrics(all_but=0 if looked_at else 1)
+            session.trace.after(step)
             session.interrupt.check()
             if evaluate:
-                at_epoch = lambda epoch=epoch, state=state: evaluator.at_epoch(state, epoch)  # noqa: E731
-                results = session.measure("test", len(sources[1]), step, at_epoch)
-                session.log(step, "eval", results)
-                console.line(epoch_line(epoch, length, values, results, session))
+                evaluate_epoch(epoch, values)
             if checkpoint:
                 session.save(step, state)
 
@@ -120,14 +143,23 @@ def run_steps(
         results = session.measure("linear probe", evaluator.num_images, step, lambda: evaluator.final(state))
         session.log(step, "eval", {name: results[name] for name in ("probe_accuracy", "knn_accuracy")})
         session.checkpoints.wait()
-    except Interrupted as stop:
+        return results
+
+    def stop(reason: Interrupted) -> None:
         console.stop()
         session.read_metrics(all_but=0)
-        session.save(step, state)
+        # A run that has taken its last step keeps what it would have kept: calibrated statistics.
+        session.save(step, evaluator.calibrated(state) if step == length.total_steps else state)
         session.checkpoints.wait()
         session.leave_summary("interrupted", step, **facts)
-        console.line(f"{stop}: checkpoint of step {step} written; the same command goes on from there")
-        raise
+        console.line(f"{reason}: checkpoint of step {step} written; the same command goes on from there")
+
+    try:
+        try:
+            results = finish()
+        except Interrupted as reason:
+            stop(reason)
+            raise
     except Diverged as error:
         session.checkpoints.wait()
         session.leave_summary("diverged", step, **facts, reason=str(error))
@@ -146,6 +178,6 @@ def first_images(source: Source, count: int) -> np.ndarray:
 def epoch_line(epoch: int, length: Length, values: Any, results: dict[str, float], session: Session) -> str:
     """One line for an epoch that was evaluated."""
     epochs = length.total_steps / length.steps_per_epoch
-    parts = [f"epoch {epoch}/{epochs:g}", bar_note(values, session.speed)]
+    parts = [f"epoch {epoch}/{epochs:g}"] + ([bar_note(values, session.speed)] if values else [])
     parts += [f"{name.removesuffix('_accuracy').replace('_', ' ')} {value:.1f} %" for name, value in results.items()]
     return "  ".join(parts)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jepa_jax.config import differing_keys
 from jepa_jax.errors import UserError
-from jepa_jax.files import disk_error, write_json
+from jepa_jax.files import disk_error
 
 RESUME = ("auto", "never", "must")
 # Keys that change how a run is carried out but not what comes out: a resumed run may have others.
@@ -34,24 +34,25 @@ class Workdir:
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.views = self.path / "views.png"
+        self.report = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"
 
-    def open(self, config: dict[str, Any], resume: str) -> None:
-        """Refuses a folder that holds another run; otherwise leaves config.json in it."""
+    def check(self, config: dict[str, Any], resume: str) -> None:
+        """Refuses a folder that holds another run, or that cannot be made."""
         if resume not in RESUME:
             raise UserError(f"--resume={resume}: not one of {', '.join(RESUME)}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_error(error, self.path) from error
-        exists = self.config.exists()
+        # Without a checkpoint or a summary there is nothing to lose: an earlier start was refused or cut short.
+        exists = self.config.exists() and (self.has_checkpoint() or self.summary.exists())
         if resume == "must" and not self.has_checkpoint():
             raise UserError(f"{self.path}: no checkpoint to resume from; check --workdir, or use --resume=auto")
         if exists and resume == "never":
             raise UserError(f"{self.path}: holds a run already; use --resume=auto to go on, or another --workdir")
         if exists:
             self._refuse_another(config)
-        write_json(self.config, config)
 
     def _refuse_another(self, config: dict[str, Any]) -> None:
         free = tuple(f"config.{key}" for key in FREE_ON_RESUME)
@@ -63,7 +64,8 @@ class Workdir:
             )
 
     def has_checkpoint(self) -> bool:
-        return self.checkpoints.is_dir() and any(self.checkpoints.glob("step_*"))
+        """Whether a whole one is there; a killed process may leave the folder of one it had not finished."""
+        return any(path.name.removeprefix("step_").isdigit() for path in self.checkpoints.glob("step_*"))
 
     def read_config(self) -> dict[str, Any]:
         return _read_json(self.config, "is this the folder of a run?")

@@ -1,5 +1,6 @@
 """Where figures go: metrics.jsonl, TensorBoard, Weights & Biases, and the person at the terminal."""
 
+import contextlib
 import json
 import math
 import pathlib
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from jepa_jax.config import config_hash
 from jepa_jax.errors import UserError
 from jepa_jax.files import disk_error, write_atomically
 
@@ -34,7 +36,10 @@ class MetricsFile(Writer):
         kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= start_step] if start_step else []
         write_atomically(path, "".join(line + "\n" for line in kept))
         self._path = path
-        self._file = path.open("a", buffering=1)  # a line at a time: a killed run keeps what it logged
+        try:
+            self._file = path.open("a", buffering=1)  # a line at a time: a killed run keeps what it logged
+        except OSError as error:
+            raise disk_error(error, path) from error
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
@@ -44,7 +49,8 @@ class MetricsFile(Writer):
             raise disk_error(error, self._path) from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a line that could not be written was reported when it was
+            self._file.close()
 
 
 def _complete_lines(path: pathlib.Path) -> list[str]:
@@ -90,7 +96,11 @@ class WandB(Writer):
             raise UserError(
                 f"config.log.wandb_project = {project!r}: wandb is not installed; pip install 'jepa_jax[wandb]'"
             ) from None
-        self._run = wandb.init(project=project, dir=str(directory), config=config, name=directory.name, resume="allow")
+        # The same id on resume: one run stays one run.
+        run_id = f"{directory.name}-{config_hash(config)}"
+        self._run = wandb.init(
+            project=project, dir=str(directory), config=config, name=directory.name, id=run_id, resume="allow"
+        )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         self._run.log({k: v for k, v in values.items() if v is not None}, step=step)

@@ -7,7 +7,9 @@ the filters; responses go through a two-sided ReLU at 0.5 and are averaged over 
 its quadrants (2,048 numbers). The ridge penalty is chosen on 5,000 images held out of the training set.
 """
 
-from absl import app, flags
+from absl import flags
+
+from jepa_jax import commands
 
 _DIR = flags.DEFINE_string("dir", None, "CIFAR-10: folder or archive.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the patches that become filters.")
@@ -91,8 +93,6 @@ def ridge_accuracy(train, train_labels, test, test_labels):
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax import commands
-
     commands.refuse_arguments(argv)
 
     def command(console):
@@ -132,4 +132,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.main(main)

@@ -11,8 +11,10 @@ import contextlib
 import platform
 import time
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
+
+from jepa_jax import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _BATCH = flags.DEFINE_integer("batch_size", 64, "Images a step.", lower_bound=2)
@@ -75,8 +77,6 @@ def timed_round(program, steps):
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax import commands
-
     commands.refuse_arguments(argv)
 
     def command(console):
@@ -123,4 +123,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.main(main)

@@ -3,16 +3,16 @@
 python scripts/describe.py --config=configs/rapid.py
 """
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
+
+from jepa_jax import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 flags.mark_flags_as_required(["config"])
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax import commands
-
     commands.refuse_arguments(argv)
 
     def command(console):
@@ -34,4 +34,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.main(main)

@@ -36,7 +36,8 @@ def compare(argv: list[str], overrides: tuple[str, ...]) -> int:
         overrides=overrides,
     )
     epochs = study.parse_numbers("epochs", EPOCHS.value, int, smallest=1)
-    runs = study.plan_runs([None], epochs, study.parse_numbers("seeds", SEEDS.value, int))
+    warmup = study.warmup_share(CONFIG.value, overrides)
+    runs = study.plan_runs([None], epochs, study.parse_numbers("seeds", SEEDS.value, int), warmup)
     return commands.conduct_study(tradeoff_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
 
 

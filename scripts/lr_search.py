@@ -36,8 +36,9 @@ def search(argv: list[str], overrides: tuple[str, ...]) -> int:
         overrides=overrides,
         fixed={"epochs": EPOCHS.value},
     )
+    warmup = study.warmup_share(CONFIG.value, overrides)
     lrs = study.parse_numbers("lrs", LRS.value)
-    runs = study.plan_runs(lrs, [EPOCHS.value], study.parse_numbers("seeds", SEEDS.value, int))
+    runs = study.plan_runs(lrs, [EPOCHS.value], study.parse_numbers("seeds", SEEDS.value, int), warmup)
     return commands.conduct_study(search_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
 
 

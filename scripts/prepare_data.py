@@ -8,6 +8,7 @@ An interrupted download goes on where it stopped. Exit codes: 0 ready, 2 not pos
 """
 
 import argparse
+import json
 import pathlib
 import sys
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     print(f"{archive}: {counts['train']:,} train and {counts['test']:,} test images, checksum verified. Use it with")
     print(f"  --config.data.source={arguments.name} --config.data.dir={directory}")
+    print(json.dumps({"source": arguments.name, "dir": str(directory), **counts}))
     return EXIT_OK
 
 

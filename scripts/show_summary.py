@@ -3,15 +3,15 @@
 python scripts/show_summary.py --workdir=runs/quickstart
 """
 
-from absl import app, flags
+from absl import flags
+
+from jepa_jax import commands
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.")
 flags.mark_flags_as_required(["workdir"])
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax import commands
-
     commands.refuse_arguments(argv)
 
     def command(console):
@@ -30,10 +30,10 @@ def main(argv: list[str]) -> int:
             if accuracy is not None:
                 console.line(f"{name:<52} {accuracy:6.1f} %")
         console.line(f"\nreport: {folder.path / 'report.html'}")
-        return None
+        return summary
 
     return commands.run(command)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.main(main)

@@ -6,8 +6,10 @@ Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss d
 130 and 143 the same command goes on from the checkpoint that was written.
 """
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
+
+from jepa_jax import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: config, metrics, checkpoints, report.")
@@ -19,8 +21,6 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax import commands
-
     commands.refuse_arguments(argv)
 
     def command(console):
@@ -32,4 +32,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.main(main)

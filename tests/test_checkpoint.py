@@ -1,5 +1,9 @@
 """Checkpoints: what comes back is what was saved, and a wrong one is refused."""
 
+import pathlib
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +50,45 @@ def test_another_architecture_is_named(tmp_path):
         checkpoints.wait()
         with pytest.raises(UserError, match=r"another architecture.*kernel is \(2, 3\) there and \(2, 5\)"):
             checkpoints.restore(abstract(make_state(width=5)))
+
+
+def test_a_checkpoint_that_was_cut_off_does_not_count_and_is_removed(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(step=1), {"step": 1})
+        checkpoints.wait()
+    (tmp_path / "step_2.orbax-checkpoint-tmp").mkdir()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest_step() == 1
+    assert not (tmp_path / "step_2.orbax-checkpoint-tmp").exists()
+
+
+def test_a_full_disk_is_named(tmp_path):
+    program = """
+import resource, sys, pathlib
+import jax
+from jepa_jax.checkpoint import Checkpoints
+from jepa_jax.errors import UserError
+from tests.test_checkpoint import make_state
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = pathlib.Path(sys.argv[1])
+try:
+    with Checkpoints(folder) as checkpoints:
+        state = make_state()
+        state.params["noise"] = jax.random.normal(jax.random.key(0), (200_000,))  # cannot be compressed
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        checkpoints.save(1, state, {"step": 1})
+        checkpoints.wait()
+except UserError as error:
+    print(error)
+    sys.exit(0 if "disk is full" in str(error) and not list(folder.glob("*tmp*")) else 1)
+sys.exit(1)
+"""
+    root = pathlib.Path(__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_the_digest_sees_one_bit_and_not_the_layout_in_memory():

@@ -71,7 +71,7 @@ def test_fsdp_splits_the_widest_axis_that_divides():
 
 def test_accumulating_equal_parts_equals_one_of_them():
     # Two parts with the same images: a batch loss and batch norm then see the same statistics as one part alone.
-    config = tiny_config(train__accum_steps=2)
+    config = tiny_config(method__loss="vicreg")  # no random slices, which differ from part to part
     for operation in ("crop", "flip", "jitter", "grayscale", "solarize"):
         config.data.augment[operation].probability = 0.0
     half = IMAGES[:8]

@@ -18,6 +18,11 @@ from jepa_jax.study_execution import execute, time_left
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 # What the stand-in does is chosen by optim.lr. Like train.py it goes on from its own checkpoint.
+CONFIG = """
+import types
+def get_config():
+    return types.SimpleNamespace(optim=types.SimpleNamespace(epochs=300.0, warmup_epochs=10.0))
+"""
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
 flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[1:])
@@ -68,7 +73,7 @@ summary = {"status": "finished", "probe_accuracy": 60 - 100 * abs(lr - .3) + int
 @pytest.fixture
 def make(tmp_path):
     (tmp_path / "train.py").write_text(STAND_IN)
-    (tmp_path / "config.py").write_text("")
+    (tmp_path / "config.py").write_text(CONFIG)
 
     def make(kind="lr_search", **changes):
         command = (sys.executable, "-S", str(tmp_path / "train.py"))
@@ -304,3 +309,12 @@ def test_a_killed_study_goes_on_and_does_nothing_twice(make, tmp_path):
     assert (workdir / "stopped").read_text() == str(int(signal.SIGTERM))  # asked, so that it could checkpoint
     assert not is_alive(left_over) and not is_alive(worker)
     assert len(calls(make(), "lr0.1_epochs2_seed0")) == 1 and len(calls(make(), "lr7.0_epochs2_seed0")) == 2
+
+
+def test_a_short_run_keeps_the_share_of_warm_up(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(CONFIG)
+    share = study.warmup_share(str(path), ())
+    (run,) = study.plan_runs([None], [30], [0], share)
+    assert "--config.optim.warmup_epochs=1.0" in run.overrides
+    assert study.warmup_share(str(path), ("--config.optim.warmup_epochs=2",)) is None

@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 from jepa_jax import load_encoder
+from jepa_jax.data.sources import open_source
 from jepa_jax.errors import Diverged, UserError
+from jepa_jax.evals.features import Split
+from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.interrupt import Interrupted
 from jepa_jax.train import train
+from jepa_jax.workdir import Workdir
 from jepa_jax.writers import Console
 from tests.tiny import tiny_config
 
@@ -104,8 +108,24 @@ def test_load_encoder_gives_the_features_of_the_checkpoint(finished):
     features = encode(images)
     assert features.shape == (11, summary["feature_dim"]) and features.dtype == np.float32
     np.testing.assert_allclose(features[3:5], encode(images[3:5]), rtol=1e-5, atol=1e-6)
+    # The encoder is the one that was measured: its features give the accuracy of the summary.
+    config = tiny_config()
+    splits = []
+    for name in ("train", "test"):
+        source = open_source(config.data, name)
+        batch = source.batch(np.arange(len(source)))
+        splits.append(Split(encode(batch["image"]), batch["label"]))
+    settings = dict(k=config.eval.knn_k, temperature=config.eval.knn_temperature)
+    assert knn_accuracy(*splits, 10, **settings) == pytest.approx(summary["knn_accuracy"], abs=0.01)
     with pytest.raises(UserError, match=r"takes uint8 \[N, 16, 16, 3\]"):
         encode(images.astype(np.float32))
+
+
+def test_a_refused_start_does_not_stand_in_the_way_of_its_correction(tmp_path):
+    with pytest.raises(UserError, match="batch_size"):
+        run(tmp_path / "run", data__batch_size=4096)
+    assert not list((tmp_path / "run").iterdir())
+    Workdir(tmp_path / "run").check(tiny_config().to_dict(), "auto")
 
 
 def test_another_config_is_refused_with_the_differing_keys(finished):
@@ -119,6 +139,22 @@ def test_another_config_is_refused_with_the_differing_keys(finished):
 def test_must_resume_refuses_an_empty_folder(tmp_path):
     with pytest.raises(UserError, match="no checkpoint to resume"):
         run(tmp_path / "new", resume="must")
+
+
+def test_a_signal_at_the_last_step_keeps_the_encoder_that_will_be_measured(finished, tmp_path):
+    whole, _ = finished
+
+    class InterruptsLastEvaluation(Silent):
+        def start(self, what, total, done=0):
+            if what == "linear probe":
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(tmp_path / "run", InterruptsLastEvaluation())
+    resumed = run(tmp_path / "run")
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
+    np.testing.assert_array_equal(load_encoder(tmp_path / "run")(images), load_encoder(whole)(images))
+    assert resumed["status"] == "finished"
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_if_nothing_had_happened(finished, tmp_path):
@@ -137,6 +173,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_nothing_had_happened(finished
     assert resumed["untrained_probe_accuracy"] == whole["untrained_probe_accuracy"]
     steps = [row["step"] for row in rows(tmp_path / "run") if "train/loss" in row]
     assert steps == list(range(1, 13))
+    evaluated = [row["epoch"] for row in rows(tmp_path / "run") if "eval/online_probe_accuracy" in row]
+    assert evaluated == [1, 2]
 
 
 @pytest.mark.parametrize("pipeline, workers", [("device", 0), ("grain", 1)])
@@ -152,7 +190,7 @@ def test_another_seed_changes_the_result(finished, tmp_path):
 
 
 def test_a_diverging_run_stops_with_the_step_the_terms_and_the_last_good_checkpoint(tmp_path):
-    settings = dict(optim__name="sgd", optim__lr=1e30, optim__warmup_lr=1e30, train__checkpoint_every_steps=1)
+    settings = dict(optim__name="sgd", optim__lr=1e6, optim__warmup_lr=1e6, train__checkpoint_every_steps=1)
     with pytest.raises(
         Diverged, match=r"step \d+: the loss or its gradient is not finite .*invariance.*good checkpoint: step \d+"
     ):
@@ -209,7 +247,7 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
 
     victim = start(tmp_path / "killed")
     deadline = time.monotonic() + 300
-    while not list((tmp_path / "killed" / "checkpoints").glob("step_[1-9]*")) and time.monotonic() < deadline:
+    while not Workdir(tmp_path / "killed").has_checkpoint() and time.monotonic() < deadline:
         time.sleep(0.02)
         assert victim.poll() is None, victim.communicate()[1].decode()
     victim.kill()
@@ -219,6 +257,21 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
     assert resumed.returncode == 0, errors.decode()
     assert b"resumed at step" in errors
     assert json.loads(output.decode().splitlines()[-1])["params_sha256"] == expected
+
+
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        (["--config.data.batchsize=3"], "batch_size"),
+        (["--config.data.batch_size=abc"], "batch_size=abc"),
+        (["--config=nowhere.py"], "nowhere.py"),
+        (["--config.data.batch_size", "64", "word"], "word"),
+    ],
+)
+def test_flags_that_cannot_be_get_one_line_and_exit_code_2(tmp_path, extra, message):
+    result = subprocess.run(command(tmp_path / "run", *extra), cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert message in result.stderr and result.stderr.startswith("error: ") and "Traceback" not in result.stderr
 
 
 def test_the_script_answers_mistakes_with_one_line_and_exit_code_2(tmp_path):

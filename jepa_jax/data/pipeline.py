@@ -201,8 +201,9 @@ class GrainBatches(TrainBatches):
 
 
 def start_worker(index: int, count: int) -> None:
-    """Runs first in each worker: Ctrl-C is for the main process, and a worker never outlives it, even after kill -9."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs first in each worker: signals are for the main process, which no worker outlives, even after kill -9."""
+    for signum in (signal.SIGINT, signal.SIGTERM):  # a scheduler sends SIGTERM to all of them at once
+        signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
 
 

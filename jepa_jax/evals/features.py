@@ -1,10 +1,11 @@
 """Features of a whole split, extracted once in fixed-size batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.data.sources import Source
@@ -20,15 +21,18 @@ class Split(NamedTuple):
 class FirstImages:
     """The first `count` images of a source (0 = all)."""
 
-    def __init__(self, source: Source, count: int):
+    def __init__(self, source: Source, count: int, on_skipped: Callable[[Iterable[str]], None] = lambda names: None):
         self._source, self._count = source, min(count or len(source), len(source))
+        self._on_skipped = on_skipped
         self.classes, self.image_shape = source.classes, source.image_shape
 
     def __len__(self) -> int:
         return self._count
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return self._source.batch(indices)
+        batch = self._source.batch(indices)
+        self._on_skipped(batch.get("skipped", ()))
+        return batch
 
 
 def extract(
@@ -49,7 +53,7 @@ def extract(
     def collect(item):
         encoded, label, valid = item
         features.append(np.asarray(encoded)[:valid])
-        labels.append(np.asarray(label)[:valid])
+        labels.append(_whole(label)[:valid])
         on_batch(valid)
 
     for batch, valid in batches:
@@ -60,3 +64,10 @@ def extract(
     if pending is not None:
         collect(pending)
     return Split(np.concatenate(features), np.concatenate(labels))
+
+
+def _whole(labels: jax.Array) -> np.ndarray:
+    """Labels of the whole batch, also when other processes hold parts of it."""
+    if not labels.is_fully_addressable:
+        labels = multihost_utils.process_allgather(labels, tiled=True)
+    return np.asarray(labels)

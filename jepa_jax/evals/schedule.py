@@ -1,7 +1,7 @@
 """What a training run measures of its encoder: before training, each few epochs, and at the end."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jepa_jax.runtime import batch_sharding
 from jepa_jax.step import TrainState, make_feature_step, make_statistics_step
 
 UNTRAINED_CALIBRATION_IMAGES = 1024
-SMOKE_IMAGES = 1024  # a run that ends within its first epoch is a test of the set-up: it is measured on a sample
+SMOKE_IMAGES = 512  # a run that ends within its first epoch is a test of the set-up: it is measured on a sample
 
 
 class Evaluator:
@@ -30,11 +30,12 @@ class Evaluator:
         *,
         smoke: bool,
         on_images: Callable[[int], None] = lambda count: None,
+        on_skipped: Callable[[Iterable[str]], None] = lambda names: None,
     ):
         self._config, self._mesh = config, program.mesh
         self._on_images = on_images
         limit = config.max_images or (SMOKE_IMAGES if smoke else 0)
-        self._train, self._test = (FirstImages(source, limit) for source in sources)
+        self._train, self._test = (FirstImages(source, limit, on_skipped) for source in sources)
         self._num_classes = len(sources[0].classes)
         self._encode = make_feature_step(program.method, program.factory, program.mesh)
         self._batch_statistics = make_statistics_step(program.method, program.factory, program.mesh)
@@ -45,16 +46,22 @@ class Evaluator:
         return len(self._train) + len(self._test)
 
     def due(self, epoch: int) -> bool:
-        every = self._config.every_epochs
+        """Whether anything is measured at the end of this epoch."""
+        return self._divides("every_epochs", epoch) or self._divides("knn_every_epochs", epoch)
+
+    def _divides(self, key: str, epoch: int) -> bool:
+        every = self._config[key]
         return bool(every) and epoch % every == 0
+
+    def images_at(self, epoch: int) -> int:
+        return self.num_images if self._divides("knn_every_epochs", epoch) else len(self._test)
 
     def at_epoch(self, state: TrainState, epoch: int) -> dict[str, float]:
         """Test accuracy of the online probe and, when its turn has come, of k-NN."""
         state = self.calibrated(state)
         test = self._features(state, self._test)
         results = {"online_probe_accuracy": online_accuracy(state.params["probe"], test)}
-        every = self._config.knn_every_epochs
-        if every and epoch % every == 0:
+        if self._divides("knn_every_epochs", epoch):
             results["knn_accuracy"] = self._knn(self._features(state, self._train), test)
         return results
 
@@ -108,7 +115,7 @@ class Evaluator:
         for start in range(0, num_images, batch_size):
             images = self._train.batch(np.arange(start, start + batch_size) % len(self._train))["image"]
             seen.append(self._batch_statistics(state.params["model"], state.stats, images))
-        stats = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *seen)
+        stats = jax.tree.map(lambda *leaves: leaves[0] if len(leaves) == 1 else sum(leaves) / len(leaves), *seen)
         return dataclasses.replace(state, stats=stats)
 
 

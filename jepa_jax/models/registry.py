@@ -42,6 +42,10 @@ def build_encoder(
                 f"model.patch_size = {model.patch_size}: must lie between model.stride = {model.stride} and the "
                 f"{view_size} pixels of a view"
             )
+        if (view_size - model.patch_size) // model.stride < 1:
+            raise UserError(
+                f"model.patch_size = {model.patch_size}: leaves one patch in {view_size} pixels; use a smaller one"
+            )
         if model.stem_width > 3 * model.patch_size**2:
             raise UserError(
                 f"model.stem_width = {model.stem_width}: a patch has {3 * model.patch_size**2} principal directions"

@@ -14,7 +14,6 @@ SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
     "resnet34": ((3, 4, 6, 3), False),
     "resnet50": ((3, 4, 6, 3), True),
 }
-STEMS = ("cifar", "imagenet")
 BOTTLENECK_EXPANSION = 4
 
 
