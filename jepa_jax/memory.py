@@ -12,13 +12,16 @@ import sys
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
-def keep_freed_memory() -> bool:
-    """Call before jax allocates; returns whether the C library took the settings."""
+_KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
+_STOCK = {_M_MMAP_MAX: 65536, _M_TRIM_THRESHOLD: 128 * 1024}  # glibc's defaults, for comparisons
+
+
+def keep_freed_memory(keep: bool = True) -> bool:
+    """Call before jax allocates; returns whether the C library took the settings. `keep=False` takes them back."""
     if sys.platform != "linux":
         return False
     try:
         libc = ctypes.CDLL("libc.so.6")
-        settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1))
-        return all([libc.mallopt(key, value) == 1 for key, value in settings])
+        return all([libc.mallopt(key, value) == 1 for key, value in (_KEEP if keep else _STOCK).items()])
     except (OSError, AttributeError):
         return False

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.models.resnet import batch_norm
+from jepa_jax.models.norm import BatchNorm
 
 
 class Projector(nnx.Module):
@@ -17,11 +17,11 @@ class Projector(nnx.Module):
         self.layers = nnx.List([
             nnx.Linear(i, o, dtype=dtype, rngs=rngs) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
         ])  # fmt: skip
-        self.norms = nnx.List([batch_norm(width, dtype, rngs) for width in widths[:-1]])
+        self.norms = nnx.List([BatchNorm(width, dtype=dtype, rngs=rngs) for width in widths[:-1]])
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
-            x = jax.nn.relu(norm(layer(x), use_running_average=not train))
+            x = jax.nn.relu(norm(layer(x), train=train))
         return self.layers[-1](x).astype(jnp.float32)
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jepa_jax.models.conv import conv2d, max_pool
-from jepa_jax.models.resnet import ConvNorm, batch_norm
+from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.resnet import ConvNorm
 
 RIDGE = 0.1  # of the mean eigenvalue, added to each: keeps noise directions from being blown up
 SAMPLED_PATCHES = 32  # an image
@@ -61,7 +62,7 @@ class PatchNet(nnx.Module):
         del remat  # a few layers: nothing to gain
         self.stride, self.padding, self.dtype = stride, (patch_size - stride) // 2, dtype
         self.filters = Fixed(whitening_filters(sample, patch_size, stem_width))
-        self.stem_norm = batch_norm(stem_width, dtype, rngs)
+        self.stem_norm = BatchNorm(stem_width, dtype=dtype, rngs=rngs)
         sizes = [stem_width, *widths]
         last = len(widths) - 1
         self.layers = nnx.List([
@@ -73,7 +74,7 @@ class PatchNet(nnx.Module):
     def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
         filters = self.filters[...].astype(self.dtype)
         x = conv2d(images.astype(self.dtype), filters, stride=self.stride, padding=self.padding)
-        x = jax.nn.relu(self.stem_norm(x, use_running_average=not train))
+        x = jax.nn.relu(self.stem_norm(x, train=train))
         for i, layer in enumerate(self.layers):
             x = layer(x, train)
             if i == 0:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jepa_jax.models.conv import conv2d, max_pool
+from jepa_jax.models.norm import BatchNorm
 
 SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
     "resnet10": ((1, 1, 1, 1), False),
@@ -30,21 +31,16 @@ class Conv(nnx.Module):
         return conv2d(x.astype(self.dtype), kernel, stride=self.stride, padding=self.padding)
 
 
-def batch_norm(width: int, dtype, rngs: nnx.Rngs) -> nnx.BatchNorm:
-    """Statistics in float32 over the global batch; momentum 0.9 is 0.1 in PyTorch's convention."""
-    return nnx.BatchNorm(width, momentum=0.9, epsilon=1e-5, dtype=dtype, rngs=rngs)
-
-
 class ConvNorm(nnx.Module):
     """Convolution, batch norm and, unless told otherwise, ReLU."""
 
     def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, relu: bool = True, dtype, rngs):
         self.conv = Conv(inputs, outputs, size, stride=stride, dtype=dtype, rngs=rngs)
-        self.norm = batch_norm(outputs, dtype, rngs)
+        self.norm = BatchNorm(outputs, dtype=dtype, rngs=rngs)
         self.relu = relu
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        x = self.norm(self.conv(x), use_running_average=not train)
+        x = self.norm(self.conv(x), train=train)
         return jax.nn.relu(x) if self.relu else x
 
 
