@@ -24,10 +24,11 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.LatestN(keep),
             enable_async_checkpointing=True,
-            cleanup_tmp_directories=not read_only,  # left by a killed process
             step_prefix="step",
         )
         self.directory = directory
+        if not read_only and jax.process_index() == 0:
+            self._remove_unfinished()  # of a process that was killed
         handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
 
@@ -83,9 +84,12 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError) as error:
-            for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(unfinished, ignore_errors=True)
+            self._remove_unfinished()
             raise disk_error(error, self.directory) from error
+
+    def _remove_unfinished(self) -> None:
+        for folder in self.directory.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> "Checkpoints":
         return self

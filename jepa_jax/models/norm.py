@@ -26,5 +26,6 @@ class BatchNorm(nnx.BatchNorm):
             self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
         else:
             mean, var = self.mean[...], self.var[...]
+        assert self.scale is not None and self.bias is not None  # the parent makes both unless told otherwise
         scale = self.scale[...] * jax.lax.rsqrt(var + self.epsilon)
         return (x * scale + (self.bias[...] - mean * scale)).astype(self.dtype)
