@@ -19,7 +19,7 @@ from jepa_jax.errors import UserError
 from jepa_jax.files import write_atomically
 from jepa_jax.html import Section
 
-TRAIN_KEYS = {"train/loss", "train/lr", "train/grad_norm", "train/probe_loss", "train/probe_accuracy"}
+TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
 EVAL_NAMES = {
     "eval/probe_accuracy": "linear probe (test)",
     "eval/online_probe_accuracy": "online probe (test)",
@@ -278,7 +278,7 @@ def curves(run: RunFiles) -> Section:
         chart("Loss", [("train/loss", "loss")], log="offer", smooth=True),
         chart("Terms of the loss", [(key, key.removeprefix("train/")) for key in terms], log="offer", smooth=True),
         chart("Learning rate", [("train/lr", "learning rate")], log="offer", from_zero=True),
-        chart("Gradient norm", [("train/grad_norm", "gradient norm")], log="offer", smooth=True),
+        chart("Norms", [("train/grad_norm", "gradient"), ("train/update_norm", "update")], log="offer", smooth=True),
         chart("Loss of the online probe", [("train/probe_loss", "probe loss")], log="offer", smooth=True),
         *(chart(key.removeprefix("eval/"), [(key, key)]) for key in others),
     ]

@@ -58,7 +58,7 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         "augment.crop",
     ):
         assert fact in page, fact
-    for chart in ("Loss", "Terms of the loss", "Learning rate", "Gradient norm", "Accuracy", "Images a second"):
+    for chart in ("Loss", "Terms of the loss", "Learning rate", "Norms", "Accuracy", "Images a second"):
         assert f"<h3>{chart}</h3>" in page, chart
     assert "invariance" in page and "covariance" in page
     assert "data:image/png;base64," in page
