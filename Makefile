@@ -8,7 +8,8 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo    train the quickstart config on embedded data, print accuracy before and after, write a report"
 	@echo "make test    run the tests"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff and mypy; make format mends what ruff can"
+	@echo "make clean   remove caches (not runs/)"
 	@echo "make setup   create $(VENV) with everything a developer needs (the others do it when needed)"
 
 setup: $(READY)
@@ -36,4 +37,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf runs .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache

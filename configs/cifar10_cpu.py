@@ -1,6 +1,9 @@
 """Image JEPA on all of CIFAR-10 within 24 CPU-minutes, on a laptop.
 
-python scripts/train.py --config=configs/cifar10_cpu.py --config.data.dir=DIR --workdir=runs/cifar10_cpu
+    python scripts/train.py --config=configs/cifar10_cpu.py --config.data.dir=DIR --workdir=runs/cifar10_cpu
+
+Cost: 16.5 to 18.6 CPU-minutes in all. Expected: 67.9 % linear probe (67.4 to 68.9, 3 seeds), 56.4 % untrained; see
+docs/results/cifar10_cpu.md.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,8 @@
 """Quickstart: an image JEPA on the embedded shapes, minutes on a CPU.
 
-python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart
+    python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart
+
+Cost: 3 CPU-minutes, 2 min 20 s on 2 cores. Expected: 75.5 % linear probe, 19.4 % untrained (one seed).
 """
 
 from ml_collections import ConfigDict

@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import app, flags
 
+from jepa_jax.config import check_overrides
 from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.interrupt import Interrupted
 from jepa_jax.study import Run, Study, split_overrides
@@ -44,14 +45,15 @@ def main(entry: Callable[[list[str]], int]) -> None:
 
     def parse(argv: list[str]) -> list[str]:
         try:
-            rest = flags.FLAGS(argv)
-            if "config" in flags.FLAGS:
-                getattr(flags.FLAGS["config"].value, "to_dict", None)  # a file that cannot be loaded says so when used
-            return rest
-        except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-            text = str(error.args[0] if error.args else error)
-            print(f"error: {' '.join(text.split())}", file=sys.stderr)
-            raise SystemExit(EXIT_USER_ERROR) from None
+            if not any(argument.lstrip("-").startswith("help") for argument in argv):
+                check_overrides(argv)
+            return flags.FLAGS(argv)
+        except flags.IllegalFlagValueError as error:
+            text = str(error).replace("=None: Flag", ": flag").replace("have a value other than None", "be given")
+        except (UserError, flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+            text = str(error.args[0])
+        print(f"error: {text}", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR)
 
     app.run(entry, flags_parser=parse)
 

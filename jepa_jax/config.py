@@ -7,9 +7,11 @@ A config file is complete on its own, so there are no defaults here. Groups are 
 import dataclasses
 import difflib
 import hashlib
+import importlib.util
 import json
+import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.errors import UserError
@@ -138,6 +140,41 @@ MODELS: dict[str, dict[str, Key]] = {
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base"), VIT),
     "patchnet": PATCHNET,
 }
+
+
+def load_config_file(value: str) -> Any:
+    """The config of a file, or of `file.py:argument`; a file that cannot be loaded is named."""
+    path, *argument = value.split(":", 1)
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"--config={value}: there is no such file; see configs/")
+    spec = importlib.util.spec_from_file_location("loaded_config", path)
+    assert spec is not None and spec.loader is not None  # a file that exists has both
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return module.get_config(*argument)
+    except Exception as error:  # whatever the file does wrong
+        raise UserError(
+            f"--config={value}: cannot be loaded ({type(error).__name__}: {error}); mend the file"
+        ) from error
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Refuses `--config.key=value` of a key that the file of `--config=file` does not have, and names the nearest."""
+    files = [a.split("=", 1)[1] for a in arguments if a.lstrip("-").startswith("config=")]
+    if not files:
+        return
+    known = flatten(load_config_file(files[-1]))
+    for argument in arguments:
+        name = argument.lstrip("-").split("=")[0]
+        if argument.startswith("-") and name.startswith("config.") and name[7:] not in known:
+            close = difflib.get_close_matches(name[7:], known, n=1)
+            hint = (
+                f"did you mean --config.{close[0]}?"
+                if close
+                else "its groups are " + ", ".join(dict.fromkeys(key.split(".")[0] for key in known))
+            )
+            raise UserError(f"{argument}: {files[-1]} has no such key; {hint}")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,7 +22,7 @@ KNOWN_SIZES = {"cifar10": (50_000, 10), "tfds:cifar10": (50_000, 10)}
 def describe(config: Any) -> dict[str, Any]:
     """Parameters (by module, total, trainable), operations an image and steps of a run."""
     validate(config)
-    num_train, num_classes = data_size(config.data)
+    num_train, num_classes, found = data_size(config.data)
     size, batch_size = config.data.image_size, config.data.batch_size
     batch = {
         "image": jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8),
@@ -42,21 +42,22 @@ def describe(config: Any) -> dict[str, Any]:
         "flops_per_image": count_flops(program.train_step, abstract, batch) / batch_size,
         "feature_dim": feature_dim(abstract),
         "images_per_epoch": num_train,
+        "data_found": found,
         "steps_per_epoch": program.length.steps_per_epoch,
         "steps_total": program.length.total_steps,
     }
 
 
-def data_size(data: Any) -> tuple[int, int]:
-    """Train images and classes; from the files, or, when they are not there, from what is known of the set."""
+def data_size(data: Any) -> tuple[int, int, bool]:
+    """Train images, classes, and whether the files say so; when they are not there, what is known of the set counts."""
     try:
         source = open_source(data, "train")
-        return len(source), len(source.classes)
+        return len(source), len(source.classes), True
     except UserError:
         if data.source not in KNOWN_SIZES:
             raise
         images, classes = KNOWN_SIZES[data.source]
-        return data.num_train or images, classes
+        return data.num_train or images, classes, False
 
 
 def parameter_table(params: Any) -> dict[str, int]:

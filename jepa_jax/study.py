@@ -7,7 +7,6 @@ reason, and the study goes on.
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -16,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jepa_jax.config import load_config_file
 from jepa_jax.errors import UserError
 from jepa_jax.files import write_json
 
@@ -83,18 +83,11 @@ def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.
 def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
     """Warm-up as a share of the config's epochs: a shorter run keeps the share, or it would be all warm-up.
 
-    None where the user sets `optim.warmup_epochs` or the file is not there (`check` says so).
+    None where the user sets `optim.warmup_epochs`.
     """
-    path = pathlib.Path(config.split(":")[0])
-    if any(override.startswith("--config.optim.warmup_epochs=") for override in overrides) or not path.is_file():
+    if any(override.startswith("--config.optim.warmup_epochs=") for override in overrides):
         return None
-    spec = importlib.util.spec_from_file_location("studied_config", path)
-    assert spec is not None and spec.loader is not None  # a file that exists has both
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"--config = {config}: has no get_config(); give a file of configs/")
-    optim = module.get_config(*config.split(":")[1:]).optim
+    optim = load_config_file(config).optim
     return optim.warmup_epochs / optim.epochs
 
 

@@ -19,6 +19,7 @@ def main(argv: list[str]) -> int:
         from jepa_jax.describe import describe
 
         result = describe(_CONFIG.value)
+        assumed = "" if result["data_found"] else " (assumed: the data is not there)"
         for name, size in result["params_by_module"].items():
             console.line(f"{name:<32} {size:>12,}")
         console.line(f"{'total':<32} {result['params_total']:>12,}   trainable {result['params_trainable']:,}")
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
             f"\nfeatures: {result['feature_dim']} numbers\n"
             f"training: {result['flops_per_image'] / 1e9:,.2f} GFLOP an image (forward and backward, all views)\n"
             f"length: {result['steps_total']:,} steps, {result['steps_per_epoch']:,} an epoch "
-            f"of {result['images_per_epoch']:,} images\n"
+            f"of {result['images_per_epoch']:,} images{assumed}\n"
         )
         return result
 

@@ -1,6 +1,6 @@
 """Which learning rate? Trains briefly at each and compares linear-probe accuracies.
 
-python scripts/lr_search.py --config=configs/quickstart.py --lrs=.1,.3,.5 --epochs=5 --output_dir=runs/lr \\
+python scripts/lr_search.py --config=configs/quickstart.py --lrs=1e-3,2e-3,4e-3 --epochs=5 --output_dir=runs/lr \\
     [--seeds=0,1] [--timeout=SECONDS] [--config.data.batch_size=64 ...]
 
 Each run is a process of its own; the same command goes on where it stopped. Writes results.json, results.md,
