@@ -280,7 +280,15 @@ def test_bad_flags_end_in_one_line_and_code_2(make, tmp_path, extra):
 def test_ctrl_c_stops_the_run_cleanly_and_keeps_what_was_measured(make, tmp_path, number, code):
     copy_scripts(tmp_path)
     command = [sys.executable, "lr_search.py", "--config=config.py", "--lrs=.1,8", "--epochs=2", "--output_dir=out"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        # A shell that started the tests in the background made them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     workdir = tmp_path / "out" / "lr8.0_epochs2_seed0"
     worker = int(wait_for(workdir / "worker"))
     process.send_signal(number)
