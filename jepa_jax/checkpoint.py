@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from jepa_jax.errors import UserError
 from jepa_jax.files import disk_error
+from jepa_jax.runtime import whole_array
 from jepa_jax.step import TrainState
 
 
@@ -116,18 +116,11 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in flat.items()}
 
 
-def _whole(leaf: Any) -> np.ndarray:
-    """The array on this host, also when other processes hold parts of it."""
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)
-
-
 def params_sha256(params: Any) -> str:
     """A digest of every parameter's name, shape and bits."""
     digest = hashlib.sha256()
     for path, leaf in sorted(_by_path(params).items()):
-        array = _whole(leaf)
+        array = whole_array(leaf)
         digest.update(f"{path} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

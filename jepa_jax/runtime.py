@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -76,6 +77,13 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
+
+
+def whole_array(array: Any) -> np.ndarray:
+    """The array on this host, also when other processes hold parts of it."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
 
 
 def check_batch(config: Any, mesh: Mesh) -> None:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.data.sources import Source
+from jepa_jax.runtime import whole_array
 
 
 class Split(NamedTuple):
@@ -53,7 +53,7 @@ def extract(
     def collect(item):
         encoded, label, valid = item
         features.append(np.asarray(encoded)[:valid])
-        labels.append(_whole(label)[:valid])
+        labels.append(whole_array(label)[:valid])
         on_batch(valid)
 
     for batch, valid in batches:
@@ -64,10 +64,3 @@ def extract(
     if pending is not None:
         collect(pending)
     return Split(np.concatenate(features), np.concatenate(labels))
-
-
-def _whole(labels: jax.Array) -> np.ndarray:
-    """Labels of the whole batch, also when other processes hold parts of it."""
-    if not labels.is_fully_addressable:
-        labels = multihost_utils.process_allgather(labels, tiled=True)
-    return np.asarray(labels)
