@@ -76,10 +76,12 @@ def get_config() -> ConfigDict:
                 "precision": "float32",
                 "accum_steps": 1,
                 "remat": "none",
+                "stop_on_collapse": False,
                 "checkpoint_every_steps": 0,
                 "checkpoint_keep": 1,
             },
             "eval": {
+                "weights": "online",
                 "every_epochs": 2,
                 "knn_every_epochs": 4,
                 "knn_k": 20,
@@ -91,6 +93,6 @@ def get_config() -> ConfigDict:
             },
             "profile": {"trace_steps": ""},
             "mesh": {"data": -1, "fsdp": 1},
-            "log": {"every_steps": 8, "tensorboard": True, "wandb_project": ""},
+            "log": {"every_steps": 8, "tensorboard": True, "pictures_every_epochs": 0, "wandb_project": ""},
         }
     )

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.errors import UserError
@@ -83,8 +83,10 @@ COMMON: dict[str, Key] = {
     "train.precision": Key(str, "what the model computes in; parameters stay float32", ("float32", "bfloat16")),
     "train.accum_steps": Key(int, "parts that a batch is computed in, one after the other", least=1),
     "train.remat": Key(str, "full recomputes each block in the backward pass", ("none", "full")),
+    "train.stop_on_collapse": Key(bool, "end the run when its features have collapsed; else only warn"),
     "train.checkpoint_every_steps": Key(int, "0 = at the end of each epoch", least=0),
     "train.checkpoint_keep": Key(int, "how many checkpoints stay", least=1),
+    "eval.weights": Key(str, "the encoder as trained, or its slowly following copy", ("online", "target")),
     "eval.every_epochs": Key(int, "test accuracy of the online probe; 0 = at the end only", least=0),
     "eval.knn_every_epochs": Key(int, "k-NN accuracy; 0 = at the end only", least=0),
     "eval.knn_k": Key(int, "neighbours that vote", least=1),
@@ -102,9 +104,31 @@ COMMON: dict[str, Key] = {
     "mesh.fsdp": Key(int, "devices that also split the parameters", least=1),
     "log.every_steps": Key(int, "steps between two rows of metrics.jsonl", least=1),
     "log.tensorboard": Key(bool, "write TensorBoard events"),
+    "log.pictures_every_epochs": Key(int, "reconstructions, where a method draws them; 0 = none", least=0),
     "log.wandb_project": Key(str, "Weights & Biases project; empty = off"),
 }
 
+MASK = {
+    "mask.num_targets": Key(int, "target blocks an image", least=1),
+    "mask.target_scale": Key(tuple, "area of a target block, as a part of the image", least=0, most=1, length=2),
+    "mask.target_aspect": Key(tuple, "height over width of a target block", least=0, length=2),
+    "mask.context_scale": Key(tuple, "area of the context block", least=0, most=1, length=2),
+    "mask.min_context": Key(int, "patches that the encoder sees at least", least=1),
+}
+PREDICTOR = {
+    "predictor_depth": Key(int, "blocks of the predictor", least=1),
+    "predictor_heads": Key(int, "attention heads of the predictor", least=1),
+}
+TARGET = {
+    "target": Key(
+        str,
+        "what is predicted: outputs of a slowly following copy (ema), of the encoder itself (online), or of the "
+        "encoder and with its gradient (shared)",
+        ("ema", "online", "shared"),
+    ),
+    "ema_start": Key(float, "momentum of the copy at the first step", **PROBABILITY),
+    "ema_end": Key(float, "momentum of the copy at the last step, reached linearly", **PROBABILITY),
+}
 METHODS: dict[str, dict[str, Key]] = {
     "image_jepa": {
         "views": Key(int, "augmented views of an image", least=2),
@@ -119,6 +143,30 @@ METHODS: dict[str, dict[str, Key]] = {
         "num_slices": Key(int, "sigreg, bcs: random directions a step", least=1),
         "temperature": Key(float, "infonce: of the similarities", least=1e-3),
     },
+    "ijepa": {"predictor_width": Key(int, "numbers a token of the predictor", least=4), **PREDICTOR, **TARGET, **MASK},
+    "hjepa": {
+        **PREDICTOR,
+        **TARGET,
+        **MASK,
+        "token_dropping": Key(bool, "the encoder never computes hidden patches; else they are zeros"),
+        "level_weights": Key(tuple, "weight of each level's loss; as many levels, 2 to 4", least=0),
+        "fusion": Key(str, "coarse levels join finer ones, top down", ("none", "add", "concat")),
+        "regulariser": Key(str, "on image-level features", ("none", "vicreg", "sigreg")),
+        "regulariser_weight": Key(float, "of the regulariser in the loss", least=0),
+        "invariance_weight": Key(float, "vicreg: agreement of visible part and whole image", least=0),
+        "std_weight": Key(float, "vicreg: variance of each dimension", least=0),
+        "cov_weight": Key(float, "vicreg: covariance of dimensions", least=0),
+        "sigreg_weight": Key(float, "sigreg: lambda in 0..1", **PROBABILITY),
+        "num_slices": Key(int, "sigreg: random directions a step", least=1),
+    },
+    "mae": {
+        "mask_ratio": Key(float, "part of the patches that is hidden", **PROBABILITY),
+        "norm_pix": Key(bool, "each patch is reconstructed in units of its own mean and deviation"),
+        "decoder_width": Key(int, "numbers a token of the decoder", least=4),
+        "decoder_depth": Key(int, "blocks of the decoder", least=1),
+        "decoder_heads": Key(int, "attention heads of the decoder", least=1),
+        "ema_momentum": Key(float, "of the averaged weights, after a ramp of (1 + n) / (10 + n)", **PROBABILITY),
+    },
 }
 
 RESNET = {
@@ -128,6 +176,14 @@ RESNET = {
 VIT = {
     "patch_size": Key(int, "pixels a side of a patch", least=1),
     "pool": Key(str, "features are the CLS token or the mean of patches", ("cls", "mean")),
+    "cls_token": Key(bool, "a token beside those of the patches"),
+    "positions": Key(str, "trained, or fixed sines and cosines", ("learned", "sincos")),
+}
+CUSTOM_VIT = {
+    "width": Key(int, "numbers a token", least=4),
+    "depth": Key(int, "blocks", least=1),
+    "heads": Key(int, "attention heads", least=1),
+    **VIT,
 }
 PATCHNET = {
     "patch_size": Key(int, "pixels a side of a whitened patch", least=2),
@@ -138,6 +194,7 @@ PATCHNET = {
 MODELS: dict[str, dict[str, Key]] = {
     **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50"), RESNET),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base"), VIT),
+    "vit": CUSTOM_VIT,
     "patchnet": PATCHNET,
 }
 
@@ -261,19 +318,58 @@ def _check_combinations(flat: Mapping[str, Any]) -> None:
             refuse(key, "must be above 0")
     if flat["profile.trace_steps"] and not re.fullmatch(r"\d+:\d+", flat["profile.trace_steps"]):
         refuse("profile.trace_steps", "write the first and the last step as A:B, e.g. 10:15")
-    view = flat["data.augment.crop.size"]
-    if flat["model.name"].startswith("vit") and view not in (0, flat["data.image_size"]):
-        refuse("data.augment.crop.size", "a ViT's positions are for one size; use 0, views of data.image_size")
+    if flat["model.name"].startswith("vit"):
+        _check_vit(flat, refuse)
     if flat["model.name"] == "patchnet" and flat["train.remat"] != "none":
         refuse("train.remat", "patchnet has nothing to recompute; use none")
     if flat["mesh.data"] == 0:
         refuse("mesh.data", "use -1 for all devices, or a number of devices")
+    if flat["eval.weights"] == "target" and flat["method.name"] != "mae" and flat.get("method.target") != "ema":
+        refuse("eval.weights", "this method keeps no copy of its encoder; use online")
+    if flat["method.name"] in ("ijepa", "hjepa", "mae"):
+        _check_masked(flat, refuse)
     if flat["method.name"] == "image_jepa":
         widths = flat["method.projector"]
         if not widths or any(not isinstance(w, int) or w < 1 for w in widths):
             refuse("method.projector", "needs at least one positive width, e.g. (2048, 2048, 2048)")
         if flat["method.loss"] == "sigreg" and flat["method.sigreg_weight"] > 1:
             refuse("method.sigreg_weight", "sigreg's lambda lies between 0 and 1 (LeJEPA: 0.02 to 0.05)")
+
+
+def _check_vit(flat: Mapping[str, Any], refuse: Callable[[str, str], None]) -> None:
+    if flat["model.pool"] == "cls" and not flat["model.cls_token"]:
+        refuse("model.pool", "there is no CLS token; use mean, or set model.cls_token = True")
+    if flat["model.name"] == "vit" and (flat["model.width"] % flat["model.heads"] or flat["model.width"] % 4):
+        refuse("model.width", f"must be a multiple of 4 and of model.heads = {flat['model.heads']}")
+    view = flat["data.augment.crop.size"] or flat["data.image_size"]
+    if view % flat["model.patch_size"]:
+        refuse(
+            "model.patch_size",
+            f"does not divide the {view}-pixel views; set model.patch_size or data.augment.crop.size",
+        )
+
+
+def _check_masked(flat: Mapping[str, Any], refuse: Callable[[str, str], None]) -> None:
+    method = flat["method.name"]
+    if not flat["model.name"].startswith("vit"):
+        refuse("model.name", f"{method} drops patches before the encoder, which takes a ViT; use vit or vit_tiny")
+    if method != "mae" and flat["model.pool"] != "mean":
+        refuse("model.pool", f"{method} learns patch features; use mean")
+    if method != "hjepa":
+        head = "decoder" if method == "mae" else "predictor"
+        width, heads = flat[f"method.{head}_width"], flat[f"method.{head}_heads"]
+        if width % heads or width % 4:
+            refuse(f"method.{head}_width", f"must be a multiple of 4 and of method.{head}_heads = {heads}")
+    if method == "mae":
+        if not 0 < flat["method.mask_ratio"] < 1:
+            refuse("method.mask_ratio", "must lie between 0 and 1, e.g. 0.75")
+        return
+    for key in ("method.mask.target_scale", "method.mask.target_aspect", "method.mask.context_scale"):
+        low, high = flat[key]
+        if not 0 < low <= high:
+            refuse(key, "needs (smallest, largest) with 0 < smallest <= largest")
+    if method == "hjepa" and not 2 <= len(flat["method.level_weights"]) <= 4:
+        refuse("method.level_weights", "H-JEPA has 2 to 4 levels; give a weight for each")
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

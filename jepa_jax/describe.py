@@ -35,7 +35,7 @@ def describe(config: Any) -> dict[str, Any]:
     params = abstract.params["model"]
     return {
         "params_by_module": parameter_table(params),
-        "params_total": count(params) + fixed_parameters(program),
+        "params_total": count(params) + count(abstract.target) + fixed_parameters(program),
         "params_trainable": count(params),
         "params_probe": count(abstract.params["probe"]),
         "optimizer_bytes": num_bytes(abstract.opt_state),

@@ -2,7 +2,7 @@
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 2  # bad flag, config value, data file, checkpoint or disk: the message says what to change
-EXIT_DIVERGED = 3  # NaN or infinite loss; the last good checkpoint is kept
+EXIT_DIVERGED = 3  # NaN or infinite loss, or collapsed features; the last good checkpoint is kept
 EXIT_INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); a checkpoint was written, the same command goes on
 EXIT_TERMINATED = 143  # SIGTERM (128 + 15); a checkpoint was written, the same command goes on
 
@@ -17,3 +17,10 @@ class Diverged(UserError):
     """The loss became NaN or infinite."""
 
     exit_code = EXIT_DIVERGED
+    status = "diverged"
+
+
+class Collapsed(Diverged):
+    """The features became constant, or all alike; raised if config.train.stop_on_collapse."""
+
+    status = "collapsed"

@@ -12,7 +12,7 @@ from jepa_jax.checkpoint import Checkpoints
 from jepa_jax.config import validate
 from jepa_jax.errors import UserError
 from jepa_jax.program import build_program
-from jepa_jax.step import make_feature_step
+from jepa_jax.step import evaluated_params, make_feature_step
 from jepa_jax.workdir import Workdir
 
 
@@ -36,7 +36,7 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Calla
             config, num_train=config.data.batch_size, num_classes=num_classes, sample=sample, mesh=mesh
         )
         state, _ = checkpoints.restore(program.factory.abstract)
-    params, stats = state.params["model"], state.stats
+    params, stats = evaluated_params(state, config.eval.weights), state.stats
     feature_dim = state.params["probe"]["kernel"].shape[0]
     del state  # the optimizer's part of it is large and of no use here
     encode_batch = make_feature_step(program.method, program.factory, mesh)

@@ -14,7 +14,7 @@ from jepa_jax.errors import UserError
 
 PyTree = Any
 # Leaves that are directions or offsets rather than maps: decay would only pull them towards zero.
-UNDECAYED = ("bias", "scale", "cls_token", "mask_token", "position")
+UNDECAYED = ("bias", "scale", "cls_token", "mask_token", "context_token", "position")
 
 
 def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_batch: int) -> float:

@@ -16,9 +16,18 @@ GAP = 4
 
 def save_views(path: pathlib.Path, images: np.ndarray, views: np.ndarray, mean: Any, std: Any) -> None:
     """A PNG with a row an image: the original, then its normalised views [V, B, h, w, 3]."""
-    pixels = np.clip((np.asarray(views) * np.asarray(std) + np.asarray(mean)) * 255 + 0.5, 0, 255).astype(np.uint8)
-    rows = [[image, *views_of] for image, views_of in zip(images, np.moveaxis(pixels, 1, 0), strict=True)]
-    write_atomically(path, png(grid(rows)))
+    pixels = np.moveaxis(denormalised(views, mean, std), 1, 0)
+    write_atomically(path, png(grid([[image, *views_of] for image, views_of in zip(images, pixels, strict=True)])))
+
+
+def view_grid(views: np.ndarray, mean: Any, std: Any) -> np.ndarray:
+    """Normalised views [V, B, h, w, 3] as one uint8 image with a row an image."""
+    return grid([list(views_of) for views_of in np.moveaxis(denormalised(views, mean, std), 1, 0)])
+
+
+def denormalised(views: np.ndarray, mean: Any, std: Any) -> np.ndarray:
+    """Normalised pixels as uint8."""
+    return np.clip((np.asarray(views) * np.asarray(std) + np.asarray(mean)) * 255 + 0.5, 0, 255).astype(np.uint8)
 
 
 def grid(rows: list[list[np.ndarray]]) -> np.ndarray:

@@ -48,7 +48,7 @@ class Program:
 def build_program(config: Any, *, num_train: int, num_classes: int, sample: Any, mesh: Mesh) -> Program:
     """The program of a validated config; `sample` is a uint8 batch of images, or only its ShapeDtypeStruct."""
     length = Length.of(config, num_train)
-    method = build_method(config)
+    method = build_method(config, total_steps=length.total_steps)
     tx, learning_rate = optim.make_optimizer(
         config.optim,
         batch_size=config.data.batch_size,

@@ -5,6 +5,7 @@ import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -56,9 +57,13 @@ def start_compile_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", str(default))
 
 
-def make_mesh(data: int, fsdp: int) -> Mesh:
-    """Axes `data` and `fsdp`; data = -1 takes every device that fsdp leaves."""
-    devices = jax.devices()
+def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """Axes `data` and `fsdp`; data = -1 takes every device that fsdp leaves.
+
+    Args:
+        devices: those of another machine, to compile for it; by default the ones that are here.
+    """
+    devices = jax.devices() if devices is None else devices
     if data == -1:
         if len(devices) % fsdp:
             raise UserError(f"config.mesh.fsdp = {fsdp}: does not divide the {len(devices)} devices; use a divisor")

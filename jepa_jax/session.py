@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jepa_jax.checkpoint import Checkpoints
-from jepa_jax.errors import Diverged
-from jepa_jax.files import write_json
+from jepa_jax.collapse import collapse_warning
+from jepa_jax.errors import Collapsed, Diverged
+from jepa_jax.files import write_atomically, write_json
 from jepa_jax.interrupt import InterruptFlag
+from jepa_jax.pictures import png, view_grid
 from jepa_jax.profiling.compilations import CompilationCounter
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.timers import Timeline
@@ -61,7 +64,9 @@ class Session:
             "images_per_sec": None,
             "skipped_images": [],
             "untrained_probe_accuracy": None,
-            "evaluated_epoch": 0,
+            "ended_epoch": 0,
+            "initial_spread": None,
+            "collapse_warning": None,
         }
         if self.checkpoints.latest_step() is None:
             state = create()
@@ -126,6 +131,28 @@ class Session:
             "config.optim.clip_norm"
         )
 
+    def watch_collapse(self, step: int, figures: dict[str, float]) -> None:
+        """Logs how far features spread; warns, or ends the run, when they have collapsed."""
+        self.log(step, "collapse", figures)
+        if self.progress["initial_spread"] is None:
+            self.progress["initial_spread"] = figures
+            return
+        warning = self.progress["collapse_warning"] = collapse_warning(figures, self.progress["initial_spread"])
+        if warning is None:
+            return
+        if self.config.train.stop_on_collapse:
+            raise Collapsed(f"step {step}: {warning}")
+        self.console.warn(f"step {step}: {warning}")
+
+    def draw(self, step: int, pictures: np.ndarray) -> None:
+        """Pictures [V, B, h, w, 3] of what the model makes of images, as PNG and to the writers that show them."""
+        augment = self.config.data.augment
+        image = view_grid(pictures, augment.mean, augment.std)
+        self.folder.pictures.mkdir(exist_ok=True)
+        write_atomically(self.folder.pictures / f"step_{step:08d}.png", png(image))
+        for writer in self._writers:
+            writer.picture(step, "pictures", image)
+
     def save(self, step: int, state: TrainState) -> None:
         with self.timeline.section("checkpoint"):
             self.progress.update(self.usage.totals(), step=step, images_per_sec=self._images_per_sec())
@@ -162,6 +189,7 @@ class Session:
             "epochs": step / self.length.steps_per_epoch,
             "peak_memory_bytes": peak_memory_bytes(),
             "compilations": self.step_compilations,
+            "collapse_warning": self.progress["collapse_warning"],
             "skipped_images": len(self.progress["skipped_images"]),
             "host_seconds": self.timeline.seconds(),
             **more,

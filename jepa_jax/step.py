@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jepa_jax.methods import Method
 from jepa_jax.models.heads import init_probe, probe_logits
+from jepa_jax.optim import ema_update
 from jepa_jax.runtime import batch_sharding, replicated
 
 PyTree = Any
@@ -38,6 +39,7 @@ class TrainState:
     params: PyTree  # {"model": ..., "probe": ...}
     stats: PyTree  # batch statistics
     opt_state: PyTree
+    target: PyTree  # slowly following copies of parts of the model, by name; {} for a method without them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +66,18 @@ def state_factory(
         key = jax.random.key(seed)
         model = method.init(key, images)
         weights, stats = nnx.state(model, nnx.Param, ...)
-        features = jax.eval_shape(lambda: method.features(model, images))
+        # Split and merged again: remat writes to the variables of a model, which must be of its own trace.
+        structure, variables = nnx.split(model)
+        features = jax.eval_shape(lambda v, x: method.features(nnx.merge(structure, v), x), variables, images)
         params = {"model": nnx.to_pure_dict(weights), "probe": init_probe(features.shape[-1], num_classes)}
+        target = {name: params["model"][name] for name in method.ema.modules} if method.ema else {}
         return TrainState(
-            jnp.zeros([], jnp.int32), jax.random.key_data(key), params, nnx.to_pure_dict(stats), tx.init(params)
+            step=jnp.zeros([], jnp.int32),
+            key=jax.random.key_data(key),
+            params=params,
+            stats=nnx.to_pure_dict(stats),
+            opt_state=tx.init(params),
+            target=target,
         )
 
     shapes = jax.eval_shape(create, 0, sample)
@@ -100,9 +110,13 @@ def make_train_step(
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Metrics]]:
     """The compiled step: state (donated) and batch in, state and scalar metrics out."""
 
-    def loss_fn(params, stats, batch, key, step):
+    def loss_fn(params, stats, target, batch, key, step):
         model = nnx.merge(factory.graphdef, params["model"], stats, copy=True)
-        output = method.loss(model, batch, key, step)
+        slow = None
+        if method.ema:
+            weights = jax.lax.stop_gradient({**params["model"], **target})
+            slow = nnx.merge(factory.graphdef, weights, stats, copy=True)
+        output = method.loss(model, slow, batch, key, step)
         with jax.named_scope("probe"):
             logits = probe_logits(params["probe"], jax.lax.stop_gradient(output.features))
             probe_loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]))
@@ -116,7 +130,7 @@ def make_train_step(
     def train_step(state, batch):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         if accum_steps == 1:
-            grads, (stats, metrics) = gradient(state.params, state.stats, batch, key, state.step)
+            grads, (stats, metrics) = gradient(state.params, state.stats, state.target, batch, key, state.step)
         else:
             grads, (stats, metrics) = accumulate(gradient, state, batch, key, accum_steps)
         with jax.named_scope("optimizer"):
@@ -126,7 +140,12 @@ def make_train_step(
             # The loss is that of the parameters before the update; this one says whether those after it are finite.
             metrics["update_norm"] = optax.global_norm(updates["model"])
             metrics["lr"] = learning_rate(state.step)
-        return TrainState(state.step + 1, state.key, params, stats, opt_state), metrics
+        target = state.target
+        if method.ema:
+            with jax.named_scope("ema"):
+                momentum = metrics["ema_momentum"] = method.ema.momentum(state.step)
+                target = ema_update(target, {name: params["model"][name] for name in target}, momentum)
+        return TrainState(state.step + 1, state.key, params, stats, opt_state, target), metrics
 
     return jax.jit(
         train_step,
@@ -146,7 +165,8 @@ def accumulate(gradient: Callable, state: TrainState, batch: PyTree, key: jax.Ar
     def one_part(carry, inputs):
         grads, stats = carry
         index, part = inputs
-        new, (stats, metrics) = gradient(state.params, stats, part, jax.random.fold_in(key, index), state.step)
+        part_key = jax.random.fold_in(key, index)
+        new, (stats, metrics) = gradient(state.params, stats, state.target, part, part_key, state.step)
         return (jax.tree.map(jnp.add, grads, new), stats), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, state.params)
@@ -155,11 +175,19 @@ def accumulate(gradient: Callable, state: TrainState, batch: PyTree, key: jax.Ar
     return jax.tree.map(lambda g: g / parts, grads), (stats, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics))
 
 
-def make_feature_step(method: Method, factory: StateFactory, mesh: Mesh) -> Callable:
+def evaluated_params(state: TrainState, weights: str) -> PyTree:
+    """The model's parameters that evaluations read: as trained ("online"), or with the slow copies ("target")."""
+    return state.params["model"] if weights == "online" else {**state.params["model"], **state.target}
+
+
+def make_feature_step(
+    method: Method, factory: StateFactory, mesh: Mesh, *, level: int = 0, normalised: bool = True
+) -> Callable:
     """Compiled: (model params, stats, uint8 images) -> features on every device, in evaluation mode."""
 
     def features(params, stats, images):
-        return method.features(nnx.merge(factory.graphdef, params, stats, copy=True), images)
+        model = nnx.merge(factory.graphdef, params, stats, copy=True)
+        return method.features(model, images, level=level, normalised=normalised)
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
     return jax.jit(features, in_shardings=shardings, out_shardings=replicated(mesh))

@@ -5,10 +5,12 @@ waits for the host. Checkpoints and evaluations happen between two steps.
 """
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from jepa_jax import runtime
 from jepa_jax.checkpoint import params_sha256
@@ -24,7 +26,7 @@ from jepa_jax.pictures import example_views, save_views
 from jepa_jax.program import Length, Program, build_program
 from jepa_jax.report import write_report
 from jepa_jax.session import Session, bar_note
-from jepa_jax.step import TrainState
+from jepa_jax.step import TrainState, evaluated_params
 from jepa_jax.workdir import Workdir
 from jepa_jax.writers import Console
 
@@ -37,7 +39,7 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
 
     Raises:
         UserError: something to fix; before anything is compiled where possible.
-        Diverged: the loss became NaN or infinite.
+        Diverged: the loss became NaN or infinite, or (Collapsed) the features all alike.
         Interrupted: SIGINT or SIGTERM; a checkpoint of the last step is on disk.
     """
     validate(config)
@@ -97,9 +99,22 @@ def run_steps(
     def evaluate_epoch(epoch: int, values: dict[str, float] | None) -> None:
         images = evaluator.images_at(epoch)
         results = session.measure("test", images, step, lambda: evaluator.at_epoch(state, epoch))
-        session.progress["evaluated_epoch"] = epoch
         session.log(step, "eval", results)
         console.line(epoch_line(epoch, length, values, results, session))
+
+    draw = painter(config, program, sources[1])
+
+    def end_epoch(epoch: int, values: dict[str, float] | None) -> None:
+        """What is measured and drawn at the end of every epoch, as far as it is due."""
+        with session.timeline.section("validation"):
+            session.watch_collapse(step, evaluator.spread(state))
+        if evaluator.due(epoch):
+            evaluate_epoch(epoch, values)
+        every = config.log.pictures_every_epochs
+        if draw is not None and every and (epoch % every == 0 or step == length.total_steps):
+            with session.timeline.section("visualization"):
+                session.draw(step, draw(state))
+        session.progress["ended_epoch"] = epoch
 
     def finish() -> dict[str, Any]:
         """Everything up to the last step, and what is measured of the trained encoder."""
@@ -109,9 +124,11 @@ def run_steps(
             session.progress["untrained_probe_accuracy"] = accuracy
             console.line(f"untrained encoder: linear probe {accuracy:.1f} %")
 
+        if session.progress["initial_spread"] is None:
+            session.watch_collapse(step, evaluator.spread(state))
         epoch, within = divmod(step, length.steps_per_epoch)
-        if step and within == 0 and evaluator.due(epoch) and session.progress["evaluated_epoch"] < epoch:
-            evaluate_epoch(epoch, None)  # the signal that ended the last session came before this one
+        if step and within == 0 and session.progress["ended_epoch"] < epoch:
+            end_epoch(epoch, None)  # the signal that ended the last session came before this one
         console.start("train", length.total_steps, step)
         while step < length.total_steps:
             session.trace.before(step)
@@ -123,17 +140,17 @@ def run_steps(
             session.dispatched(step, metrics, info)
 
             epoch, within = divmod(step, length.steps_per_epoch)
-            evaluate = within == 0 and evaluator.due(epoch)
+            epoch_ends = within == 0
             every = config.train.checkpoint_every_steps
-            due = within == 0 if every == 0 else step % every == 0
+            due = epoch_ends if every == 0 else step % every == 0
             checkpoint = due and step < length.total_steps  # the last one waits for calibrated statistics
             # Whatever looks at the state waits until it is known to be finite.
-            looked_at = evaluate or checkpoint or session.interrupt.raised or session.trace.ends_at(step)
+            looked_at = epoch_ends or checkpoint or session.interrupt.raised or session.trace.ends_at(step)
             values = session.read_metrics(all_but=0 if looked_at else 1)
             session.trace.after(step)
             session.interrupt.check()
-            if evaluate:
-                evaluate_epoch(epoch, values)
+            if epoch_ends:
+                end_epoch(epoch, values)
             if checkpoint:
                 session.save(step, state)
 
@@ -162,13 +179,28 @@ def run_steps(
             raise
     except Diverged as error:
         session.checkpoints.wait()
-        session.leave_summary("diverged", step, **facts, reason=str(error))
+        session.leave_summary(error.status, step, **facts, reason=str(error))
         raise
     finally:
         batches.close()
         console.stop()
     digest = params_sha256(state.params["model"])
     return session.leave_summary("finished", step, **facts, **results, params_sha256=digest)
+
+
+def painter(config: Any, program: Program, source: Source) -> Callable[[TrainState], np.ndarray] | None:
+    """What draws the pictures of a method for a state, of the first test images; None if it has nothing to show."""
+    images = first_images(source, PICTURED_IMAGES)
+
+    def pictures(params, stats, images):
+        model = nnx.merge(program.factory.graphdef, params, stats, copy=True)
+        return program.method.pictures(model, images, jax.random.key(0))
+
+    abstract = program.factory.abstract
+    if jax.eval_shape(pictures, abstract.params["model"], abstract.stats, images) is None:
+        return None
+    draw = jax.jit(pictures)
+    return lambda state: np.asarray(draw(evaluated_params(state, config.eval.weights), state.stats, images))
 
 
 def first_images(source: Source, count: int) -> np.ndarray:

@@ -34,6 +34,7 @@ class Workdir:
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.views = self.path / "views.png"
+        self.pictures = self.path / "pictures"
         self.report = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jepa_jax.config import config_hash
 from jepa_jax.errors import UserError
 from jepa_jax.files import disk_error, write_atomically
@@ -18,6 +20,9 @@ class Writer:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         raise NotImplementedError
+
+    def picture(self, step: int, name: str, image: np.ndarray) -> None:
+        """Takes a uint8 image [h, w, 3], if this writer shows images."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -82,6 +87,9 @@ class TensorBoard(Writer):
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
+    def picture(self, step: int, name: str, image: np.ndarray) -> None:
+        self._writer.add_image(name, image, step, dataformats="HWC")
+
     def close(self) -> None:
         self._writer.close()
 
@@ -104,6 +112,11 @@ class WandB(Writer):
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
+
+    def picture(self, step: int, name: str, image: np.ndarray) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Image(image)}, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -22,6 +22,7 @@ def make_state(width=3, step=0):
         params,
         {"norm": {"mean": jnp.zeros(width)}},
         (jnp.int32(7), {"m": params}),
+        {"layers": {0: {"kernel": jnp.full((2, width), step + 0.25)}}},
     )
 
 

@@ -38,9 +38,9 @@ def num_params(module):
         (11_168_832, 512, 32, dict(name="resnet18", **RESNET)),
         (21_276_992, 512, 32, dict(name="resnet34", **RESNET)),
         (23_508_032, 2048, 224, dict(name="resnet50", stem="imagenet", width=64)),
-        (5_524_416, 192, 224, dict(name="vit_tiny", patch_size=16, pool="cls")),
-        (21_665_664, 384, 224, dict(name="vit_small", patch_size=16, pool="cls")),
-        (85_798_656, 768, 224, dict(name="vit_base", patch_size=16, pool="mean")),
+        (5_524_416, 192, 224, dict(name="vit_tiny", patch_size=16, pool="cls", cls_token=True, positions="learned")),
+        (21_665_664, 384, 224, dict(name="vit_small", patch_size=16, pool="cls", cls_token=True, positions="learned")),
+        (85_798_656, 768, 224, dict(name="vit_base", patch_size=16, pool="mean", cls_token=True, positions="learned")),
     ],
 )
 def test_parameter_counts(expected, feature_dim, size, model):
@@ -51,7 +51,7 @@ def test_parameter_counts(expected, feature_dim, size, model):
 
 TINY = [
     dict(name="resnet10", stem="cifar", width=4),
-    dict(name="vit_tiny", patch_size=16, pool="mean"),
+    dict(name="vit_tiny", patch_size=16, pool="mean", cls_token=True, positions="learned"),
     dict(name="patchnet", patch_size=6, stride=2, stem_width=8, widths=(8, 16)),
 ]
 
@@ -113,7 +113,7 @@ def test_a_stem_for_cifar_keeps_the_size_and_one_for_imagenet_quarters_it():
 
 def test_a_patch_that_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"model.patch_size = 5.*32-pixel"):
-        build(name="vit_tiny", patch_size=5, pool="cls")
+        build(name="vit_tiny", patch_size=5, pool="cls", cls_token=True, positions="learned")
 
 
 def test_whitening_filters_decorrelate_patches():

@@ -120,6 +120,14 @@ def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
     }
 
 
+def whole_view(images: Array, config: Any, size: int | None) -> Array:
+    """Images as they are, normalised, and resized to `size` pixels a side where an encoder takes no other."""
+    view = normalise(images, config.mean, config.std)
+    if size is None or images.shape[1:3] == (size, size):
+        return view
+    return jax.image.resize(view, (images.shape[0], size, size, images.shape[3]), "linear")
+
+
 def normalise(images: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
     """(x - mean) / std per channel in float32, x in 0..1 (uint8 is divided by 255)."""
     return normalise_levels(levels(images), mean, std)

@@ -7,15 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from jepa_jax.collapse import feature_spread
 from jepa_jax.data.sources import Source
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import linear_probe, top1
 from jepa_jax.program import Program
 from jepa_jax.runtime import batch_sharding
-from jepa_jax.step import TrainState, make_feature_step, make_statistics_step
+from jepa_jax.step import TrainState, evaluated_params, make_feature_step, make_statistics_step
 
 UNTRAINED_CALIBRATION_IMAGES = 1024
+COLLAPSE_IMAGES = 1024  # test images that the collapse watch looks at
 SMOKE_IMAGES = 512  # a run that ends within its first epoch is a test of the set-up: it is measured on a sample
 
 
@@ -37,7 +39,9 @@ class Evaluator:
         limit = config.max_images or (SMOKE_IMAGES if smoke else 0)
         self._train, self._test = (FirstImages(source, limit, on_skipped) for source in sources)
         self._num_classes = len(sources[0].classes)
+        self._watched = FirstImages(self._test, COLLAPSE_IMAGES)
         self._encode = make_feature_step(program.method, program.factory, program.mesh)
+        self._encode_raw = make_feature_step(program.method, program.factory, program.mesh, normalised=False)
         self._batch_statistics = make_statistics_step(program.method, program.factory, program.mesh)
 
     @property
@@ -93,9 +97,14 @@ class Evaluator:
         """
         return self._with_statistics_of(state, self._config.calibration_images)
 
-    def _features(self, state: TrainState, source: Source) -> Split:
+    def spread(self, state: TrainState) -> dict[str, float]:
+        """How far features before their last normalisation spread: what shows a collapse."""
+        return feature_spread(self._features(self.calibrated(state), self._watched, self._encode_raw).features)
+
+    def _features(self, state: TrainState, source: Source, encode: Callable | None = None) -> Split:
+        params = evaluated_params(state, self._config.weights)
         return extract(
-            lambda images: self._encode(state.params["model"], state.stats, images),
+            lambda images: (encode or self._encode)(params, state.stats, images),
             source,
             batch_size=self._config.batch_size,
             sharding=batch_sharding(self._mesh),

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.data.augment import augment_views, normalise
+from jepa_jax.data.augment import augment_views, normalise, whole_view
 from jepa_jax.losses.infonce import infonce_loss
 from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
-from jepa_jax.methods import Output
+from jepa_jax.methods import Ema, Output
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.registry import DTYPES, Encoder, build_encoder
+from jepa_jax.models.vit import ViT
 
 
 class EncoderProjector(nnx.Module):
@@ -28,6 +29,9 @@ class EncoderProjector(nnx.Module):
 
 class ImageJepa:
     """See `jepa_jax.methods.Method`."""
+
+    levels = 1
+    ema: Ema | None = None
 
     def __init__(self, config: Any):
         self.config = config.method
@@ -49,8 +53,10 @@ class ImageJepa:
         projector = Projector(encoder.feature_dim, self.config.projector, dtype=DTYPES[self.precision], rngs=rngs)
         return EncoderProjector(encoder, projector)
 
-    def loss(self, model: EncoderProjector, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array) -> Output:
-        del step
+    def loss(
+        self, model: EncoderProjector, target: None, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array
+    ) -> Output:
+        del target, step
         view_key, slice_key = jax.random.split(key)
         views = self.example_views(batch["image"], view_key)  # [V, B, h, w, 3]
         if self.config.per_view_statistics:
@@ -66,9 +72,29 @@ class ImageJepa:
             loss, terms = self._objective(z, slice_key)
         return Output(loss, terms, features)
 
-    def features(self, model: EncoderProjector, images: jax.Array, *, train: bool = False) -> jax.Array:
-        images = normalise(images, self.augment.mean, self.augment.std)
-        return model.encoder(images, train=train).astype(jnp.float32)
+    def features(
+        self,
+        model: EncoderProjector,
+        images: jax.Array,
+        *,
+        level: int = 0,
+        normalised: bool = True,
+        train: bool = False,
+    ) -> jax.Array:
+        del level
+        if isinstance(model.encoder, ViT):
+            view = whole_view(images, self.augment, self.view_size)  # its positions are for one size
+            return model.encoder(view, normalised=normalised).astype(jnp.float32)
+        return model.encoder(whole_view(images, self.augment, None), train=train).astype(jnp.float32)
+
+    def feature_map(self, model: EncoderProjector, images: jax.Array) -> jax.Array | None:
+        if not isinstance(model.encoder, ViT):
+            return None
+        patches = model.encoder.patches(whole_view(images, self.augment, self.view_size)).astype(jnp.float32)
+        return patches.reshape(len(images), model.encoder.grid, model.encoder.grid, -1)
+
+    def pictures(self, model: EncoderProjector, images: jax.Array, key: jax.Array) -> None:
+        return None
 
     def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
         with jax.named_scope("augment"):

@@ -26,15 +26,23 @@ def build_encoder(
     if model.name in resnet.SIZES:
         blocks, bottleneck = resnet.SIZES[model.name]
         return resnet.ResNet(blocks, bottleneck=bottleneck, stem=model.stem, width=model.width, **options)
-    if model.name in vit.SIZES:
-        width, depth, heads = vit.SIZES[model.name]
+    if model.name == "vit" or model.name in vit.SIZES:
+        width, depth, heads = vit.SIZES.get(model.name) or (model.width, model.depth, model.heads)
         if view_size % model.patch_size:
             raise UserError(
                 f"model.patch_size = {model.patch_size}: does not divide the {view_size}-pixel views; "
                 f"set model.patch_size or data.augment.crop.size"
             )
         return vit.ViT(
-            width, depth, heads, image_size=view_size, patch_size=model.patch_size, pool=model.pool, **options
+            width,
+            depth,
+            heads,
+            image_size=view_size,
+            patch_size=model.patch_size,
+            pool=model.pool,
+            cls_token=model.cls_token,
+            positions=model.positions,
+            **options,
         )
     if model.name == "patchnet":
         if not model.stride <= model.patch_size <= view_size:
@@ -58,4 +66,6 @@ def build_encoder(
             widths=model.widths,
             **options,
         )
-    raise UserError(f"model.name = {model.name!r}: not one of {', '.join([*resnet.SIZES, *vit.SIZES, 'patchnet'])}")
+    raise UserError(
+        f"model.name = {model.name!r}: not one of {', '.join([*resnet.SIZES, *vit.SIZES, 'vit', 'patchnet'])}"
+    )

@@ -1,0 +1,209 @@
+"""Hierarchical JEPA: hidden parts of an image are predicted at several scales at once.
+
+Level l lives on the patch grid pooled by 2^l, so each of its cells is an area of the image. A level's target is the
+standardised mean of the slow encoder's patches over that area, whether they are hidden or not; its prediction is a
+head's reading of the predicted patches pooled over the same area. A cell counts as much as it is hidden. A second term
+keeps the features of whole images from collapsing; it compares the visible part of an image with the same image.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jepa_jax.losses.jepa import prediction_loss, standardised
+from jepa_jax.losses.sigreg import random_slices, sigreg_loss
+from jepa_jax.losses.vicreg import vicreg_loss
+from jepa_jax.masking import BlockMasks, covers, take_tokens
+from jepa_jax.methods import Output
+from jepa_jax.methods.masked import MaskedMethod, slow_target, target_patches
+from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.registry import DTYPES
+from jepa_jax.models.vit import ViT, layer_norm, linear
+
+
+class LevelHead(nnx.Module):
+    """Linear, then layer norm: what one level makes of pooled patches."""
+
+    def __init__(self, width: int, *, dtype, rngs: nnx.Rngs):
+        self.linear = linear(width, width, dtype, rngs)
+        self.norm = layer_norm(width, dtype, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.linear(x))
+
+
+class Hierarchy(nnx.Module):
+    """Patches of a whole grid [B, tokens, D] -> one map [B, cells, D] a level, finest first.
+
+    Fusion is that of a feature pyramid: from the coarsest level down, each joins what is above it, by sum or by a
+    linear map of both.
+    """
+
+    def __init__(self, width: int, *, grid: int, levels: int, fusion: str, dtype, rngs: nnx.Rngs):
+        self.sides, self.fusion = tuple(level_side(grid, level) for level in range(levels)), fusion
+        self.grid = grid
+        self.heads = nnx.List([LevelHead(width, dtype=dtype, rngs=rngs) for _ in range(levels)])
+        joins = levels - 1 if fusion == "concat" else 0
+        self.joins = nnx.List([linear(2 * width, width, dtype, rngs) for _ in range(joins)])
+
+    def __call__(self, patches: jax.Array) -> list[jax.Array]:
+        maps = [head(resample(patches, self.grid, side)) for side, head in zip(self.sides, self.heads, strict=True)]
+        if self.fusion == "none":
+            return maps
+        for level in reversed(range(len(maps) - 1)):
+            above = resample(maps[level + 1], self.sides[level + 1], self.sides[level])
+            if self.fusion == "add":
+                maps[level] = maps[level] + above
+            else:
+                maps[level] = self.joins[level](jnp.concatenate([maps[level], above], axis=-1))
+        return maps
+
+
+class HierarchicalPredictor(nnx.Module):
+    """The encoder that is kept, the predictor, and the heads of the levels."""
+
+    def __init__(self, encoder: ViT, predictor: Predictor, hierarchy: Hierarchy):
+        self.encoder = encoder
+        self.predictor = predictor
+        self.hierarchy = hierarchy
+
+
+class HJepa(MaskedMethod):
+    """See `jepa_jax.methods.Method`."""
+
+    def __init__(self, config: Any, *, total_steps: int):
+        super().__init__(config)
+        self.masks = BlockMasks.of(self.config.mask, self.grid)
+        self.ema = slow_target(self.config, total_steps)
+        self.levels = len(self.config.level_weights)
+
+    def init(self, key: jax.Array, sample: jax.Array) -> HierarchicalPredictor:
+        rngs = nnx.Rngs(params=key)
+        encoder = self.build_encoder(sample, rngs)
+        width = encoder.feature_dim
+        predictor = Predictor(
+            width,
+            width,
+            width=width,
+            depth=self.config.predictor_depth,
+            heads=self.config.predictor_heads,
+            mark_context=True,
+            **self.predictor_options(rngs),
+        )
+        hierarchy = Hierarchy(
+            width,
+            grid=self.grid,
+            levels=self.levels,
+            fusion=self.config.fusion,
+            dtype=DTYPES[self.precision],
+            rngs=rngs,
+        )
+        return HierarchicalPredictor(encoder, predictor, hierarchy)
+
+    def loss(
+        self, model: HierarchicalPredictor, target: Any, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array
+    ) -> Output:
+        del step
+        view_key, mask_key, slice_key = jax.random.split(key, 3)
+        view = self.view(batch["image"], view_key)
+        masks = self.masks.sample(mask_key, len(view))
+        goal = target_patches(model, target, view, self.config.target)  # [B, tokens, D]
+        with jax.named_scope("encoder"):
+            context = self._context(model.encoder, view, masks.context)
+        with jax.named_scope("predictor"):
+            outputs = model.predictor(context, masks.context, masks.hidden, with_context=True)
+            where = jnp.argsort(jnp.concatenate([masks.context, masks.hidden], axis=1), axis=1)
+            predicted = model.hierarchy(take_tokens(outputs, where))
+        with jax.named_scope("loss"):
+            terms = self._level_losses(predicted, goal, covers(masks.targets, self.grid**2))
+            loss = sum(
+                (weight * terms[f"level_{i}"] for i, weight in enumerate(self.config.level_weights)),
+                start=jnp.zeros([]),
+            )
+            # The visible part of an image and the whole of the same image: two views of one thing.
+            z = jnp.stack([jnp.mean(context.astype(jnp.float32), axis=1), jnp.mean(goal.astype(jnp.float32), axis=1)])
+            regulariser, more = self._regulariser(z, slice_key)
+        return Output(loss + self.config.regulariser_weight * regulariser, terms | more, z[1])
+
+    def features(
+        self, model: Any, images: jax.Array, *, level: int = 0, normalised: bool = True, train: bool = False
+    ) -> jax.Array:
+        """The mean over a level's cells; without `normalised`, that of the encoder's patches, at any level."""
+        del train
+        patches = model.encoder.patches(self.whole(images), normalised=normalised)
+        if normalised:
+            patches = model.hierarchy(patches)[level]
+        return jnp.mean(patches.astype(jnp.float32), axis=1)
+
+    def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
+        """The view, the visible context, all targets, and the view as each coarser level sees it."""
+        view_key, mask_key, _ = jax.random.split(key, 3)
+        view = self.view(images, view_key)
+        masks = self.masks.sample(mask_key, len(view))
+        size = self.view_size
+        flat = view.reshape(len(view), size * size, 3)
+        coarse = []
+        for level in range(1, self.levels):
+            side = level_side(self.grid, level)
+            cells = resample(resample(flat, size, side), side, size)
+            coarse.append(cells.reshape(view.shape))
+        return jnp.stack([view, self.shown(view, masks.context), self.shown(view, masks.targets), *coarse])
+
+    def _context(self, encoder: ViT, view: jax.Array, index: jax.Array) -> jax.Array:
+        """Outputs of the visible patches: computed of them alone, or of all with zeros for the hidden ones."""
+        if self.config.token_dropping:
+            return encoder.patches(view, index)
+        visible = covers(index, self.grid**2)[..., None]
+        tokens = encoder.embed(view)
+        return take_tokens(encoder.encode(tokens * visible.astype(tokens.dtype))[:, encoder.num_cls :], index)
+
+    def _level_losses(self, predicted: list[jax.Array], goal: jax.Array, coverage: jax.Array) -> dict[str, jax.Array]:
+        """Each level's loss; coverage [B, tokens] says how many target blocks a patch is in."""
+        terms = {}
+        for level, maps in enumerate(predicted):
+            side = level_side(self.grid, level)
+            target = standardised(resample(goal.astype(jnp.float32), self.grid, side))
+            weights = resample(coverage[..., None], self.grid, side)[..., 0]
+            terms[f"level_{level}"] = prediction_loss(maps, target, weights)
+        return terms
+
+    def _regulariser(self, z: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        config = self.config
+        if config.regulariser == "none":
+            return jnp.zeros([]), {}
+        if config.regulariser == "sigreg":
+            slices = random_slices(key, z.shape[-1], config.num_slices)
+            return sigreg_loss(z, slices, weight=config.sigreg_weight)
+        return vicreg_loss(
+            z,
+            invariance_weight=config.invariance_weight,
+            std_weight=config.std_weight,
+            cov_weight=config.cov_weight,
+            covariance_normalisation="dimensions",
+        )
+
+
+def level_side(grid: int, level: int) -> int:
+    """Cells a side of a level: the grid over 2^level, rounded up."""
+    return math.ceil(grid / 2**level)
+
+
+def resample(cells: jax.Array, side: int, new_side: int) -> jax.Array:
+    """Square maps [B, side^2, D] to [B, new_side^2, D], each new cell the mean over the area it covers."""
+    if side == new_side:
+        return cells
+    weights = jnp.asarray(area_weights(side, new_side), cells.dtype)
+    square = cells.reshape(len(cells), side, side, cells.shape[-1])
+    pooled = jnp.einsum("ih,jw,bhwd->bijd", weights, weights, square)
+    return pooled.reshape(len(cells), new_side**2, cells.shape[-1])
+
+
+def area_weights(size: int, new_size: int) -> np.ndarray:
+    """[new_size, size]: which part of each new interval the old ones cover; 14 to 4 gives intervals of 3.5."""
+    old, new = np.arange(size + 1) / size, np.arange(new_size + 1) / new_size
+    overlap = np.minimum(new[1:, None], old[None, 1:]) - np.maximum(new[:-1, None], old[None, :-1])
+    return np.maximum(overlap, 0).astype(np.float32) * new_size

@@ -1,0 +1,75 @@
+"""I-JEPA: from the visible part of an image, predict the features of hidden blocks that a slow encoder sees.
+
+Reference: Assran et al., "Self-Supervised Learning from Images with a Joint-Embedding Predictive Architecture", CVPR
+2023. Hidden patches are dropped before the encoder. All target blocks are predicted in one pass: mask tokens carry no
+content, so blocks learn nothing from one another, and the context is processed once instead of once a block.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jepa_jax.losses.jepa import prediction_loss, standardised
+from jepa_jax.masking import BlockMasks, take_tokens
+from jepa_jax.methods import Output
+from jepa_jax.methods.masked import MaskedMethod, slow_target, target_patches
+from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.vit import ViT
+
+
+class EncoderPredictor(nnx.Module):
+    """The encoder that is kept and the predictor that only the loss reads."""
+
+    def __init__(self, encoder: ViT, predictor: Predictor):
+        self.encoder = encoder
+        self.predictor = predictor
+
+
+class IJepa(MaskedMethod):
+    """See `jepa_jax.methods.Method`."""
+
+    def __init__(self, config: Any, *, total_steps: int):
+        super().__init__(config)
+        self.masks = BlockMasks.of(self.config.mask, self.grid)
+        self.ema = slow_target(self.config, total_steps)
+
+    def init(self, key: jax.Array, sample: jax.Array) -> EncoderPredictor:
+        rngs = nnx.Rngs(params=key)
+        encoder = self.build_encoder(sample, rngs)
+        predictor = Predictor(
+            encoder.feature_dim,
+            encoder.feature_dim,
+            width=self.config.predictor_width,
+            depth=self.config.predictor_depth,
+            heads=self.config.predictor_heads,
+            **self.predictor_options(rngs),
+        )
+        return EncoderPredictor(encoder, predictor)
+
+    def loss(
+        self, model: EncoderPredictor, target: Any, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array
+    ) -> Output:
+        del step
+        view_key, mask_key = jax.random.split(key)
+        view = self.view(batch["image"], view_key)
+        masks = self.masks.sample(mask_key, len(view))
+        wanted = masks.targets.reshape(len(view), -1)  # [B, targets * target_tokens]
+
+        goal = target_patches(model, target, view, self.config.target)  # [B, tokens, D]
+        with jax.named_scope("encoder"):
+            context = model.encoder.patches(view, masks.context)
+        with jax.named_scope("predictor"):
+            predicted = model.predictor(context, masks.context, wanted)
+        with jax.named_scope("loss"):
+            loss = prediction_loss(predicted, take_tokens(standardised(goal), wanted))
+        return Output(loss, {}, jnp.mean(goal, axis=1).astype(jnp.float32))
+
+    def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
+        """The view, the visible context, and each of the target blocks."""
+        view_key, mask_key = jax.random.split(key)
+        view = self.view(images, view_key)
+        masks = self.masks.sample(mask_key, len(view))
+        targets = [self.shown(view, masks.targets[:, i]) for i in range(self.masks.num_targets)]
+        return jnp.stack([view, self.shown(view, masks.context), *targets])
