@@ -111,9 +111,16 @@ class BlockMasks:
         return self._inside(side, side, draw[..., 2], draw[..., 3])
 
     def _inside(self, height: jax.Array, width: jax.Array, down: jax.Array, right: jax.Array) -> jax.Array:
-        """[..., tokens] of blocks placed uniformly over all positions at which they lie in the grid."""
-        top = jnp.floor(down * (self.grid - height + 1))[..., None]
-        left = jnp.floor(right * (self.grid - width + 1))[..., None]
+        """[..., tokens] of blocks at random positions in the grid.
+
+        Positions are drawn from one step beyond each border on and moved inside: patches at a border are in few of the
+        possible blocks, and would be predicted too seldom if all positions were equally likely.
+        """
+
+        def start(draw, extent):
+            return jnp.clip(jnp.floor(draw * (self.grid - extent + 3)) - 1, 0, self.grid - extent)[..., None]
+
+        top, left = start(down, height), start(right, width)
         at = jnp.arange(self.grid)
         rows = (at >= top) & (at < top + height[..., None])
         columns = (at >= left) & (at < left + width[..., None])

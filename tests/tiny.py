@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from configs import hjepa_cifar10_cpu, ijepa_cifar10, mae_quickstart, quickstart
 
 
 def tiny_config(**overrides) -> ConfigDict:
@@ -32,3 +32,29 @@ def set_key(config: ConfigDict, name: str, value: object) -> None:
     for group in groups:
         config = config[group]
     config[key] = value
+
+
+def tiny_masked_config(method: str, **overrides) -> ConfigDict:
+    """A masked method on an 8 x 8 grid of 2-pixel patches, with an encoder of one narrow block."""
+    shipped = {"ijepa": ijepa_cifar10, "hjepa": hjepa_cifar10_cpu, "mae": mae_quickstart}[method].get_config()
+    config = tiny_config(eval__weights="target", eval__calibration_images=0, data__augment__crop__size=0)
+    config.method = shipped.method
+    config.model = ConfigDict(
+        dict(
+            name="vit",
+            width=16,
+            depth=1,
+            heads=2,
+            patch_size=2,
+            pool="mean",
+            cls_token=method != "ijepa",
+            positions="sincos" if method == "ijepa" else "learned",
+        )
+    )
+    head = {"ijepa": "predictor", "hjepa": "predictor", "mae": "decoder"}[method]
+    config.method[f"{head}_depth"], config.method[f"{head}_heads"] = 1, 2
+    if method != "hjepa":
+        config.method[f"{head}_width"] = 8
+    for name, value in overrides.items():
+        set_key(config, name, value)
+    return config

@@ -10,12 +10,21 @@ from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.data.sources import Source
 from jepa_jax.runtime import whole_array
 
+HELD_OUT = 0.1
+
 
 class Split(NamedTuple):
     """Features [N, F] in float32 and labels [N]."""
 
     features: np.ndarray
     labels: np.ndarray
+
+
+def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `count` training images to fit on and which to choose by: a fixed random tenth, at least one image."""
+    order = np.random.default_rng(0).permutation(count)
+    held_out = max(1, round(HELD_OUT * count))
+    return order[held_out:], order[:held_out]
 
 
 class FirstImages:

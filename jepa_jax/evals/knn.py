@@ -1,36 +1,101 @@
 """k-nearest-neighbour classification on frozen features: cosine similarity, votes weighted by exp(similarity / T)."""
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.features import Split, held_out_split
 
 QUERIES = 500  # test images compared at once: bounds the [queries, train] similarity matrix
+KS = (1, 5, 10, 20, 50, 100, 200)
+TEMPERATURES = (0.02, 0.04, 0.07, 0.1, 0.2, 0.5)
+
+
+class KnnSweep(NamedTuple):
+    """Accuracies in percent; `k` and `temperature` are those that the held-out part of the train split chose."""
+
+    accuracy: float
+    k: int
+    temperature: float
+    held_out_accuracy: float
+    ks: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    held_out: np.ndarray  # [temperatures, ks]
 
 
 def knn_accuracy(train: Split, test: Split, num_classes: int, *, k: int, temperature: float) -> float:
     """Percent of test images whose neighbours' weighted vote is right."""
-    k = min(k, len(train.labels))
-    keys = jnp.asarray(unit_length(train.features))
-    labels = jnp.asarray(train.labels)
+    return float(vote_accuracies(train, test, num_classes, (k,), (temperature,))[0, 0])
+
+
+def knn_sweep(
+    train: Split,
+    test: Split,
+    num_classes: int,
+    *,
+    ks: Sequence[int] = KS,
+    temperatures: Sequence[float] = TEMPERATURES,
+    on_images: Callable[[int], None] = lambda count: None,
+) -> KnnSweep:
+    """Chooses k and T on a held-out tenth of `train`, then votes once on `test` with all of `train`."""
+    fit_part, score_part = held_out_split(len(train.labels))
+    kept = Split(train.features[fit_part], train.labels[fit_part])
+    held_out = Split(train.features[score_part], train.labels[score_part])
+    ks = tuple(k for k in ks if k <= len(kept.labels)) or (len(kept.labels),)
+    grid = vote_accuracies(kept, held_out, num_classes, ks, temperatures, on_images)
+    row, column = divmod(int(np.argmax(grid)), len(ks))
+    k, temperature = ks[column], temperatures[row]
+    accuracy = float(vote_accuracies(train, test, num_classes, (k,), (temperature,), on_images)[0, 0])
+    return KnnSweep(accuracy, k, temperature, float(grid[row, column]), ks, tuple(temperatures), grid)
+
+
+def vote_accuracies(
+    train: Split,
+    test: Split,
+    num_classes: int,
+    ks: Sequence[int],
+    temperatures: Sequence[float],
+    on_images: Callable[[int], None] = lambda count: None,
+) -> np.ndarray:
+    """Percent right for each temperature and each k (ascending): [temperatures, ks]; neighbours are found once."""
+    ks = tuple(min(k, len(train.labels)) for k in ks)
+    keys, labels = jnp.asarray(unit_length(train.features)), jnp.asarray(train.labels)
     queries = unit_length(test.features)
-    padding = -len(queries) % QUERIES  # one shape, one compilation
-    blocks = np.pad(queries, ((0, padding), (0, 0))).reshape(-1, QUERIES, queries.shape[1])
-    votes = [_vote(jnp.asarray(block), keys, labels, num_classes, k, temperature) for block in blocks]
-    predicted = np.concatenate([np.asarray(v) for v in votes])[: len(queries)]
-    return 100 * float(np.mean(predicted == test.labels))
+    size = min(QUERIES, len(queries))
+    padding = -len(queries) % size  # one shape, one compilation
+    blocks = np.pad(queries, ((0, padding), (0, 0))).reshape(-1, size, queries.shape[1])
+    predicted = []
+    for block in blocks:
+        votes = _vote(jnp.asarray(block), keys, labels, jnp.asarray(temperatures, jnp.float32), num_classes, ks)
+        predicted.append(np.asarray(votes))
+        on_images(size)
+    right = np.concatenate(predicted, axis=-1)[..., : len(queries)] == test.labels
+    return 100 * np.mean(right, axis=-1)
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-@functools.partial(jax.jit, static_argnames=("num_classes", "k"))
-def _vote(queries, keys, labels, num_classes, k, temperature):
-    similarity, neighbours = jax.lax.top_k(queries @ keys.T, k)  # [Q, k]
-    # Relative to the nearest neighbour: the same winner, and no overflow at small temperatures.
-    weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
-    return jnp.argmax(jnp.sum(weights[..., None] * jax.nn.one_hot(labels[neighbours], num_classes), axis=1), axis=1)
+@functools.partial(jax.jit, static_argnames=("num_classes", "ks"))
+def _vote(queries, keys, labels, temperatures, num_classes, ks):
+    """Predicted classes [temperatures, ks, Q]."""
+    similarity, neighbours = jax.lax.top_k(queries @ keys.T, ks[-1])  # [Q, k]
+    classes = labels[neighbours]
+    rows = jnp.arange(len(queries))[:, None]
+
+    def with_temperature(temperature):
+        # Relative to the nearest neighbour: the same winner, and no overflow at small temperatures.
+        weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
+        votes, winners, start = jnp.zeros((len(queries), num_classes)), [], 0
+        for k in ks:  # the neighbours up to k add to the votes of those before them
+            votes = votes.at[rows, classes[:, start:k]].add(weights[:, start:k])
+            winners.append(jnp.argmax(votes, axis=1))
+            start = k
+        return jnp.stack(winners)
+
+    return jax.lax.map(with_temperature, temperatures)

@@ -1,0 +1,79 @@
+"""Few-shot episodes on frozen features: a class is the mean of its few examples, a query goes to the nearest."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jepa_jax.evals.features import Split
+from jepa_jax.evals.knn import unit_length
+
+WAYS, SHOTS, QUERIES, EPISODES = 5, (1, 5, 10), 15, 100
+NORMAL_95 = 1.959964  # 97.5th percentile of the normal distribution
+
+
+def few_shot(
+    split: Split,
+    *,
+    ways: int = WAYS,
+    shots: tuple[int, ...] = SHOTS,
+    queries: int = QUERIES,
+    episodes: int = EPISODES,
+    seed: int = 0,
+    on_shots: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Mean accuracy in percent and its 95 % interval for each number of shots, over random episodes.
+
+    Features are scaled to unit length. A split too small for the protocol has fewer ways or queries, as the result
+    says; shots that leave no query are left out.
+    """
+    members = [np.flatnonzero(split.labels == label) for label in np.unique(split.labels)]
+    ways = min(ways, len(members))
+    features = unit_length(split.features)
+    result: dict[str, Any] = {"ways": ways, "episodes": episodes, "images": len(split.labels), "shots": {}}
+    for shot in shots:
+        asked = min(queries, _largest_class(members, ways) - shot)
+        if ways >= 2 and asked >= 1:
+            usable = [indices for indices in members if len(indices) >= shot + asked]
+            rng = np.random.default_rng([seed, shot])
+            drawn = draw_episodes(rng, usable, ways, shot + asked, episodes)
+            accuracy, half_width = mean_interval(episode_accuracies(features[drawn], shot))
+            result["shots"][str(shot)] = {"accuracy": accuracy, "interval_95": half_width, "queries": asked}
+        on_shots(1)
+    return result
+
+
+def _largest_class(members: list[np.ndarray], ways: int) -> int:
+    """Images that at least `ways` classes have."""
+    return sorted((len(indices) for indices in members), reverse=True)[ways - 1] if members else 0
+
+
+def draw_episodes(rng: np.random.Generator, members: list[np.ndarray], ways: int, images: int, episodes: int):
+    """Image numbers [episodes, ways, images]; no class twice in an episode, no image twice in a class."""
+    return np.stack(
+        [
+            np.stack(
+                [rng.choice(members[c], images, replace=False) for c in rng.choice(len(members), ways, replace=False)]
+            )
+            for _ in range(episodes)
+        ]
+    )
+
+
+def episode_accuracies(features: np.ndarray, shot: int) -> np.ndarray:
+    """Accuracy of each episode in 0..1; features [E, ways, shot + queries, D], the first `shot` are the examples."""
+    episodes, ways, images, _ = features.shape
+    centroids = features[:, :, :shot].mean(axis=2)  # [E, ways, D]
+    queries = features[:, :, shot:].reshape(episodes, ways * (images - shot), -1)
+    # |q - c|^2 without |q|^2, which is the same for every class
+    distance = np.sum(centroids**2, axis=-1)[:, None] - 2 * queries @ np.swapaxes(centroids, 1, 2)
+    right = np.argmin(distance, axis=-1) == np.repeat(np.arange(ways), images - shot)
+    return right.mean(axis=1)
+
+
+def mean_interval(accuracies: np.ndarray) -> tuple[float, float]:
+    """Mean in percent and half the width of its 95 % interval, 1.96 s / sqrt(n)."""
+    if len(accuracies) < 2:
+        return 100 * float(np.mean(accuracies)), float("inf")
+    half_width = NORMAL_95 * float(np.std(accuracies, ddof=1)) / np.sqrt(len(accuracies))
+    return 100 * float(np.mean(accuracies)), 100 * half_width

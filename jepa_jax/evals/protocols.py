@@ -1,0 +1,159 @@
+"""The five protocols: each reads a trained encoder at one level and gives figures that JSON can hold."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jepa_jax.errors import UserError
+from jepa_jax.evals import fine_tune as fine_tuning
+from jepa_jax.evals.feature_quality import feature_quality, lidar
+from jepa_jax.evals.features import Split
+from jepa_jax.evals.few_shot import SHOTS, few_shot
+from jepa_jax.evals.knn import knn_accuracy, knn_sweep
+from jepa_jax.evals.linear_probe import FITS, PENALTIES, linear_probe
+from jepa_jax.evals.trained_encoder import QUALITY_IMAGES, Progress, TrainedEncoder, has_augmentation
+
+FIXED_K, FIXED_TEMPERATURE = 20, 0.07
+MOST_CLASSES = 100  # whose confusion matrix is written out
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much of the data the costly parts use; eval.json states them."""
+
+    fine_tune_epochs: int = 8
+    fine_tune_images: int = 10_000  # of the train split, a tenth of them held out; 0 = all
+    lidar_images: int = 500
+    lidar_views: int = 10
+    pictured_points: int = 800  # of the test split, in the PCA and t-SNE pictures
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """What it is called, how many units of progress it makes, and the function that makes them."""
+
+    title: str
+    total: Callable[[TrainedEncoder, Limits], int]
+    run: Callable[[TrainedEncoder, int, Limits, Progress], dict[str, Any]]
+
+
+def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+    train, test = encoder.features(level)
+    result = linear_probe(train, test, len(encoder.classes), progress)
+    figures = {
+        "accuracy": result.accuracy,
+        "top5_accuracy": result.top5_accuracy,
+        "penalty": result.penalty,
+        "held_out_accuracy": result.held_out_accuracy,
+        "solver": f"L-BFGS; penalty of {', '.join(f'{p:g}' for p in PENALTIES)} chosen on held-out train images",
+        **counts(train, test),
+    }
+    return figures | ({"confusion": result.confusion.tolist()} if len(encoder.classes) <= MOST_CLASSES else {})
+
+
+def run_knn(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+    train, test = encoder.features(level)
+    classes = len(encoder.classes)
+    sweep = knn_sweep(train, test, classes, on_images=progress)
+    return {
+        "accuracy": sweep.accuracy,
+        "k": sweep.k,
+        "temperature": sweep.temperature,
+        "held_out_accuracy": sweep.held_out_accuracy,
+        "fixed_accuracy": knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE),
+        "fixed_k": FIXED_K,
+        "fixed_temperature": FIXED_TEMPERATURE,
+        "sweep": {"ks": sweep.ks, "temperatures": sweep.temperatures, "held_out_accuracy": sweep.held_out.tolist()},
+        **counts(train, test),
+    }
+
+
+def run_feature_quality(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+    _, test = encoder.features(level)
+    figures = feature_quality(test.features[:QUALITY_IMAGES], encoder.raw_features(level).features)
+    figures |= {"lidar": None, "lidar_images": 0, "lidar_views": limits.lidar_views}
+    if has_augmentation(encoder.config.data.augment):
+        images = min(limits.lidar_images, len(encoder.test))
+        views = encoder.view_features(level, images, limits.lidar_views, progress)
+        figures |= {"lidar": lidar(views), "lidar_images": images}
+    return figures
+
+
+def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+    train, _ = encoder.features(level)
+    chosen = fine_tune_images(encoder, limits)
+    result = fine_tuning.fine_tune(
+        fine_tuning.Encoder(
+            encoder.params,
+            encoder.stats,
+            apply=fine_tuning.train_mode(encoder.program.method, encoder.program.factory.graphdef, level),
+            extract=lambda params, stats, source: encoder.extract_with(params, stats, source, level),
+        ),
+        (fine_tuning.Subset(encoder.train, chosen), encoder.test),
+        Split(train.features[chosen], train.labels[chosen]),
+        len(encoder.classes),
+        epochs=limits.fine_tune_epochs,
+        flip=encoder.config.data.augment.flip.probability > 0,
+        sharding=encoder.sharding,
+        on_step=progress,
+    )
+    figures = result._asdict()
+    del figures["params"]
+    rates = {"encoder_rate": fine_tuning.ENCODER_RATE, "head_rate": fine_tuning.HEAD_RATE}
+    return figures | rates | {"epochs": limits.fine_tune_epochs, "test_images": len(encoder.test)}
+
+
+def fine_tune_images(encoder: TrainedEncoder, limits: Limits) -> np.ndarray:
+    """A random part of the train split, in order: a folder's first images would be of one class."""
+    count = min(limits.fine_tune_images or len(encoder.train), len(encoder.train))
+    return np.sort(np.random.default_rng(0).permutation(len(encoder.train))[:count])
+
+
+def run_few_shot(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+    _, test = encoder.features(level)
+    return few_shot(test, on_shots=progress)
+
+
+def counts(train: Split, test: Split) -> dict[str, int]:
+    return {"train_images": len(train.labels), "test_images": len(test.labels)}
+
+
+PROTOCOLS = {
+    "linear_probe": Protocol("linear probe", lambda encoder, limits: FITS, run_linear_probe),
+    "knn": Protocol("k-NN", lambda encoder, limits: len(encoder.train) // 10 + len(encoder.test), run_knn),
+    "feature_quality": Protocol(
+        "feature quality",
+        lambda encoder, limits: min(limits.lidar_images, len(encoder.test)) * limits.lidar_views,
+        run_feature_quality,
+    ),
+    "fine_tune": Protocol(
+        "fine-tuning",
+        lambda encoder, limits: fine_tuning.num_steps(
+            len(fine_tune_images(encoder, limits)), limits.fine_tune_epochs, encoder.program.mesh.size
+        ),
+        run_fine_tune,
+    ),
+    "few_shot": Protocol("few-shot", lambda encoder, limits: len(SHOTS), run_few_shot),
+}
+
+
+def parse_protocols(text: str) -> list[str]:
+    """`all`, or names separated by commas, in the order of PROTOCOLS."""
+    names = list(PROTOCOLS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in PROTOCOLS:
+            raise UserError(f"--protocols={text}: {name!r} is no protocol; use all, or some of {','.join(PROTOCOLS)}")
+    return [name for name in PROTOCOLS if name in names]
+
+
+def parse_levels(text: str, levels: int) -> list[int]:
+    """`all`, or numbers of levels separated by commas."""
+    known = [str(level) for level in range(levels)]
+    names = known if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            has = "level 0 alone" if levels == 1 else f"levels {', '.join(known)}"
+            raise UserError(f"--levels={text}: {name!r} is no level; this method has {has}; use all or some of them")
+    return sorted({int(name) for name in names})
