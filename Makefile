@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo plan test lint format clean
 help:
 	@echo "make demo    train the quickstart config on embedded data, print accuracy before and after, write a report"
+	@echo "make plan    compile the step of configs/rapid.py for an RTX 4090, without one: does it fit, how fast can it be"
 	@echo "make test    run the tests"
 	@echo "make lint    ruff and mypy; make format mends what ruff can"
 	@echo "make clean   remove caches (not runs/)"
@@ -23,6 +24,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart
 	@$(BIN)/python scripts/show_summary.py --workdir=runs/quickstart
+
+# The wheel's own assembler is used, never a CUDA toolkit of this machine; GPU= and CONFIG= ask for others.
+GPU ?= rtx4090
+CONFIG ?= configs/rapid.py
+plan: $(READY)
+	$(BIN)/python scripts/plan.py --config=$(CONFIG) --gpu=$(GPU) --novariants
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests

@@ -99,7 +99,13 @@ def get_config() -> ConfigDict:
                 "batch_size": 256,
                 "max_images": 0,
             },
-            "profile": {"trace_steps": ""},
+            "profile": {
+                "enabled": True,
+                "trace_every_epochs": 1,
+                "monitor_seconds": 1.0,
+                "peak_tflops": 0.0,
+                "trace_steps": "",
+            },
             "mesh": {"data": -1, "fsdp": 1},
             "log": {"every_steps": 20, "tensorboard": True, "pictures_every_epochs": 0, "wandb_project": ""},
         }

@@ -13,7 +13,7 @@ LEAST_SPREAD = 0.01
 # Directions in use. Untrained encoders use few as well (what they see is mostly colour), so this is a low bar ...
 LEAST_RANK = 3.0
 # ... and training that ends far below its own start is the other sign.
-LEAST_SPREAD_OF_INITIAL, SMALL_SPREAD = 0.1, 0.05
+LEAST_SPREAD_OF_INITIAL, SMALL_SPREAD = 0.25, 0.2
 LEAST_RANK_OF_INITIAL, SMALL_RANK = 0.25, 6.0
 # Mean absolute correlation between two dimensions; independent ones have about 0.8 / sqrt(images).
 MOST_CORRELATION = 0.9

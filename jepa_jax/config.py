@@ -99,6 +99,12 @@ COMMON: dict[str, Key] = {
     "eval.untrained": Key(bool, "also measure the encoder before training"),
     "eval.batch_size": Key(int, "images a step of feature extraction", least=1),
     "eval.max_images": Key(int, "limit for each split in k-NN and probe; 0 = all", least=0),
+    "profile.enabled": Key(bool, "account for the time of every epoch, name what holds it up"),
+    "profile.trace_every_epochs": Key(int, "split the device's time anew; 0 = never, and as one lump", least=0),
+    "profile.monitor_seconds": Key(float, "between two looks at processor, memory, GPUs; 0 = once an epoch", least=0),
+    "profile.peak_tflops": Key(
+        float, "of one device, for the MFU; 0 = what the table of GPUs says, or measured on a CPU", least=0
+    ),
     "profile.trace_steps": Key(str, "record steps A to B for TensorBoard, as A:B; empty = none"),
     "mesh.data": Key(int, "devices that split the batch; -1 = all that are left", least=-1),
     "mesh.fsdp": Key(int, "devices that also split the parameters", least=1),

@@ -121,7 +121,7 @@ def page(record: Record, folder: pathlib.Path) -> str:
         f'<h1>{html.escape(name)}<span class="pill">evaluation</span></h1>'
         f'<p class="sub">{html.escape(f"{facts} · {weights}")}</p>'
     )
-    sections = [headline(record, folder), accuracies(record), table(record)]
+    sections: list[Section | None] = [headline(record, folder), accuracies(record), table(record)]
     sections += [level_figures(record, folder, level) for level in record["levels"]]
     sections += [spectra(record), patches(folder)]
     footer = f"Written {html.escape(record['written'])}."

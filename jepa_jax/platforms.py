@@ -10,11 +10,13 @@ import pathlib
 import re
 import sys
 import tempfile
+import types
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # the last one: Windows' Linux
-CUDA_PLUGIN = "jax_plugins.xla_cuda12"
+CUDA_PLUGIN = "jax_plugins.xla_cuda12"  # what JAX starts
+CUDA_LIBRARIES = "jax_cuda12_plugin"  # what it loads for that, already when it is imported
 _REMARK = re.compile(r"cudart_stub\.cc|before absl::InitializeLog")
 
 
@@ -25,10 +27,24 @@ def has_nvidia_driver() -> bool:
 def leave_out_absent_gpus(
     environment: MutableMapping[str, str] = os.environ, modules: MutableMapping[str, Any] = sys.modules
 ) -> None:
-    """Before jax is imported: without a driver, JAX does not load its CUDA plugin; JAX_PLATFORMS has the last word."""
-    if "JAX_PLATFORMS" in environment or has_nvidia_driver():
+    """Before jax is imported: without a driver, JAX does not load its CUDA plugin, unless JAX_PLATFORMS asks for it."""
+    if "cuda" in environment.get("JAX_PLATFORMS", "") or has_nvidia_driver() or CUDA_PLUGIN in modules:
         return
-    modules.setdefault(CUDA_PLUGIN, None)  # importing it fails, which JAX notes at a level that is not shown
+    stand_in = types.ModuleType(CUDA_PLUGIN)
+    stand_in.initialize = lambda: None  # type: ignore[attr-defined]
+    modules[CUDA_PLUGIN] = stand_in
+    modules[CUDA_LIBRARIES] = None  # importing it fails, as if it were not installed
+
+
+def prepare_to_plan(
+    environment: MutableMapping[str, str] = os.environ, modules: MutableMapping[str, Any] = sys.modules
+) -> None:
+    """Before jax is imported: the CUDA compiler is loaded after all, but no GPU is woken."""
+    environment["JAX_PLATFORMS"] = "cpu"
+    if isinstance(modules.get(CUDA_PLUGIN), types.ModuleType) and not hasattr(modules[CUDA_PLUGIN], "__file__"):
+        del modules[CUDA_PLUGIN]
+    if modules.get(CUDA_LIBRARIES, ...) is None:
+        del modules[CUDA_LIBRARIES]
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from jepa_jax.charts import Bar, Series, bars, line_chart
 from jepa_jax.errors import UserError
 from jepa_jax.files import write_atomically
 from jepa_jax.html import Section
+from jepa_jax.profiling.profile_report import profile
 
 TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
 EVAL_NAMES = {
@@ -370,5 +371,5 @@ def _bytes(value: Any) -> str:
 
 
 SECTIONS: list[SectionFunction] = [
-    headline, accuracy, curves, speed, views, config, summary_table, environment,
+    headline, accuracy, curves, speed, profile, views, config, summary_table, environment,
 ]  # fmt: skip

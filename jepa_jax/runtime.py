@@ -49,12 +49,17 @@ def start_compile_cache() -> None:
     """Keeps compiled programs between runs; JAX_COMPILATION_CACHE_DIR names another place."""
     if jax.config.values["jax_compilation_cache_dir"]:
         return
-    default = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "jepa_jax" / "xla"
+    default = cache_folder() / "xla"
     try:
         default.mkdir(parents=True, exist_ok=True)
     except OSError:
         return  # a read-only home costs a compilation, not the run
     jax.config.update("jax_compilation_cache_dir", str(default))
+
+
+def cache_folder() -> pathlib.Path:
+    """Where things are kept between runs."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "jepa_jax"
 
 
 def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mesh:
@@ -117,7 +122,7 @@ def environment() -> dict[str, Any]:
         "platform": jax.default_backend(),
         "devices": f"{jax.device_count()} x {device.device_kind}",
         "processes": jax.process_count(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
@@ -133,7 +138,8 @@ def _git_commit() -> str | None:
         return None  # an installed package, or no git
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the processor calls itself."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +16,9 @@ from jepa_jax.errors import Collapsed, Diverged
 from jepa_jax.files import write_atomically, write_json
 from jepa_jax.interrupt import InterruptFlag
 from jepa_jax.pictures import png, view_grid
-from jepa_jax.profiling.compilations import CompilationCounter
+from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
+from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
+from jepa_jax.profiling.profiler import Profiler
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.timers import Timeline
 from jepa_jax.profiling.trace import TraceWindow
@@ -32,14 +35,21 @@ class Session:
     Several processes compute the same run: the first of them writes, the others only compute and save their shards.
     """
 
-    def __init__(self, config: Any, folder: Workdir, length: Length, console: Console):
+    def __init__(
+        self,
+        config: Any,
+        folder: Workdir,
+        length: Length,
+        console: Console,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.config, self.folder, self.length, self.console = config, folder, length, console
         self.writes = jax.process_index() == 0
-        self.timeline = Timeline()
-        self.speed = Speedometer(self.timeline, config.data.batch_size)
+        self.timeline = Timeline(clock, keep_segments=config.profile.enabled)
+        self.profiler: Profiler | None = None
+        self.speed = Speedometer(self.timeline, config.data.batch_size, self._waited_for_data)
         self.interrupt = InterruptFlag()
         self.trace = TraceWindow(config.profile.trace_steps, folder.path / "trace")
-        self.step_compilations = 0
         self._pending: collections.deque = collections.deque()  # steps whose metrics are still on the device
         self._stack = contextlib.ExitStack()
 
@@ -48,7 +58,8 @@ class Session:
         self._stack.callback(self.console.stop)
         self._stack.callback(self.trace.close)
         enter(self.interrupt)
-        self._compilations = enter(CompilationCounter())
+        # Also what evaluations compile is compilation.
+        enter(CompilationCounter(lambda seconds: self.timeline.move("compile", seconds)))
         self.checkpoints = enter(Checkpoints(self.folder.checkpoints, self.config.train.checkpoint_keep))
         return self
 
@@ -78,28 +89,89 @@ class Session:
         self.usage = Usage(self.progress["wall_seconds"], self.progress["cpu_seconds"])
         writers = open_writers(self.folder, self.config, self.progress["step"]) if self.writes else []
         self._writers = [self._stack.enter_context(writer) for writer in writers]
+        self.train_step = CompiledStep(program.train_step)
+        if self.config.profile.enabled:
+            self._start_profiler()
         return state
+
+    def _start_profiler(self) -> None:
+        profiler = Profiler(self.config, self.length, self.timeline, self.trace, start_step=self.progress["step"])
+        profiler.compiled = self.train_step
+        profiler.continue_from(self.folder.profile)
+        self.profiler = self._stack.enter_context(profiler)
+
+    def _waited_for_data(self) -> float:
+        """Seconds in which the device waited for data or, without a profiler, the host."""
+        if self.profiler is not None:
+            return self.profiler.waited_for_data()
+        return self.timeline.seconds().get("data_wait", 0.0)
 
     def log(self, step: int, group: str, values: dict[str, Any]) -> None:
         row = {f"{group}/{name}": value for name, value in values.items()}
         for writer in self._writers:
             writer.write(step, {"epoch": step / self.length.steps_per_epoch, "time": self.usage.wall_seconds(), **row})
 
-    @contextlib.contextmanager
-    def dispatching(self, step: int):
-        """Around the call of the training step; says when it is compiled a second time."""
-        before = self._compilations.count
-        with self.timeline.section("dispatch"):
-            yield
-        if self._compilations.count > before:
-            self.step_compilations += 1
-            if self.step_compilations > 1:
+    def dispatch(self, step: int, state: TrainState, batch: dict[str, jax.Array], info: dict[str, Any]) -> TrainState:
+        """Hands step number `step` to the device, compiling it first if need be; its metrics will be read later."""
+        if not self.train_step.is_ready_for(batch):
+            with self.timeline.section("compile"):
+                self.train_step.compile(state, batch)
+            if self.train_step.count > 1:
                 self.console.warn(f"step {step}: the training step was compiled again; did a shape change?")
-
-    def dispatched(self, step: int, metrics: dict[str, jax.Array], info: dict[str, Any]) -> None:
-        """Notes a step whose metrics will be read later, and what its loader had to report."""
+                if self.profiler is not None:
+                    self.profiler.count("compilation")
+        began = self.timeline.clock()
+        with self.timeline.section("dispatch"), self.trace.marking(step):
+            state, metrics = self.train_step(state, batch)
+        if self.profiler is not None:
+            self.profiler.dispatched(step, began, metrics, info)
         self._pending.append((step, metrics))
         self.on_skipped(info["skipped"])
+        return state
+
+    def start_loop(self) -> None:
+        """The first batch is about to be asked for: the first epoch begins."""
+        if self.profiler is not None:
+            self.profiler.start_loop()
+
+    def before_step(self, step: int) -> None:
+        """Step number `step`, counted from 0, is about to be asked for."""
+        if self.trace.starts_at(step):
+            with self.timeline.section("profiler"):
+                self.trace.start()
+
+    def wants_quiet(self, step: int) -> bool:
+        """Whether something looks at the device after `step` steps, so that none may be under way."""
+        recording = self.profiler is not None and self.profiler.wants_quiet(step)
+        return bool(recording or self.interrupt.raised or self.trace.ends_at(step))
+
+    def after_step(self, step: int) -> None:
+        """Recordings start and end between two steps; so does an interrupted run."""
+        if self.trace.ends_at(step):
+            with self.timeline.section("profiler"):
+                self.trace.close()
+            self.console.line(self.trace.how_to_open())
+        if self.profiler is not None:
+            self.profiler.at_step(step)
+        self.interrupt.check()
+
+    def close_epoch(self, step: int) -> None:
+        """The account of the epoch that ends here, or of the part of one that was computed."""
+        if self.profiler is None or not self.profiler.steps_since_epoch:
+            return
+        with self.timeline.section("profiler"):
+            record = self.profiler.end_epoch(math.ceil(step / self.length.steps_per_epoch))
+            if not self.writes:
+                return
+            self.log(step, GROUP, epoch_metrics(record))
+            for line in epoch_summary(record):
+                self.console.line(line)
+            for note in self.profiler.new_notes():
+                self.console.line(f"  note: {note}")
+            for bottleneck in record.bottlenecks:
+                if bottleneck["warning"]:
+                    self.console.warn(bottleneck["message"])
+            self.profiler.write(self.folder.profile)
 
     def read_metrics(self, *, all_but: int) -> dict[str, float] | None:
         """Reads all but the newest steps; their figures go to the progress bar and the writers."""
@@ -188,13 +260,16 @@ class Session:
             "steps": step,
             "epochs": step / self.length.steps_per_epoch,
             "peak_memory_bytes": peak_memory_bytes(),
-            "compilations": self.step_compilations,
+            "compilations": self.train_step.count,
             "collapse_warning": self.progress["collapse_warning"],
             "skipped_images": len(self.progress["skipped_images"]),
             "host_seconds": self.timeline.seconds(),
             **more,
         }
+        self.close_epoch(step)  # a run that did not get to the end of one
         if self.writes:
+            if self.profiler is not None:
+                self.profiler.end(self.folder.profile)
             write_json(self.folder.summary, summary)
             write_report(self.folder.path)
         return summary

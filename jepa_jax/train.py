@@ -130,14 +130,13 @@ def run_steps(
         if step and within == 0 and session.progress["ended_epoch"] < epoch:
             end_epoch(epoch, None)  # the signal that ended the last session came before this one
         console.start("train", length.total_steps, step)
+        session.start_loop()
         while step < length.total_steps:
-            session.trace.before(step)
+            session.before_step(step)
             with session.timeline.section("data_wait"):
                 batch, info = next(batches)
-            with session.dispatching(step + 1):
-                state, metrics = program.train_step(state, batch)
+            state = session.dispatch(step + 1, state, batch, info)
             step += 1
-            session.dispatched(step, metrics, info)
 
             epoch, within = divmod(step, length.steps_per_epoch)
             epoch_ends = within == 0
@@ -145,16 +144,18 @@ def run_steps(
             due = epoch_ends if every == 0 else step % every == 0
             checkpoint = due and step < length.total_steps  # the last one waits for calibrated statistics
             # Whatever looks at the state waits until it is known to be finite.
-            looked_at = epoch_ends or checkpoint or session.interrupt.raised or session.trace.ends_at(step)
+            looked_at = epoch_ends or checkpoint or session.wants_quiet(step)
             values = session.read_metrics(all_but=0 if looked_at else 1)
-            session.trace.after(step)
-            session.interrupt.check()
+            session.after_step(step)
             if epoch_ends:
                 end_epoch(epoch, values)
             if checkpoint:
                 session.save(step, state)
+            if epoch_ends:
+                session.close_epoch(step)
 
         session.read_metrics(all_but=0)
+        session.close_epoch(step)  # of which only a part was asked for
         state = evaluator.calibrated(state)  # part of the encoder that is kept
         session.save(step, state)
         results = session.measure("linear probe", evaluator.num_images, step, lambda: evaluator.final(state))

@@ -1,6 +1,7 @@
 """A run's folder.
 
-It holds config.json, environment.json, metrics.jsonl, TensorBoard events, checkpoints/, summary.json and report.html.
+It holds config.json, environment.json, metrics.jsonl, TensorBoard events, checkpoints/, summary.json, profile.json and
+report.html.
 """
 
 import json
@@ -35,6 +36,7 @@ class Workdir:
         self.summary = self.path / "summary.json"
         self.views = self.path / "views.png"
         self.pictures = self.path / "pictures"
+        self.profile = self.path / "profile.json"
         self.report = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import pathlib
 import sys
@@ -80,12 +81,14 @@ class TensorBoard(Writer):
     def __init__(self, directory: pathlib.Path, start_step: int):
         from tensorboardX import SummaryWriter
 
+        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # NaN is how a missing figure is written
         self._writer = SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step)
+            if isinstance(value, int | float | None):
+                # A figure that cannot be measured here keeps its name, so that a dashboard finds it.
+                self._writer.add_scalar(name, math.nan if value is None else value, step)
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         self._writer.add_image(name, image, step, dataformats="HWC")
@@ -111,7 +114,7 @@ class WandB(Writer):
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
+        self._run.log(dict(values), step=step)
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         import wandb

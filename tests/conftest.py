@@ -12,8 +12,10 @@ import pytest
 from absl import flags
 
 from jepa_jax.memory import keep_freed_memory
+from jepa_jax.platforms import prepare_to_plan
 
 keep_freed_memory()
+prepare_to_plan()  # tests of the planner compile for GPUs in this process
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -91,7 +91,7 @@ def test_batches_follow_the_plan_and_resume_exactly(name):
         assert batch["label"].sharding == sharding and batch["label"].dtype == np.int32
         assert batch["image"].addressable_shards[3].data.shape == (2, 8, 8, 3)
         assert_equal([host(batch)], wanted[:1])
-        assert set(info) == {"generation_seconds", "wait_seconds", "transfer_seconds", "skipped"}
+        assert set(info) == {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds", "skipped"}
         assert info["skipped"] == [] and info["generation_seconds"] > 0 and info["wait_seconds"] > 0
         assert_equal(take(batches, 2), wanted[1:3])
         assert batches.get_state() == 3  # what was prefetched does not count

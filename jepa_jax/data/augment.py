@@ -198,22 +198,25 @@ def resize_boxes(rows: Array, boxes: Boxes, mirrored: Array, out_height: int, ou
     """The box of each image of rows [B, H, 3, W] resized to [B, h, 3, w], mirrored left to right where asked.
 
     Two small matrix products an image: bilinear resampling is linear and separable. Exact float32 products, since the
-    reduced precision that GPUs take by default would cost a tenth of a level.
+    reduced precision that GPUs take by default would cost a tenth of a level. Weights are normalised after their
+    product: before it they have the form of a softmax, over which XLA's GPU compiler broods for seconds.
     """
     batch, height, channels, width = rows.shape
     vertical = resize_weights(boxes.top, boxes.height, height, out_height)  # [B, h, H]
     horizontal = resize_weights(boxes.left, boxes.width, width, out_width, mirrored)  # [B, w, W]
     exact = jax.lax.Precision.HIGHEST
     rows = jnp.einsum("bhH,bHx->bhx", vertical, rows.reshape(batch, height, channels * width), precision=exact)
+    rows = rows / jnp.sum(vertical, axis=-1)[:, :, None]
     rows = jnp.einsum("bxW,bwW->bxw", rows.reshape(batch, out_height * channels, width), horizontal, precision=exact)
+    rows = rows / jnp.sum(horizontal, axis=-1)[:, None, :]
     return rows.reshape(batch, out_height, channels, out_width)
 
 
 def resize_weights(start: Array, length: Array, in_size: int, out_size: int, mirrored: Array | None = None) -> Array:
-    """Antialiased bilinear weights [..., out, in] that resize the pixels start .. start + length.
+    """Antialiased bilinear weights [..., out, in] that resize the pixels start .. start + length, up to their sum.
 
     PIL's and torchvision's `antialias=True` filter: a triangle around the output pixel's centre, as wide as one output
-    pixel when shrinking and one input pixel when enlarging, renormalised where the box cuts it off.
+    pixel when shrinking and one input pixel when enlarging, to be normalised by its sum: the box cuts some off.
     """
     start, length = (x[..., None, None].astype(jnp.float32) for x in (start, length))
     target = jnp.arange(out_size, dtype=jnp.float32)[:, None]
@@ -223,8 +226,7 @@ def resize_weights(start: Array, length: Array, in_size: int, out_size: int, mir
     step = length / out_size
     distance = jnp.abs(pixel - (target + 0.5) * step) / jnp.maximum(step, 1.0)
     inside = (pixel > 0) & (pixel < length)
-    weights = jnp.where(inside, jnp.maximum(1.0 - distance, 0.0), 0.0)
-    return weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return jnp.where(inside, jnp.maximum(1.0 - distance, 0.0), 0.0)
 
 
 # --- colour ---

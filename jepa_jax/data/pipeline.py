@@ -79,7 +79,9 @@ def train_batches(
     """An endless iterator of (batch, info) from step `start_step` on.
 
     batch: {"image": uint8 [B, H, W, 3], "label": int32 [B]} laid out by `sharding`, with B the global batch size.
-    info: {"generation_seconds", "wait_seconds", "transfer_seconds": float, "skipped": list of paths}; host values.
+    info: {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds": float, "skipped": list of paths}:
+    what making the batch took in whichever process, what the prefetch thread waited for it and took to copy it to the
+    device, and what the caller waited.
 
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
     """
@@ -229,7 +231,11 @@ class _Prefetcher:
     def _run(self, transform):
         try:
             while not self._stop.is_set():
-                self._put((transform(next(self._iterator)), None))
+                start = time.perf_counter()
+                element = next(self._iterator)
+                supplied = time.perf_counter() - start
+                batch, info = transform(element)
+                self._put(((batch, {**info, "supply_seconds": supplied}), None))
         except BaseException as error:  # carried over to the thread that asks for the batch
             self._put((None, error))
 
@@ -268,7 +274,7 @@ class DeviceBatches(TrainBatches):
 
     def __next__(self):
         start = time.perf_counter()
-        info = {"generation_seconds": 0.0, "transfer_seconds": 0.0, "skipped": []}
+        info = {"generation_seconds": 0.0, "supply_seconds": 0.0, "transfer_seconds": 0.0, "skipped": []}
         if self._data is None:
             self._data = self._fill(info)
         indices = self._plan.indices(self._step).astype(np.int32)
@@ -294,7 +300,8 @@ class DeviceBatches(TrainBatches):
             info["skipped"].extend(part.get("skipped", ()))
         loaded = time.perf_counter()
         data = {key: jax.make_array_from_process_local_data(self._everywhere, value) for key, value in host.items()}
-        info["generation_seconds"], info["transfer_seconds"] = loaded - start, time.perf_counter() - loaded
+        info["generation_seconds"] = info["supply_seconds"] = loaded - start
+        info["transfer_seconds"] = time.perf_counter() - loaded
         return data
 
 

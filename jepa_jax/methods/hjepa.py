@@ -2,8 +2,10 @@
 
 Level l lives on the patch grid pooled by 2^l, so each of its cells is an area of the image. A level's target is the
 standardised mean of the slow encoder's patches over that area, whether they are hidden or not; its prediction is a
-head's reading of the predicted patches pooled over the same area. A cell counts as much as it is hidden. A second term
-keeps the features of whole images from collapsing; it compares the visible part of an image with the same image.
+head's reading of the predicted patches pooled over the same area. A cell counts as much as it is hidden.
+
+A second term keeps the features of images from collapsing: the visible patches of two views of the *same* image, each
+with its own crop, colours and mask, agree in their mean feature, and those means fill the space (VICReg or SIGReg).
 """
 
 import math
@@ -108,7 +110,7 @@ class HJepa(MaskedMethod):
         self, model: HierarchicalPredictor, target: Any, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array
     ) -> Output:
         del step
-        view_key, mask_key, slice_key = jax.random.split(key, 3)
+        view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
         view = self.view(batch["image"], view_key)
         masks = self.masks.sample(mask_key, len(view))
         goal = target_patches(model, target, view, self.config.target)  # [B, tokens, D]
@@ -124,24 +126,28 @@ class HJepa(MaskedMethod):
                 (weight * terms[f"level_{i}"] for i, weight in enumerate(self.config.level_weights)),
                 start=jnp.zeros([]),
             )
-            # The visible part of an image and the whole of the same image: two views of one thing.
-            z = jnp.stack([jnp.mean(context.astype(jnp.float32), axis=1), jnp.mean(goal.astype(jnp.float32), axis=1)])
-            regulariser, more = self._regulariser(z, slice_key)
-        return Output(loss + self.config.regulariser_weight * regulariser, terms | more, z[1])
+        if self.config.regulariser != "none":
+            other = self._second_context(model.encoder, batch["image"], second_key)
+            with jax.named_scope("loss"):
+                z = jnp.stack([image_feature(context), image_feature(other)])
+                regulariser, more = self._regulariser(z, slice_key)
+                loss, terms = loss + self.config.regulariser_weight * regulariser, terms | more
+        return Output(loss, terms, image_feature(goal))
 
     def features(
         self, model: Any, images: jax.Array, *, level: int = 0, normalised: bool = True, train: bool = False
     ) -> jax.Array:
-        """The mean over a level's cells; without `normalised`, that of the encoder's patches, at any level."""
+        """The mean over a level's cells: of the encoder's patches at level 0, of what its head makes of them above.
+
+        Without `normalised`, that of the encoder's patches, at any level.
+        """
         del train
         patches = model.encoder.patches(self.whole(images), normalised=normalised)
-        if normalised:
-            patches = model.hierarchy(patches)[level]
-        return jnp.mean(patches.astype(jnp.float32), axis=1)
+        return image_feature(model.hierarchy(patches)[level] if normalised and level else patches)
 
     def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
         """The view, the visible context, all targets, and the view as each coarser level sees it."""
-        view_key, mask_key, _ = jax.random.split(key, 3)
+        view_key, mask_key, _, _ = jax.random.split(key, 4)
         view = self.view(images, view_key)
         masks = self.masks.sample(mask_key, len(view))
         size = self.view_size
@@ -161,6 +167,13 @@ class HJepa(MaskedMethod):
         tokens = encoder.embed(view)
         return take_tokens(encoder.encode(tokens * visible.astype(tokens.dtype))[:, encoder.num_cls :], index)
 
+    def _second_context(self, encoder: ViT, images: jax.Array, key: jax.Array) -> jax.Array:
+        """Outputs of the visible patches of another view of the same images."""
+        view_key, mask_key = jax.random.split(key)
+        view = self.view(images, view_key)
+        with jax.named_scope("encoder"):
+            return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
+
     def _level_losses(self, predicted: list[jax.Array], goal: jax.Array, coverage: jax.Array) -> dict[str, jax.Array]:
         """Each level's loss; coverage [B, tokens] says how many target blocks a patch is in."""
         terms = {}
@@ -173,8 +186,6 @@ class HJepa(MaskedMethod):
 
     def _regulariser(self, z: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         config = self.config
-        if config.regulariser == "none":
-            return jnp.zeros([]), {}
         if config.regulariser == "sigreg":
             slices = random_slices(key, z.shape[-1], config.num_slices)
             return sigreg_loss(z, slices, weight=config.sigreg_weight)
@@ -185,6 +196,11 @@ class HJepa(MaskedMethod):
             cov_weight=config.cov_weight,
             covariance_normalisation="dimensions",
         )
+
+
+def image_feature(patches: jax.Array) -> jax.Array:
+    """The mean over patches or cells, in float32: [B, n, D] -> [B, D]."""
+    return jnp.mean(patches.astype(jnp.float32), axis=1)
 
 
 def level_side(grid: int, level: int) -> int:

@@ -74,10 +74,8 @@ class ViT(nnx.Module):
         self.patch_embed = linear(3 * patch_size**2, width, dtype, rngs)
         if cls_token:
             self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
-        if positions == "learned":
-            self.position = nnx.Param(initial(rngs.params(), (1, self.grid**2 + self.num_cls, width)))
-        else:
-            self.position = None
+        learned = (1, self.grid**2 + self.num_cls, width)
+        self.position = nnx.Param(initial(rngs.params(), learned)) if positions == "learned" else None
         self.blocks = nnx.List([Block(width, heads, dtype=dtype, rngs=rngs) for _ in range(depth)])
         self.norm = layer_norm(width, dtype, rngs)
 
@@ -156,7 +154,7 @@ def linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer with float32 parameters, computing in `dtype`.
 
     Its first weights keep the size of what passes through at any width. The usual fixed deviation of 0.02 is meant for
-    widths near 768: in a narrow ViT it leaves tokens that are nearly all position, which a JEPA predicts without looking.
+    widths near 768: in a narrow ViT it leaves tokens that are nearly all position, predicted without looking.
     """
     return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
 

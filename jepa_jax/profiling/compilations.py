@@ -1,25 +1,77 @@
-"""Counts what XLA compiles, so that a loop can say when it recompiles."""
+"""Compiles the training step, once, where it can be seen; counts what else XLA compiles."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import jax
+
+from jepa_jax.profiling.flops import jaxpr_flops
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompilationCounter:
-    """Programs compiled (or read from the cache) and the seconds it took, from its creation on."""
+    """Programs compiled (or read from the cache) and the seconds it took, from its creation on.
 
-    def __init__(self) -> None:
+    `on_seconds` hears of each compilation of the thread that made the counter.
+    """
+
+    def __init__(self, on_seconds: Callable[[float], None] = lambda seconds: None) -> None:
         self.count = 0
         self.seconds = 0.0
+        self._on_seconds, self._thread = on_seconds, threading.get_ident()
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _EVENT:
             self.count += 1
             self.seconds += duration_secs
+            if threading.get_ident() == self._thread:
+                self._on_seconds(duration_secs)
 
     def __enter__(self) -> "CompilationCounter":
         return self
 
     def __exit__(self, *exc: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._listen)
+
+
+class CompiledStep:
+    """A jitted step, compiled ahead of its first call for each shape of batch it meets; in a good run that is one.
+
+    Compiling here and not inside the first call gives the compiled program's text and counted operations for nothing.
+    """
+
+    def __init__(self, jitted: Callable):
+        self._jitted: Any = jitted
+        self._compiled: dict[tuple, Any] = {}
+        self._newest: Any = None
+        self._text: str | None = None
+        self.flops: int | None = None  # of a step, matrix products and convolutions
+
+    @property
+    def count(self) -> int:
+        return len(self._compiled)
+
+    def is_ready_for(self, batch: Any) -> bool:
+        return _signature(batch) in self._compiled
+
+    def compile(self, state: Any, batch: Any) -> None:
+        traced = self._jitted.trace(state, batch)
+        self.flops = jaxpr_flops(traced.jaxpr.jaxpr)
+        self._newest = self._compiled[_signature(batch)] = traced.lower().compile()
+        self._text = None
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        return self._compiled[_signature(batch)](state, batch)
+
+    def text(self) -> str:
+        """The newest compiled program, instruction by instruction."""
+        if self._text is None:
+            self._text = self._newest.as_text()
+        return self._text
+
+
+def _signature(batch: Any) -> tuple:
+    return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch))

@@ -1,9 +1,11 @@
 """Counts the floating-point operations of a program from its jaxpr: matrix products and convolutions, nothing else.
 
-A loop body counts as often as it runs. Of a branch, the most expensive one counts. Convolutions count the products that
-exist: padding and the holes of dilated inputs are left out.
+A loop body counts as often as it runs, a kernel's body as often as its grid has cells. Of a branch, the most expensive
+one counts; of `lax.platform_dependent`, that of the platform asked for. Convolutions count the products that exist:
+padding and the holes of dilated inputs are left out. What no result depends on is not counted: it is never computed.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -12,28 +14,86 @@ from typing import Any
 import jax
 from jax.extend import core
 
+# One operation a number, as XLA counts: for comparisons with its analysis, never for speed.
+ELEMENTWISE = frozenset((
+    "add", "add_any", "sub", "mul", "div", "max", "min", "rem", "neg", "abs", "sign", "floor", "ceil", "round",
+    "square", "select_n", "clamp", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not",
+    "convert_element_type", "shift_left", "shift_right_logical", "shift_right_arithmetic", "integer_pow", "is_finite",
+))  # fmt: skip
+REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"))
 
-def count_flops(function: Callable, *args: Any) -> int:
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What counts.
+
+    platform: "cpu", "cuda", ...: for which a program that differs by platform is counted; None: the dearest.
+    loops_once: a loop body counts once, as XLA's own analysis has it.
+    elementwise: additions, comparisons, conversions and reductions count as well, as they do for XLA.
+    """
+
+    platform: str | None = None
+    loops_once: bool = False
+    elementwise: bool = False
+
+
+PRODUCTS = Rules()
+
+
+def count_flops(function: Callable, *args: Any, rules: Rules = PRODUCTS) -> int:
     """Of calling `function` on arrays or ShapeDtypeStructs; one multiply-add is two operations."""
-    return jaxpr_flops(jax.make_jaxpr(function)(*args).jaxpr)
+    return jaxpr_flops(jax.make_jaxpr(function)(*args).jaxpr, rules)
 
 
-def jaxpr_flops(jaxpr: core.Jaxpr) -> int:
-    return sum(_equation_flops(equation) for equation in jaxpr.eqns)
+def jaxpr_flops(jaxpr: core.Jaxpr, rules: Rules = PRODUCTS, used: list[bool] | None = None) -> int:
+    """Operations of a jaxpr of whose results those in `used` matter (by default all)."""
+    live = {v for i, v in enumerate(jaxpr.outvars) if _is_variable(v) and (used is None or used[i])}
+    total = 0
+    for equation in reversed(jaxpr.eqns):
+        wanted = [v in live for v in equation.outvars]
+        if any(wanted) or equation.effects:
+            live.update(v for v in equation.invars if _is_variable(v))
+            total += _equation_flops(equation, rules, wanted)
+    return total
 
 
-def _equation_flops(equation: Any) -> int:
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, core.Literal)
+
+
+def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _dot_flops(equation)
     if name == "conv_general_dilated":
         return _conv_flops(equation)
-    inner = [jaxpr_flops(jaxpr) for jaxpr in _inner_jaxprs(params)]
+    if name.startswith("dot_product_attention"):
+        return _attention_flops(equation)
+    if rules.elementwise and name in ELEMENTWISE:
+        return equation.outvars[0].aval.size
+    if rules.elementwise and name in REDUCTIONS:
+        return equation.invars[0].aval.size
+    inner = []
+    for jaxpr in _inner_jaxprs(params):
+        # The results of a loop's body also feed its next round; those of a call or a branch are the equation's own.
+        own = name not in ("scan", "while", "pallas_call") and len(jaxpr.outvars) == len(wanted)
+        inner.append(jaxpr_flops(jaxpr, rules, wanted if own else None))
     if name == "cond":
-        return max(inner, default=0)
-    if name == "scan":
+        branch = _platform_branch(params.get("branches_platforms"), rules.platform)
+        return max(inner, default=0) if branch is None else inner[branch]
+    if name == "scan" and not rules.loops_once:
         return params["length"] * sum(inner)
+    if name == "pallas_call":
+        return math.prod(params["grid_mapping"].grid) * sum(inner)
     return sum(inner)  # a call; a while loop, whose length is unknown, counts once
+
+
+def _platform_branch(platforms: tuple | None, platform: str | None) -> int | None:
+    """Which branch of `lax.platform_dependent` a platform takes; None for an ordinary branch."""
+    if platforms is None or platform is None:
+        return None
+    named = [i for i, names in enumerate(platforms) if names is not None and platform in names]
+    return named[0] if named else next(i for i, names in enumerate(platforms) if names is None)
 
 
 def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
@@ -49,6 +109,13 @@ def _dot_flops(equation: Any) -> int:
     (contracting, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracting)
+
+
+def _attention_flops(equation: Any) -> int:
+    """cuDNN's fused attention, queries [B, T, N, H] and keys [B, S, N, H]: two products forward, five backward."""
+    batch, length, heads, width = equation.invars[0].aval.shape
+    products = 5 if "bwd" in equation.primitive.name else 2
+    return products * 2 * batch * heads * length * equation.invars[1].aval.shape[1] * width
 
 
 def _conv_flops(equation: Any) -> int:

@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,27 +13,22 @@ import psutil
 
 from jepa_jax.profiling.timers import Timeline
 
-# What a step is charged with: not evaluations, checkpoints or start-up.
-STEP_SECTIONS = ("data_wait", "dispatch", "device_wait", "logging", "other")
-
 
 class Speedometer:
     """Rates between completed steps; the first one holds the compilation and starts the clock."""
 
-    def __init__(self, timeline: Timeline, batch_size: int):
+    def __init__(self, timeline: Timeline, batch_size: int, waited: Callable[[], float] | None = None):
+        """`waited`: seconds so far in which the device had to wait for data; else those of the host."""
         self._timeline, self._batch_size = timeline, batch_size
+        self._waited = waited or (lambda: timeline.seconds().get("data_wait", 0.0))
         self._now = (0, 0.0, 0.0)  # step, seconds in steps, seconds waiting for data
         self._marks: dict[str, tuple[int, float, float]] = {}
 
     def completed(self, step: int) -> None:
         """The metrics of `step` have been read."""
-        self._now = (step, *self._elapsed())
+        self._now = (step, self._timeline.step_seconds(), self._waited())
         self._marks.setdefault("run", self._now)
         self._marks.setdefault("window", self._now)
-
-    def _elapsed(self) -> tuple[float, float]:
-        seconds = self._timeline.seconds()
-        return sum(seconds.get(name, 0.0) for name in STEP_SECTIONS), seconds.get("data_wait", 0.0)
 
     def since(self, mark: str) -> dict[str, float | None]:
         """Images a second and percent of the time spent waiting for data, since the mark "run" or "window"."""

@@ -1,8 +1,16 @@
-"""A recording of a few steps for TensorBoard's profile plugin and Perfetto."""
+"""Recordings of a few steps: one for people, kept for TensorBoard and Perfetto; short ones for the profiler itself."""
 
+import contextlib
+import dataclasses
 import pathlib
+import tempfile
+from typing import Any
 
 import jax
+
+WARM_UP = 2  # steps of an epoch before its short recording
+LENGTH = 2  # steps of a short recording
+BUDGET = 0.004  # of the run's time, that short recordings after the first may take
 
 
 class TraceWindow:
@@ -14,21 +22,94 @@ class TraceWindow:
         self._directory = directory
         self._recording = False
 
-    def before(self, step: int) -> None:
-        """Step number `step` is about to be dispatched."""
-        if step == self._first:
-            jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
-            self._recording = True
+    def starts_at(self, step: int) -> bool:
+        """Whether step number `step` is its first."""
+        return step == self._first
+
+    def start(self) -> None:
+        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
+        self._recording = True
 
     def ends_at(self, done: int) -> bool:
+        """Whether the last of its steps is the last of `done` steps."""
         return self._recording and done == self._last + 1
 
-    def after(self, done: int) -> None:
-        """So many steps have been dispatched; those of the window have been computed."""
-        if self.ends_at(done):
-            self.close()
+    def marking(self, step: int) -> contextlib.AbstractContextManager:
+        """Around the call of a step: viewers find its beginning and end in the recording."""
+        if not self._recording:
+            return contextlib.nullcontext()
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+    def overlaps(self, first: int, end: int) -> bool:
+        """Whether it records any of the steps from `first` up to `end`."""
+        return first <= self._last and end > self._first
+
+    @property
+    def end(self) -> int:
+        return self._last + 1
 
     def close(self) -> None:
         if self._recording:
             self._recording = False
             jax.profiler.stop_trace()
+
+    def how_to_open(self) -> str:
+        return (
+            f"trace of steps {self._first} to {self._last} in {self._directory}; to look at it: "
+            f"pip install 'jepa_jax[trace]' and tensorboard --logdir={self._directory}, tab Profile; "
+            "or open its perfetto_trace.json.gz at https://ui.perfetto.dev"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortWindow:
+    """Steps `first` up to, not including, `end`."""
+
+    first: int
+    end: int
+
+
+def short_window(start: int, epoch_end: int, kept: TraceWindow) -> ShortWindow | None:
+    """The steps to record of an epoch that goes from step `start` to `epoch_end`; around the trace that people want."""
+    first = start + min(WARM_UP, max(0, epoch_end - start - LENGTH))
+    end = min(first + LENGTH, epoch_end)
+    if kept.overlaps(first, end):
+        first, end = kept.end, min(kept.end + LENGTH, epoch_end)
+    return ShortWindow(first, end) if end > first else None
+
+
+class ShortTrace:
+    """A recording of device operations alone, in a folder that is gone afterwards."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    @property
+    def recording(self) -> bool:
+        return self._folder is not None
+
+    def start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        options.host_tracer_level = 1
+        options.enable_hlo_proto = False  # the compiled program is at hand
+        folder = tempfile.TemporaryDirectory(prefix="jepa_jax_trace_")
+        try:
+            jax.profiler.start_trace(folder.name, profiler_options=options)
+        except BaseException:
+            folder.cleanup()
+            raise
+        self._folder = folder
+
+    def stop(self) -> Any:
+        """The recording as `jax.profiler.ProfileData`."""
+        folder, self._folder = self._folder, None
+        assert folder is not None
+        with folder:
+            jax.profiler.stop_trace()
+            newest = max(pathlib.Path(folder.name).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+            return jax.profiler.ProfileData.from_serialized_xspace(newest.read_bytes())
+
+    def close(self) -> None:
+        if self.recording:
+            self.stop()

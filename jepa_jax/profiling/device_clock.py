@@ -1,0 +1,67 @@
+"""When the device computes, without the loop ever waiting for it: a thread waits instead and notes the time."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jepa_jax.profiling.accounting import Interval
+
+
+class DeviceClock:
+    """Intervals in which dispatched steps were computed; steps follow each other on the device in order."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        wait: Callable[[Any], Any] = jax.block_until_ready,
+        inline: Callable[[Any], bool] = lambda result: jax.default_backend() == "cpu" and result.is_ready(),
+    ):
+        self._clock, self._wait, self._inline = clock, wait, inline
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: list[float] = []  # when the steps that are not done were dispatched
+        self._free_since = 0.0  # the device was done with everything before
+        self._busy: list[Interval] = []
+        self._thread = threading.Thread(target=self._run, name="device-clock", daemon=True)
+        self._thread.start()
+
+    def dispatched(self, began: float, result: Any) -> None:
+        """A step was handed over; its call began at `began` and has just returned `result`."""
+        # Small programs are computed inside the call on CPUs; elsewhere the device begins when the call is over.
+        started = began if self._inline(result) else self._clock()
+        with self._lock:
+            self._running.append(started)
+        self._queue.put(result)
+
+    def take(self, until: float) -> list[Interval]:
+        """Busy intervals since the last call up to `until`, in order; a step still under way then is cut in two."""
+        with self._lock:
+            known = list(self._busy)
+            if self._running and max(self._running[0], self._free_since) < until:
+                known.append((max(self._running[0], self._free_since), until))
+                self._free_since = until
+            self._busy = [(max(start, until), end) for start, end in known if end > until]
+        return [(start, min(end, until)) for start, end in known if start < until]
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (result := self._queue.get()) is not None:
+            try:
+                self._wait(result)
+            except Exception:  # the loop meets the same error when it reads the result, and says so
+                pass
+            done = self._clock()
+            del result  # the queue must not keep an array alive until the next step
+            with self._lock:
+                start = max(self._running.pop(0), self._free_since)
+                if done > start:
+                    self._busy.append((start, done))
+                self._free_since = max(done, self._free_since)

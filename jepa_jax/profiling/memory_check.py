@@ -1,0 +1,105 @@
+"""Training's use of plans: a warning before a step that will not fit is compiled, and advice when memory ran out.
+
+Both are help, never a hindrance: whatever goes wrong while planning, training goes on.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+
+from jepa_jax.errors import UserError
+from jepa_jax.profiling.gpu_compile import DataSize, Request, StepCompiler, default_folder
+from jepa_jax.profiling.hardware import Gpu, gpu_of_device, load_table
+from jepa_jax.profiling.plan_report import gib, pool_line, ways_out_lines
+from jepa_jax.profiling.planner import NO, POOL_FRACTION, Planner
+from jepa_jax.program import Program
+from jepa_jax.writers import Console
+
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
+
+
+def present_gpu() -> Gpu | None:
+    """The table's entry for the GPUs of this process; None without one, or with one that the table does not have."""
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return None
+    stats = device.memory_stats() or {}
+    return gpu_of_device(device.device_kind, stats.get("bytes_limit"), load_table())
+
+
+def warn_if_too_large(
+    config: Any,
+    program: Program,
+    console: Console,
+    *,
+    num_train: int,
+    num_classes: int,
+    gpu: Gpu | None = None,
+    folder: pathlib.Path | None = None,
+) -> bool:
+    """Warns if the plan of `config` for the present GPU (or `gpu`) says that it does not fit; True if it warned.
+
+    A plan costs one compilation the first time and is kept; one that cannot be made is no reason to stop.
+    """
+    gpu = gpu or present_gpu()
+    if gpu is None:
+        return False
+    try:
+        planner, request = _planner(config, program, gpu, num_train, num_classes, folder)
+        row = planner.row(request)
+    except (UserError, RuntimeError, ValueError):
+        return False
+    if row.verdict == NO:
+        console.warn(
+            f"{gpu.name}: this step needs about {gib(row.need.total)} of {gib(row.capacity)} "
+            f"and will run out of memory; python scripts/plan.py --gpu={gpu.key} with the same --config says what fits"
+        )
+        return True
+    if row.need.pool > POOL_FRACTION * row.capacity:
+        console.line(pool_line(row))
+    return False
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def ways_out_message(
+    config: Any,
+    program: Program,
+    *,
+    num_train: int,
+    num_classes: int,
+    gpu: Gpu | None = None,
+    folder: pathlib.Path | None = None,
+) -> str:
+    """What to tell a user whose run has run out of memory: the need, and changes that were compiled and fit."""
+    gpu = gpu or present_gpu()
+    head = f"config.data.batch_size = {config.data.batch_size}: the GPU's memory is used up"
+    general = "use a smaller batch, config.train.remat=full or more config.train.accum_steps"
+    if gpu is None:
+        return f"{head}; {general}"
+    try:
+        planner, request = _planner(config, program, gpu, num_train, num_classes, folder)
+        row = planner.row(request)
+        if row.verdict != NO:
+            return (
+                f"{head}, although {gib(row.need.total)} of {gib(row.capacity)} should do: "
+                f"see with nvidia-smi who else uses it; {pool_line(row)}; or {general}"
+            )
+        largest = planner.largest_batches([(request, row)])[0]
+        ways = planner.ways_out(request, row, largest)
+    except (UserError, RuntimeError, ValueError):
+        return f"{head}; {general}"
+    need = f"the step needs about {gib(row.need.total)} of the {gib(row.capacity)} of a {gpu.name}"
+    return "\n".join([f"{head}: {need}", *ways_out_lines(ways)])
+
+
+def _planner(
+    config: Any, program: Program, gpu: Gpu, num_train: int, num_classes: int, folder: pathlib.Path | None
+) -> tuple[Planner, Request]:
+    compiler = StepCompiler(DataSize(num_train, num_classes), folder or default_folder())
+    hosts = jax.process_count()
+    topology = f"1x{hosts}x{max(1, program.mesh.size // hosts)}"
+    return Planner(compiler, load_table()), Request(config, gpu, topology)

@@ -1,0 +1,181 @@
+"""A thread that looks at processor, memory and GPUs once a second while a run goes on."""
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import psutil
+
+from jepa_jax.profiling.gpus import GPU_FIELDS, Gpus
+
+Sample = dict[str, Any]  # time, step, the HOST_FIELDS, and "gpus": a dict of GPU_FIELDS and ALLOCATOR_FIELDS for each
+HOST_FIELDS = ("cpu_percent", "process_cpu_percent", "ram_percent", "ram_available_gb", "process_ram_gb")
+ALLOCATOR_FIELDS = ("allocated_gb", "allocated_peak_gb", "allocator_limit_gb")
+KEPT_SAMPLES = 600  # of a whole run; a longer run keeps every second, fourth, ... sample
+
+
+class Monitor:
+    """Samples every `seconds` from `start` to `close`; nothing it meets ends a run."""
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        step: Callable[[], int] = lambda: 0,
+        gpus: Gpus | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._every, self._step, self._clock = seconds, step, clock
+        self._gpus = Gpus() if gpus is None else gpus
+        self._process = psutil.Process()
+        self._devices = [device for device in jax.local_devices() if device.platform != "cpu"]
+        self._began = clock()
+        self._lock = threading.Lock()
+        self._recent: list[Sample] = []
+        self._history = History()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        return max(len(self._gpus), len(self._devices))
+
+    @property
+    def gpu_problem(self) -> str:
+        """Why there are no figures of GPUs, or ""."""
+        if len(self._gpus):
+            return ""
+        return self._gpus.problem or "NVML finds no GPU"
+
+    def start(self) -> None:
+        psutil.cpu_percent()  # the first call only starts psutil's clock
+        self._process.cpu_percent()
+        if self._every > 0:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; `start` begins a new one."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        self.stop()
+        self._gpus.close()
+
+    def take(self) -> list[Sample]:
+        """The samples since the last call; at least one, taken now if need be."""
+        with self._lock:
+            taken, self._recent = self._recent, []
+        if not taken:
+            self._sample()
+            with self._lock:
+                taken, self._recent = self._recent, []
+        return taken
+
+    def history(self) -> list[Sample]:
+        """Samples of the whole run, thinned out evenly to at most KEPT_SAMPLES."""
+        with self._lock:
+            return list(self._history.samples)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every):
+            self._sample()
+
+    def _sample(self) -> None:
+        gpus = join_gpus(self._gpus.read(), [allocator(device) for device in self._devices])
+        sample = {"time": self._clock() - self._began, "step": self._step(), **self._read_host(), "gpus": gpus}
+        with self._lock:
+            self._recent.append(sample)
+            self._history.add(sample)
+
+    def _read_host(self) -> dict[str, float | None]:
+        try:
+            memory = psutil.virtual_memory()
+            return {
+                "cpu_percent": psutil.cpu_percent(),
+                "process_cpu_percent": self._process.cpu_percent(),
+                "ram_percent": memory.percent,
+                "ram_available_gb": memory.available / 2**30,
+                "process_ram_gb": self._process.memory_info().rss / 2**30,
+            }
+        except (psutil.Error, OSError):
+            return dict.fromkeys(HOST_FIELDS)
+
+
+class History:
+    """At most KEPT_SAMPLES of an endless series, evenly spaced."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self._seen, self._stride = 0, 1
+
+    def add(self, sample: Sample) -> None:
+        if self._seen % self._stride == 0:
+            self.samples.append(sample)
+        self._seen += 1
+        if len(self.samples) > KEPT_SAMPLES:
+            self.samples = self.samples[::2]
+            self._stride *= 2
+
+
+def allocator(device: Any) -> dict[str, float | None]:
+    """What JAX has taken of a device's memory; `nvidia-smi` shows its whole pool instead."""
+    stats = device.memory_stats() or {}
+    keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
+    return {
+        field: stats[key] / 2**30 if key in stats else None for field, key in zip(ALLOCATOR_FIELDS, keys, strict=True)
+    }
+
+
+def join_gpus(
+    read: Sequence[Mapping[str, float | None]], allocated: Sequence[Mapping[str, float | None]]
+) -> list[dict[str, float | None]]:
+    """One dict a GPU of what NVML and what the allocator says; either may know of fewer."""
+    empty = dict.fromkeys((*GPU_FIELDS, *ALLOCATOR_FIELDS))
+    count = max(len(read), len(allocated))
+    return [
+        {**empty, **(read[i] if i < len(read) else {}), **(allocated[i] if i < len(allocated) else {})}
+        for i in range(count)
+    ]
+
+
+def values(samples: Sequence[Mapping[str, Any]], field: str) -> list[float]:
+    return [sample[field] for sample in samples if sample.get(field) is not None]
+
+
+def mean(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    found = values(samples, field)
+    return statistics.fmean(found) if found else None
+
+
+def largest(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    return max(values(samples, field), default=None)
+
+
+def latest(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    found = values(samples, field)
+    return found[-1] if found else None
+
+
+def gpu_samples(samples: Sequence[Sample], index: int) -> list[dict[str, float | None]]:
+    return [sample["gpus"][index] for sample in samples if index < len(sample["gpus"])]
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Least-squares slope of y over x and its standard error; (0, inf) when there is nothing to fit."""
+    n = len(x)
+    if n < 3 or max(x) == min(x):
+        return 0.0, math.inf
+    mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    rate = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    residual = sum((b - mean_y - rate * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return rate, math.sqrt(residual / (n - 2) / spread)

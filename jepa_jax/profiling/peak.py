@@ -1,0 +1,71 @@
+"""The most FLOP a second that the devices of this process can do, for the MFU: a table of GPUs, a product on CPUs."""
+
+import json
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+
+from jepa_jax.errors import UserError
+from jepa_jax.files import write_json
+from jepa_jax.profiling import hardware
+from jepa_jax.runtime import cache_folder, processor
+
+MATRIX = 1024  # rows of the square float32 product that is timed
+REPEATS = 5
+
+
+def peak_flops(given_tflops: float, precision: str) -> tuple[float | None, str]:
+    """FLOP a second of all devices together and where the figure is from; None where nobody knows.
+
+    Args:
+      given_tflops: `profile.peak_tflops`, of one device; 0 = look it up.
+      precision: `train.precision`, which decides what a GPU can do.
+    """
+    if given_tflops:
+        return given_tflops * 1e12 * jax.device_count(), "profile.peak_tflops"
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return measured_cpu_flops(cache_folder() / "cpu_peak.json"), "best float32 product measured on this machine"
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    gpu = hardware.gpu_of_device(device.device_kind, limit, hardware.load_table())
+    if gpu is None:
+        return None, f"{device.device_kind} is not in the table of GPUs: set profile.peak_tflops for an MFU"
+    return gpu.tflops(precision) * 1e12 * jax.device_count(), f"{gpu.name}, {precision}"
+
+
+def measured_cpu_flops(path: pathlib.Path) -> float:
+    """Of the cores of this process; measured once (about 0.3 s) and kept: delete the file to measure again."""
+    machine = f"{processor()}, {num_cores()} cores"
+    try:
+        known = json.loads(path.read_text())
+        return float(known[machine])
+    except (OSError, ValueError, KeyError, TypeError):
+        known = {}
+    flops = num_cores() * measure_product()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known | {machine: flops})
+    except (OSError, UserError):
+        pass  # a read-only home costs a measurement, not the run
+    return flops
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure_product() -> float:
+    """FLOP a second of CPU time of the fastest of a few float32 matrix products; other processes do not disturb it."""
+    product = jax.jit(jnp.dot)
+    matrix = jnp.ones([MATRIX, MATRIX], jnp.float32)
+    product(matrix, matrix).block_until_ready()
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        product(matrix, matrix).block_until_ready()
+        seconds.append(time.process_time() - start)
+    return 2 * MATRIX**3 / min(seconds)

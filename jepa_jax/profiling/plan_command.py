@@ -1,0 +1,64 @@
+"""The plans of a config for several GPUs, as `scripts/plan.py` and the table of results make them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jepa_jax.config import validate
+from jepa_jax.errors import UserError
+from jepa_jax.profiling.gpu_compile import Request, StepCompiler, default_folder, require_wheels
+from jepa_jax.profiling.hardware import find_gpus, load_table, num_devices
+from jepa_jax.profiling.plan_inputs import measure_loader, planned_data, sequence_note
+from jepa_jax.profiling.plan_report import Circumstances, plan_json, plan_lines
+from jepa_jax.profiling.planner import Plan, Planner
+from jepa_jax.writers import Console
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags of scripts/plan.py."""
+
+    gpus: tuple[str, ...]
+    topology: str = "1x1x1"
+    batch_sizes: tuple[int, ...] = ()
+    fsdp: bool = False
+    variants: bool = True
+    loader: bool = True
+    gpu_table: str = ""
+    price_per_hour: float = 0.0
+    cache: pathlib.Path | None = None  # None: the user's cache
+
+
+def make_plans(config: Any, options: Options, console: Console) -> tuple[list[Plan], Circumstances]:
+    """Plans of `config` for each GPU of the options."""
+    validate(config)
+    table = load_table(options.gpu_table or None)
+    gpus = find_gpus(options.gpus, table)
+    devices = num_devices(options.topology)
+    require_wheels()
+    if min(options.batch_sizes, default=2) < 2:
+        raise UserError(f"--batch_sizes={','.join(map(str, options.batch_sizes))}: a batch has at least 2 images")
+    compiler = StepCompiler(
+        planned_data(config.data),
+        options.cache or default_folder(),
+        on_compile=lambda what: console.line(f"compiling for {what}"),
+    )
+    planner = Planner(compiler, table)
+    plans = []
+    for gpu in gpus:
+        request = Request(config, gpu, options.topology)
+        if options.fsdp:
+            request = request.changed(mesh__data=-1, mesh__fsdp=devices)
+        plans.append(planner.plan(request, batch_sizes=options.batch_sizes, variants=options.variants))
+    rate, note = measure_loader(config) if options.loader else (None, "switched off")
+    about = Circumstances(compiler.data, options.price_per_hour, rate, note, sequence_note(config))
+    return plans, about
+
+
+def show_plans(plans: Sequence[Plan], about: Circumstances, name: str, console: Console) -> list[dict[str, Any]]:
+    """Prints each plan and returns its JSON object."""
+    for plan in plans:
+        for line in plan_lines(plan, about, name):
+            console.line(line)
+    return [plan_json(plan, about) for plan in plans]

@@ -1,0 +1,115 @@
+"""Every second of an epoch is counted once, whatever is nested in what and whatever the device does meanwhile."""
+
+import contextlib
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jepa_jax.profiling.accounting import PHASES, SECTIONS, Ledger, account, breakdown, percentages
+from jepa_jax.profiling.device_clock import DeviceClock
+from jepa_jax.profiling.timers import Timeline
+
+NAMES = ("data_wait", "dispatch", "device_wait", "validation", "visualization", "checkpoint", "logging", "profiler")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def random_run(generator, timeline, clock, depth=0):
+    """Sections in any order and nesting, with time passing before, between and inside them."""
+    for _ in range(generator.randrange(1, 5)):
+        clock.now += generator.expovariate(1.0) * generator.choice([0, 1e-6, 1e-3, 1.0])
+        with timeline.section(generator.choice(NAMES)):
+            clock.now += generator.expovariate(1.0)
+            if depth < 3:
+                random_run(generator, timeline, clock, depth + 1)
+        if generator.random() < 0.3:
+            timeline.move("compile", generator.random())
+
+
+def random_intervals(generator, start, end):
+    cuts = sorted(generator.uniform(start - 1, end) for _ in range(2 * generator.randrange(0, 12)))
+    return list(zip(cuts[::2], cuts[1::2], strict=True))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6))
+def test_the_percentages_of_an_epoch_add_up_to_100(seed):
+    generator, clock = random.Random(seed), Clock()
+    timeline = Timeline(clock, keep_segments=True)
+    start = clock.now
+    random_run(generator, timeline, clock)
+    weights = [generator.random() for _ in PHASES]
+    shares = {phase: weight / sum(weights) for phase, weight in zip(PHASES, weights, strict=True)}
+    busy = random_intervals(generator, start, clock.now)
+    spent = Ledger(timeline, lambda until: busy).update()
+    seconds = breakdown(spent, generator.choice([None, shares]), generator.random())
+    assert set(seconds) == set(SECTIONS) and min(seconds.values()) >= -1e-9
+    assert sum(seconds.values()) == pytest.approx(clock.now - start, rel=1e-9)
+    assert sum(percentages(seconds).values()) == pytest.approx(100, abs=1e-6)
+    assert sum(spent.host.values()) == pytest.approx(clock.now - start, rel=1e-9)
+
+
+def test_a_nested_section_is_not_counted_twice():
+    clock = Clock()
+    timeline = Timeline(clock)
+    with timeline.section("validation"):
+        clock.now += 1
+        with timeline.section("checkpoint"):
+            clock.now += 2
+        clock.now += 4
+    assert timeline.seconds() == {"other": 0, "validation": 5, "checkpoint": 2}
+
+
+def test_what_is_known_afterwards_moves():
+    clock = Clock()
+    timeline = Timeline(clock, keep_segments=True)
+    with timeline.section("validation"):
+        clock.now += 3
+        timeline.move("compile", 1)
+        clock.now += 1
+    assert timeline.seconds() == {"other": 0, "validation": 3, "compile": 1}
+    assert timeline.take_segments() == [("validation", 100, 102), ("compile", 102, 103), ("validation", 103, 104)]
+
+
+def test_only_what_the_device_does_not_hide_is_charged_to_the_host():
+    # A loader of 3 s and a step of 2 s, overlapped: of each 3 s the device waits 1 s for data.
+    segments = [("data_wait", 0.0, 3.0), ("dispatch", 3.0, 3.5), ("data_wait", 3.5, 6.0)]
+    spent = account(segments, [(-1.0, 2.0), (3.5, 5.5)])
+    assert spent.exposed == pytest.approx({"data_wait": 1.5, "dispatch": 0.5})
+    assert spent.device == pytest.approx(4.0) and spent.seconds == pytest.approx(6.0)
+    assert spent.host == pytest.approx({"data_wait": 5.5, "dispatch": 0.5})
+
+
+def test_the_wait_for_data_is_split_by_what_the_loader_was_doing():
+    spent = account([("data_wait", 0.0, 10.0)], [])
+    seconds = breakdown(spent, None, transfer_share=0.25)
+    assert seconds["data_wait"] == pytest.approx(7.5) and seconds["data_transfer"] == pytest.approx(2.5)
+
+
+def test_the_device_clock_knows_when_steps_ran_without_the_caller_waiting():
+    clock = time.perf_counter
+    with contextlib.closing(
+        DeviceClock(clock, wait=lambda step: time.sleep(step), inline=lambda step: False)
+    ) as device:
+        start = clock()
+        device.dispatched(start, 0.1)
+        device.dispatched(start, 0.1)
+        assert clock() - start < 0.05  # nobody waited
+        time.sleep(0.15)
+        now = clock()
+        early = device.take(now)  # the second step is cut in two here
+        time.sleep(0.15)
+        late = device.take(clock())
+    busy = sum(end - begin for begin, end in early + late)
+    assert busy == pytest.approx(0.2, abs=0.04)
+    assert early[-1][1] == now and late[0][0] == pytest.approx(now)
+    assert all(begin <= end for begin, end in early + late)

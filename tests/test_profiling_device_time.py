@@ -1,0 +1,111 @@
+"""Device time by phase: names are understood, nesting is not counted twice, devices and command buffers are handled."""
+
+import jax
+import pytest
+
+from jepa_jax.profiling.device_time import classify, exclusive, instruction_names, read_device_time, shared_time
+
+HLO = """HloModule jit_train_step, is_scheduled=true
+
+%fused_computation.7 (p: f32[4]) -> f32[4] {
+  %mul.1 = f32[4]{0} multiply(%p, %p), metadata={op_name="jit(train_step)/transpose(jvp(encoder))/mul"}
+  ROOT %add.1 = f32[4]{0} add(%mul.1, %p), metadata={op_name="jit(train_step)/transpose(jvp(encoder))/add" id=3}
+}
+
+ENTRY %main.9 (a: f32[4]) -> f32[4] {
+  %dot.1 = f32[4]{0} dot(%a, %a), metadata={op_name="jit(train_step)/jvp(encoder)/dot_general" stack_frame_id=2}
+  %loop_fusion.7 = f32[4]{0} fusion(%dot.1), kind=kLoop, calls=%fused_computation.7
+  %while.3 = f32[4]{0} while(%a), body=%b, metadata={op_name="jit(train_step)/jvp(augment)/while"}
+  %update.2 = f32[4]{0} add(%a, %a), metadata={op_name="jit(train_step)/optimizer/add"}
+  %copy.5 = f32[4]{0} copy(%a)
+  ROOT %ema.1 = f32[4]{0} add(%a, %a), metadata={op_name="jit(train_step)/ema/add"}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "op_name, expected",
+    [
+        ("jit(train_step)/jvp(encoder)/cond/branch_0_fun/dot_general", ("forward", "encoder")),
+        ("jit(train_step)/transpose(jvp(encoder))/cond/branch_0_fun/transpose(jvp())/mul", ("backward", "encoder")),
+        ("jit(train_step)/while/body/transpose(jvp(loss))/vmap()/dot_general", ("backward", "loss")),
+        ("jit(train_step)/jvp(augment)/jit(_uniform)/add", ("augment", "augment")),
+        ("jit(train_step)/optimizer/mul;jit(train_step)/jvp(encoder)/mul", ("optimizer", "optimizer")),
+        ("jit(train_step)/ema/add", ("ema", "ema")),
+        ("jit(train_step)/jvp(target)/encoder/dot_general", ("forward", "target")),
+        ("jit(train_step)/transpose(jvp(vmap(predictor)))/checkpoint/remat/tanh", ("backward", "predictor")),
+        ("jit(train_step)/jvp()/transpose", ("forward", "")),
+        ("jit(train_step)/jit(_threefry_fold_in)/slice", ("other", "")),
+        ("", ("other", "")),
+    ],
+)  # fmt: skip
+def test_names_say_phase_and_scope(op_name, expected):
+    assert classify(op_name) == expected
+
+
+def test_a_fusion_without_a_name_takes_that_of_what_it_holds():
+    names = instruction_names(HLO)
+    assert classify(names["loop_fusion.7"]) == ("backward", "encoder")
+    assert names["copy.5"] == "" and names["dot.1"].endswith("dot_general")
+
+
+def test_a_loop_is_charged_with_its_own_time_alone():
+    pieces = exclusive(
+        [("while", 0.0, 10.0), ("a", 1.0, 4.0), ("inner", 2.0, 3.0), ("b", 5.0, 9.0), ("next", 12.0, 13.0)]
+    )
+    times = shared_time(pieces)
+    assert times == {"while": 3.0, "a": 2.0, "inner": 1.0, "b": 4.0, "next": 1.0}
+
+
+def test_operations_at_the_same_time_share_it():
+    assert shared_time([("a", 0.0, 4.0), ("b", 2.0, 6.0)]) == {"a": 3.0, "b": 3.0}
+
+
+def plane(name, lines):
+    """Text of a plane: lines {name: [(event, start us, length us, stats)]}."""
+    events, stats = {}, {"hlo_op": 1, "hlo_module": 2}
+    body = ""
+    for line, entries in lines.items():
+        rows = ""
+        for event, start, length, values in entries:
+            number = events.setdefault(event, len(events) + 1)
+            marks = "".join(f'stats {{ metadata_id: {stats[k]} str_value: "{v}" }} ' for k, v in values.items())
+            rows += f"events {{ metadata_id: {number} offset_ps: {start}000000 duration_ps: {length}000000 {marks}}} "
+        body += f'lines {{ name: "{line}" {rows}}} '
+    for event, number in events.items():
+        body += f'event_metadata {{ key: {number} value {{ id: {number} name: "{event}" }} }} '
+    for stat, number in stats.items():
+        body += f'stat_metadata {{ key: {number} value {{ id: {number} name: "{stat}" }} }} '
+    return f'planes {{ name: "{name}" {body}}} '
+
+
+def of(op, module="jit_train_step"):
+    return {"hlo_op": op, "hlo_module": module}
+
+
+def test_gpus_several_devices_command_buffers_and_other_programs():
+    kernels = {
+        "Stream #1(Compute)": [
+            ("gemm", 0, 40, of("dot.1")),
+            ("loop_fusion_7", 40, 40, {}),  # inside a command buffer: no instruction, but the kernel's name
+            ("eval_kernel", 80, 500, of("fusion.1", "jit_features")),  # another program
+            ("update", 600, 10, of("update.2")),
+        ],
+        "Stream #2(MemcpyH2D)": [("MemcpyH2D", 610, 10, {})],
+        "XLA Ops": [("dot.1", 0, 40, of("dot.1"))],  # says the same again
+        "Steps": [("0", 0, 700, {})],
+    }
+    text = plane("/device:GPU:0", kernels) + plane("/device:GPU:1", kernels)
+    text += plane("/host:CPU", {"python": [("PjitFunction", 0, 900, {})]})
+    result = read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1)
+    assert result is not None
+    assert result.busy_seconds == pytest.approx(100e-6)
+    shares = {"forward": 0.4, "backward": 0.4, "optimizer": 0.1, "other": 0.1, "augment": 0.0, "ema": 0.0}
+    assert result.phases == pytest.approx(shares)
+    assert result.attributed == pytest.approx(0.9)
+    assert [row["op"] for row in result.ops if row["phase"] == "other"] == ["MemcpyH2D"]
+
+
+def test_a_trace_without_the_program_is_no_result():
+    text = plane("/host:CPU", {"thread": [("x", 0, 10, of("dot.1", "jit_other"))]})
+    assert read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1) is None
