@@ -6,6 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepa_jax.collapse import collapse_warning, effective_rank, feature_spread, singular_values
+from jepa_jax.errors import Collapsed
+from jepa_jax.train import train
+from jepa_jax.workdir import Workdir
+from tests.test_train import Silent
+from tests.tiny import tiny_masked_config
 
 RNG = np.random.default_rng(0)
 HEALTHY = RNG.normal(size=(512, 32)) + 2.0
@@ -89,3 +94,26 @@ def test_a_fall_against_the_start_is_seen_before_the_absolute_limit():
     assert collapse_warning(falling) is None
     assert "before training" in str(collapse_warning(falling, initial))
     assert collapse_warning(initial, initial) is None
+
+
+def three_epochs(**overrides):
+    settings = dict(
+        data__num_train=512, data__num_test=128, optim__lr=3e-3, optim__epochs=3.0, train__checkpoint_every_steps=0,
+        eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0, profile__enabled=False,
+    )  # fmt: skip
+    return tiny_masked_config("hjepa", **(settings | overrides))
+
+
+def test_a_run_that_collapses_is_stopped_within_three_epochs(tmp_path):
+    # Nothing slow, nothing detached, nothing that spreads features: a constant predicts itself.
+    config = three_epochs(
+        method__target="shared", method__regulariser="none", eval__weights="online", train__stop_on_collapse=True
+    )
+    with pytest.raises(Collapsed, match="nearly constant"):
+        train(config, tmp_path, console=Silent())
+    summary = Workdir(tmp_path).read_summary()
+    assert summary["status"] == "collapsed" and summary["epochs"] <= 3
+
+
+def test_the_same_run_with_its_safeguards_is_not_flagged(tmp_path):
+    assert train(three_epochs(), tmp_path, console=Silent())["collapse_warning"] is None

@@ -198,7 +198,7 @@ def line_plan(batch=1024, gpu="rtx4090", per_image=4 * 2**20, state=GIB // 2, to
     config = rapid.get_config()
     config.data.batch_size = batch
     line = LineCompiler(per_image, state)
-    return Planner(line, TABLE).plan(Request(config, TABLE[gpu], topology), **options), line
+    return Planner(line, TABLE).plans([Request(config, TABLE[gpu], topology)], **options)[0], line
 
 
 def test_the_largest_batch_is_found_with_few_compilations():
@@ -231,6 +231,17 @@ def test_variants_have_the_sizes_that_memory_gives_them():
     assert labels["remat"] > 2.5 * base
     assert labels["2 accumulation steps"] == pytest.approx(2 * base, rel=0.1)
     assert labels["float32"] == pytest.approx(base / 2, rel=0.1)
+
+
+def test_several_gpus_get_a_plan_each():
+    config = rapid.get_config()
+    requests = [Request(config, TABLE[name]) for name in ("rtx4080", "h100")]
+    small, large = Planner(LineCompiler(), TABLE).plans(requests, batch_sizes=(64, 128))
+    assert (small.request.gpu.key, large.request.gpu.key) == ("rtx4080", "h100")
+    assert small.row.capacity == TABLE["rtx4080"].memory_bytes
+    assert small.largest[0][1].batch_size < large.largest[0][1].batch_size
+    assert [row.facts.batch_size for row in large.batches] == [64, 128]
+    assert [row.label for row, _ in large.largest] == ["as configured", "remat", "2 accumulation steps", "float32"]
 
 
 def test_accumulation_is_left_out_where_devices_do_not_divide_a_part():

@@ -299,7 +299,7 @@ def group_size(attributes: str) -> int:
     if mesh:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh.group(1)))
         parts = dict(re.findall(r"'([^']+)':\(\d+\)(\d+)", mesh.group(2)))  # only a part of an axis
-        return math.prod(int(parts.get(name, sizes[name])) for name in re.findall(r"'([^']+)'", mesh.group(2)))
+        return math.prod(int(parts.get(name) or sizes[name]) for name in re.findall(r"'([^']+)'", mesh.group(2)))
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", attributes)
     if iota:
         return int(iota.group(2))

@@ -45,12 +45,10 @@ def make_plans(config: Any, options: Options, console: Console) -> tuple[list[Pl
         on_compile=lambda what: console.line(f"compiling for {what}"),
     )
     planner = Planner(compiler, table)
-    plans = []
-    for gpu in gpus:
-        request = Request(config, gpu, options.topology)
-        if options.fsdp:
-            request = request.changed(mesh__data=-1, mesh__fsdp=devices)
-        plans.append(planner.plan(request, batch_sizes=options.batch_sizes, variants=options.variants))
+    requests = [Request(config, gpu, options.topology) for gpu in gpus]
+    if options.fsdp:
+        requests = [request.changed(mesh__data=-1, mesh__fsdp=devices) for request in requests]
+    plans = planner.plans(requests, batch_sizes=options.batch_sizes, variants=options.variants)
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
     about = Circumstances(compiler.data, options.price_per_hour, rate, note, sequence_note(config))
     return plans, about

@@ -177,17 +177,38 @@ class Planner:
     def _data_bytes(self, config: Any) -> int:
         return self.compiler.data.num_train * (3 * config.data.image_size**2 + 4)
 
-    def plan(self, request: Request, *, batch_sizes: Sequence[int] = (), variants: bool = True) -> Plan:
-        """The plan of one GPU; without `variants` the largest batch is found for the config as it is alone."""
-        wanted: list[tuple[Request, str, dict[str, Any]]] = [(request, "as configured", {})]
-        wanted += [(request, label, changes) for label, changes in (variant_changes(request) if variants else ())]
-        first = len(wanted)
-        wanted += [(request, f"batch {size:,}", {"data__batch_size": size}) for size in batch_sizes]
-        rows = self.rows(wanted)
-        asked = [request.changed(**changes) for _, _, changes in wanted[:first]]
-        largest = self.largest_batches(list(zip(asked, rows[:first], strict=True)))
-        ways_out = self.ways_out(request, rows[0], largest[0]) if rows[0].verdict == NO else []
-        return Plan(request, rows[0], rows[first:], list(zip(rows[:first], largest, strict=True)), ways_out)
+    def plans(
+        self, requests: Sequence[Request], *, batch_sizes: Sequence[int] = (), variants: bool = True
+    ) -> list[Plan]:
+        """A plan for each request; without `variants` the largest batch is found for the config as it is alone."""
+        compared = [
+            [("as configured", {}), *(variant_changes(request) if variants else [])] for request in requests
+        ]  # fmt: skip
+        others = [(f"batch {size:,}", {"data__batch_size": size}) for size in batch_sizes]
+        rows = self._grouped(requests, [[*group, *others] for group in compared])
+        starts = [
+            (request.changed(**changes), row)
+            for request, group, found in zip(requests, compared, rows, strict=True)
+            for (_, changes), row in zip(group, found, strict=False)  # those of `others` come last
+        ]
+        searched = iter(self.largest_batches(starts))
+        plans = []
+        for request, group, found in zip(requests, compared, rows, strict=True):
+            largest = [next(searched) for _ in group]
+            ways_out = self.ways_out(request, found[0], largest[0]) if found[0].verdict == NO else []
+            pairs = list(zip(found, largest, strict=False))
+            plans.append(Plan(request, found[0], found[len(group) :], pairs, ways_out))
+        return plans
+
+    def _grouped(
+        self, requests: Sequence[Request], changes: Sequence[Sequence[tuple[str, dict[str, Any]]]]
+    ) -> list[list[Row]]:
+        """Rows of every request with each of its changes; all compilations at once."""
+        wanted = [
+            (request, label, keys) for request, group in zip(requests, changes, strict=True) for label, keys in group
+        ]
+        rows = iter(self.rows(wanted))
+        return [[next(rows) for _ in group] for group in changes]
 
     def largest_batches(self, starts: Sequence[tuple[Request, Row]]) -> list[Largest]:
         """For each request the largest batch that fits: memory is nearly linear in it, so draw the line, then confirm.
