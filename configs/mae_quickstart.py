@@ -99,6 +99,7 @@ def get_config() -> ConfigDict:
                 "trace_every_epochs": 1,
                 "monitor_seconds": 1.0,
                 "peak_tflops": 0.0,
+                "plan": True,
                 "trace_steps": "",
             },
             "mesh": {"data": -1, "fsdp": 1},

@@ -105,6 +105,7 @@ COMMON: dict[str, Key] = {
     "profile.peak_tflops": Key(
         float, "of one device, for the MFU; 0 = what the table of GPUs says, or measured on a CPU", least=0
     ),
+    "profile.plan": Key(bool, "before compiling for a GPU, warn if its plan says that the step does not fit"),
     "profile.trace_steps": Key(str, "record steps A to B for TensorBoard, as A:B; empty = none"),
     "mesh.data": Key(int, "devices that split the batch; -1 = all that are left", least=-1),
     "mesh.fsdp": Key(int, "devices that also split the parameters", least=1),

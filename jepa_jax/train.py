@@ -17,12 +17,13 @@ from jepa_jax.checkpoint import params_sha256
 from jepa_jax.config import validate
 from jepa_jax.data.pipeline import train_batches
 from jepa_jax.data.sources import Source, open_source
-from jepa_jax.errors import Diverged
+from jepa_jax.errors import Diverged, UserError
 from jepa_jax.evals.baselines import published_baselines
 from jepa_jax.evals.schedule import Evaluator
 from jepa_jax.files import write_json
 from jepa_jax.interrupt import Interrupted
 from jepa_jax.pictures import example_views, save_views
+from jepa_jax.profiling import memory_check
 from jepa_jax.program import Length, Program, build_program
 from jepa_jax.report import write_report
 from jepa_jax.session import Session, bar_note
@@ -56,13 +57,31 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     runtime.check_batch(config, mesh)
     sources = open_source(config.data, "train"), open_source(config.data, "test")
     sample = first_images(sources[0], INIT_IMAGES)
-    program = build_program(
-        config, num_train=len(sources[0]), num_classes=len(sources[0].classes), sample=sample, mesh=mesh
-    )
+    size: Any = {"num_train": len(sources[0]), "num_classes": len(sources[0].classes)}
+    program = build_program(config, **size, sample=sample, mesh=mesh)
+    if config.profile.plan and jax.default_backend() == "gpu":
+        memory_check.warn_if_too_large(config, program, console, **size)
     if jax.process_index() == 0:
         write_json(folder.config, config.to_dict())
         write_json(folder.environment, runtime.environment())
 
+    try:
+        return run_session(config, folder, program, sources, sample, console)
+    except jax.errors.JaxRuntimeError as error:
+        if not memory_check.is_out_of_memory(error):
+            raise
+        raise UserError(memory_check.ways_out_message(config, program, **size)) from error
+
+
+def run_session(
+    config: Any,
+    folder: Workdir,
+    program: Program,
+    sources: tuple[Source, Source],
+    sample: np.ndarray,
+    console: Console,
+) -> dict[str, Any]:
+    """From the newest checkpoint, or a new state, to the last step; returns the summary."""
     with Session(config, folder, program.length, console) as session:
         state = session.restore_or(lambda: program.factory.create(config.train.seed, sample), program)
         if session.writes and not folder.views.exists():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jepa_jax import load_encoder
+from jepa_jax import train as loop
 from jepa_jax.data.sources import open_source
 from jepa_jax.errors import Diverged, UserError
 from jepa_jax.evals.features import Split
@@ -281,3 +282,12 @@ def test_the_script_answers_mistakes_with_one_line_and_exit_code_2(tmp_path):
     assert result.returncode == 2
     assert result.stderr.strip().startswith("error: config.data.batch_size = 100000")
     assert "Traceback" not in result.stderr
+
+
+def test_memory_that_runs_out_ends_with_what_to_change(tmp_path, monkeypatch):
+    def no_memory(*arguments):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12345 bytes.")
+
+    monkeypatch.setattr(loop, "run_steps", no_memory)
+    with pytest.raises(UserError, match="batch_size = 16: the GPU's memory is used up; use a smaller batch"):
+        train(tiny_config(), tmp_path, console=Silent())
