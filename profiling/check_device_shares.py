@@ -9,6 +9,8 @@ Then an optimizer that does its work twice, which must show as more of the optim
 disturbed of the rounds.
 """
 
+import pathlib
+
 from absl import flags
 
 from jepa_jax import commands
@@ -23,6 +25,7 @@ ENCODERS = {
     },
 }  # fmt: skip
 BATCH_SIZE, SMALL_BATCH, TOLERANCE = 24, 4, 8.0  # images, images, points of percent
+CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "quickstart.py"
 LARGE_PROJECTOR = (1024, 1024, 256)  # makes the optimizer a large part of a small step
 
 
@@ -31,11 +34,11 @@ def build(model=None, *, batch_size, projector=(64, 64)):
     import numpy as np
     from ml_collections import ConfigDict
 
-    from configs import quickstart
     from jepa_jax import runtime
+    from jepa_jax.config import load_config_file
     from jepa_jax.program import build_program
 
-    config = quickstart.get_config()
+    config = load_config_file(str(CONFIG))
     config.data.batch_size, config.data.augment.crop.size = batch_size, 0
     config.method.views, config.method.projector = 2, projector
     if model:
