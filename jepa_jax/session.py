@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -183,7 +184,7 @@ class Session:
             self._require_finite(step, values)
             self.speed.completed(step)
             with self.timeline.section("logging"):
-                self.console.advance(1, bar_note(values, self.speed))
+                self.console.advance(1, functools.partial(bar_note, values, self.speed))
                 if step % self.config.log.every_steps == 0 or step == self.length.total_steps:
                     self.log(step, "train", values)
                     self.log(step, "speed", self.speed.next_window())

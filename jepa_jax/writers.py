@@ -6,7 +6,8 @@ import logging
 import math
 import pathlib
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from jepa_jax.config import config_hash
 from jepa_jax.errors import UserError
 from jepa_jax.files import disk_error, write_atomically
+
+NOTE_SECONDS = 0.25  # between two texts beside a progress bar
 
 
 class Writer:
@@ -144,6 +147,7 @@ class Console:
         self._rich = RichConsole(file=stream or sys.stderr, highlight=False)
         self._bar: Any = None
         self._task: Any = None
+        self._noted = 0.0
 
     @property
     def interactive(self) -> bool:
@@ -173,9 +177,14 @@ class Console:
         self._bar.start()
         self._task = self._bar.add_task(what, total=total, completed=done, note="")
 
-    def advance(self, amount: int = 1, note: str | None = None) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, advance=amount, **({} if note is None else {"note": note}))
+    def advance(self, amount: int = 1, note: Callable[[], str] | None = None) -> None:
+        """So much more is done; `note` is asked for the text beside the bar when it is about to be drawn again."""
+        if self._bar is None:
+            return
+        fields = {}
+        if note is not None and time.monotonic() - self._noted > NOTE_SECONDS:
+            fields, self._noted = {"note": note()}, time.monotonic()
+        self._bar.update(self._task, advance=amount, **fields)
 
     def stop(self) -> None:
         if self._bar is not None:

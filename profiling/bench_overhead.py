@@ -52,7 +52,7 @@ def make_config(case, pairs):
             {"name": "patchnet", "patch_size": 4, "stride": 2, "stem_width": 32, "widths": (64, 128)}
         )
         config.method.views = 2
-        config.data.batch_size, config.data.num_train = 16, 16 * 256
+        config.data.batch_size, config.data.num_train = 32, 32 * 128
     config.optim.epochs = float(pairs + 2)
     return config
 

@@ -5,8 +5,8 @@
 For a ResNet and a ViT step: forward, backward and optimizer as read from recordings of single steps, beside the CPU
 time of separately compiled programs, interleaved: the forward pass alone, forward and backward, the whole step. A
 forward pass that is followed by a backward pass also stores what that one needs; `keeping` times it so (`jax.vjp`).
-Then an optimizer that does its work twice, which must show as more of the optimizer. Every figure is of the least
-disturbed of the rounds.
+Then an optimizer that does its work twice, which must show as more of the optimizer. Timed figures are the least of the
+rounds, those from recordings medians.
 """
 
 import pathlib
@@ -114,9 +114,13 @@ def cpu_seconds(call):
     return time.process_time() - start
 
 
-def least_disturbed(recordings):
-    """The shortest: what another process takes away makes a step longer, in no particular place."""
-    return min(recordings, key=lambda recording: recording.busy_seconds)
+def median_phases(recordings):
+    """Median share of the step by phase, and median seconds of each."""
+    import statistics
+
+    names = recordings[0].phases
+    shares = {name: statistics.median(r.phases[name] for r in recordings) for name in names}
+    return shares, {name: statistics.median(r.phases[name] * r.busy_seconds for r in recordings) for name in names}
 
 
 def shares_of(encoder, rounds):
@@ -135,7 +139,7 @@ def shares_of(encoder, rounds):
         parts = {"forward": first, "backward": both - first, "optimizer": whole - both}
         return {name: 100 * seconds / whole for name, seconds in parts.items()}
 
-    traced = {name: 100 * share for name, share in least_disturbed(recordings).phases.items()}
+    traced = {name: 100 * share for name, share in median_phases(recordings)[0].items()}
     traced["forward"] += traced.pop("augment")  # the forward programs make their views too
     return {"traced": traced, "timed": timed(forward), "timed_keeping": timed(keeping)}
 
@@ -169,12 +173,12 @@ def doubled_optimizer(rounds):
     finally:
         optim.make_optimizer = make
     pairs = [(plain.recorded(), slower.recorded()) for _ in range(rounds)]
-    once, twice = (least_disturbed(column) for column in zip(*pairs, strict=True))
+    once, twice = (median_phases(column) for column in zip(*pairs, strict=True))
     return {
-        "share_once": 100 * once.phases["optimizer"],
-        "share_twice": 100 * twice.phases["optimizer"],
-        "seconds_once": once.busy_seconds * once.phases["optimizer"],
-        "seconds_twice": twice.busy_seconds * twice.phases["optimizer"],
+        "share_once": 100 * once[0]["optimizer"],
+        "share_twice": 100 * twice[0]["optimizer"],
+        "seconds_once": once[1]["optimizer"],
+        "seconds_twice": twice[1]["optimizer"],
     }
 
 

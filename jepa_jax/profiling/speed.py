@@ -21,28 +21,28 @@ class Speedometer:
         """`waited`: seconds so far in which the device had to wait for data; else those of the host."""
         self._timeline, self._batch_size = timeline, batch_size
         self._waited = waited or (lambda: timeline.seconds().get("data_wait", 0.0))
-        self._now = (0, 0.0, 0.0)  # step, seconds in steps, seconds waiting for data
-        self._marks: dict[str, tuple[int, float, float]] = {}
+        self._now = (0, 0.0)  # step, seconds in steps
+        self._marks: dict[str, tuple[int, float, float]] = {}  # and seconds waiting for data
 
     def completed(self, step: int) -> None:
         """The metrics of `step` have been read."""
-        self._now = (step, self._timeline.step_seconds(), self._waited())
-        self._marks.setdefault("run", self._now)
-        self._marks.setdefault("window", self._now)
+        self._now = (step, self._timeline.step_seconds())
+        if not self._marks:
+            self._marks = dict.fromkeys(("run", "window"), (*self._now, self._waited()))
 
     def since(self, mark: str) -> dict[str, float | None]:
         """Images a second and percent of the time spent waiting for data, since the mark "run" or "window"."""
-        steps, elapsed, waited = (
-            now - then for now, then in zip(self._now, self._marks.get(mark, self._now), strict=True)
-        )
+        steps_then, seconds_then, waited_then = self._marks.get(mark, (*self._now, 0.0))
+        steps, elapsed = self._now[0] - steps_then, self._now[1] - seconds_then
         if not steps or elapsed <= 0:
             return {"images_per_sec": None, "data_wait_percent": None}
+        waited = min(self._waited() - waited_then, elapsed)  # asked for only here: an account is not free
         return {"images_per_sec": steps * self._batch_size / elapsed, "data_wait_percent": 100 * waited / elapsed}
 
     def next_window(self) -> dict[str, float | None]:
         """The figures of the window that ends here, and a new window."""
         figures = self.since("window")
-        self._marks["window"] = self._now
+        self._marks["window"] = (*self._now, self._waited())
         return figures
 
 
