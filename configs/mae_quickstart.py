@@ -2,7 +2,7 @@
 
     python scripts/train.py --config=configs/mae_quickstart.py --workdir=runs/mae_quickstart
 
-@MAE@
+No whole run is recorded yet.
 """
 
 from ml_collections import ConfigDict
