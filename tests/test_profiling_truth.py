@@ -21,6 +21,7 @@ STEP_SECONDS = 0.2  # of every step on the device: long against the delays of a 
 STEPS = 4  # an epoch
 SHARES = (0.8, 0.5, 0.2)  # the slowest first: it empties all buffers, and they stay empty
 TOLERANCE = 3.0  # points of percent
+THRESHOLD = 30.0  # percent of waiting for data from which on it is a bottleneck
 computed: list[tuple[float, float]] = []  # when steps ran, by the test's own clock
 
 
@@ -99,7 +100,8 @@ def waiting_percent(start, end):
 def test_a_loader_that_sleeps_is_found_to_the_point(tmp_path, monkeypatch, slow_steps, workers):
     """Two epochs for each share of waiting: in the first the batches still under way have the pace of before.
 
-    The truth is what was injected as the test's own clock saw it: on a busy machine a sleep is longer than asked for.
+    The truth is what was injected as the test's own clock saw it: on a busy machine a sleep is longer than asked for,
+    and workers that got ahead make the wait shorter.
     """
     control = tmp_path / "seconds"
     monkeypatch.setattr(loop, "open_source", lambda data, split: Sleepy(open_source(data, split), control))
@@ -122,13 +124,13 @@ def test_a_loader_that_sleeps_is_found_to_the_point(tmp_path, monkeypatch, slow_
     for index, share in enumerate(SHARES):
         number = 2 + 2 * index
         truth = waiting_percent(ends[number - 2], ends[number - 1])
-        assert truth == pytest.approx(100 * share, abs=10)
         assert percent(epochs[number], "data_wait") == pytest.approx(truth, abs=TOLERANCE), (workers, share)
         row = metrics[number]
         assert row["profiling/data_generation_time"] == pytest.approx(paces[number - 1], rel=0.1)
-        assert row["profiling/bottleneck_data_generation"] == int(share > 0.3)
-        severity = row["profiling/data_gen_bottleneck_severity"]
-        assert severity == pytest.approx(truth / 100 if share > 0.3 else 0.0, abs=0.05)
+        if abs(truth - THRESHOLD) > TOLERANCE:
+            assert row["profiling/bottleneck_data_generation"] == int(truth > THRESHOLD)
+            severity = row["profiling/data_gen_bottleneck_severity"]
+            assert severity == pytest.approx(truth / 100 if truth > THRESHOLD else 0.0, abs=0.05)
 
 
 def test_evaluations_pictures_and_checkpoints_are_found_to_the_point(tmp_path, monkeypatch, slow_steps):
