@@ -219,6 +219,8 @@ class Session:
 
     def draw(self, step: int, pictures: np.ndarray) -> None:
         """Pictures [V, B, h, w, 3] of what the model makes of images, as PNG and to the writers that show them."""
+        if not self.writes:
+            return
         augment = self.config.data.augment
         image = view_grid(pictures, augment.mean, augment.std)
         self.folder.pictures.mkdir(exist_ok=True)

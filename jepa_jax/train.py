@@ -121,16 +121,19 @@ def run_steps(
         session.log(step, "eval", results)
         console.line(epoch_line(epoch, length, values, results, session))
 
+    def watch_collapse() -> None:
+        figures = session.measure("collapse watch", evaluator.watched_images, step, lambda: evaluator.spread(state))
+        session.watch_collapse(step, figures)
+
     draw = painter(config, program, sources[1])
 
     def end_epoch(epoch: int, values: dict[str, float] | None) -> None:
         """What is measured and drawn at the end of every epoch, as far as it is due."""
-        with session.timeline.section("validation"):
-            session.watch_collapse(step, evaluator.spread(state))
+        watch_collapse()
         if evaluator.due(epoch):
             evaluate_epoch(epoch, values)
-        every = config.log.pictures_every_epochs
-        if draw is not None and every and (epoch % every == 0 or step == length.total_steps):
+        last = step == length.total_steps
+        if draw is not None and (epoch % config.log.pictures_every_epochs == 0 or last):
             with session.timeline.section("visualization"):
                 session.draw(step, draw(state))
         session.progress["ended_epoch"] = epoch
@@ -144,7 +147,7 @@ def run_steps(
             console.line(f"untrained encoder: linear probe {accuracy:.1f} %")
 
         if session.progress["initial_spread"] is None:
-            session.watch_collapse(step, evaluator.spread(state))
+            watch_collapse()
         epoch, within = divmod(step, length.steps_per_epoch)
         if step and within == 0 and session.progress["ended_epoch"] < epoch:
             end_epoch(epoch, None)  # the signal that ended the last session came before this one
@@ -209,7 +212,9 @@ def run_steps(
 
 
 def painter(config: Any, program: Program, source: Source) -> Callable[[TrainState], np.ndarray] | None:
-    """What draws the pictures of a method for a state, of the first test images; None if it has nothing to show."""
+    """What draws the pictures of a method for a state, of the first test images; None if there are none."""
+    if not config.log.pictures_every_epochs:
+        return None
     images = first_images(source, PICTURED_IMAGES)
 
     def pictures(params, stats, images):

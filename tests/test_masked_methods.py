@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from jepa_jax.describe import describe
+from jepa_jax.evals.reconstruction import reconstruction_errors
 from jepa_jax.losses.jepa import prediction_loss, smooth_l1, standardised
 from jepa_jax.methods.hjepa import area_weights, level_side, resample
 from jepa_jax.models.vit import patchify, sincos_positions, unpatchify
@@ -147,11 +148,17 @@ def test_fusion_carries_coarse_levels_down(fusion):
 
 
 def test_the_regulariser_compares_an_image_with_itself():
-    # With everything visible left out of the loss, two different images must not be pulled together.
-    program = build(tiny_masked_config("hjepa", method__regulariser="vicreg"))
-    z = jnp.stack([jnp.eye(4), jnp.eye(4)])
-    _, terms = program.method._regulariser(z, jax.random.key(0))
-    assert terms["invariance"] == 0 and terms["variance"] > 0
+    # Images of one colour each: two masks of one of them look alike, two of them do not.
+    config = tiny_masked_config("hjepa", method__regulariser="vicreg")
+    for operation in ("crop", "flip", "jitter", "grayscale"):
+        config.data.augment[operation].probability = 0.0
+    colours = np.random.default_rng(0).integers(0, 256, (16, 1, 1, 3), np.uint8)
+    flat = np.broadcast_to(colours, IMAGES.shape)
+    program = build(config)
+    model = model_of(program)
+    output = program.method.loss(model, model, {"image": flat}, jax.random.key(0), jnp.int32(0))
+    between_images = 2 * jnp.mean(jnp.var(output.features, axis=0))  # what pairs of different images would give
+    assert output.terms["invariance"] < 0.1 * between_images
 
 
 def test_the_loss_of_tokens():
@@ -180,3 +187,16 @@ def test_patches_come_back_in_place_and_positions_are_distinct():
     assert positions.shape == (65, 16) and not positions[0].any()
     distances = np.linalg.norm(positions[1:, None] - positions[None, 1:], axis=-1)
     assert distances[~np.eye(64, dtype=bool)].min() > 0.1
+
+
+def test_flat_images_are_guessed_from_what_is_visible_and_others_are_not():
+    program = build(tiny_masked_config("mae"))
+    errors = [
+        reconstruction_errors(program.method, model_of(program), images, jax.random.key(0))
+        for images in (np.full_like(IMAGES, 77), IMAGES)
+    ]
+    assert errors[0][1] < 1e-10 and errors[0][0] > 0.01  # an untrained decoder paints something else
+    # Noise around the mean of an image: the guess is as wrong as the pixels vary.
+    pixels = program.method.whole(IMAGES)
+    variance = jnp.mean(jnp.var(pixels.reshape(len(pixels), -1, 3), axis=1))
+    assert errors[1][1] == pytest.approx(float(variance), rel=0.1)

@@ -1,168 +1,23 @@
-"""Plans: guards on the compiled step of `rapid`, facts about small programs compiled for GPUs, and the arithmetic.
-
-Programs are really compiled for GPUs that are not there (no test runs on one); what the compiler says is kept in
-.cache/test_plans by program and target, so that only a changed program is compiled again.
-"""
+"""Plans: the arithmetic, with a compiler whose memory is known, and the command."""
 
 import dataclasses
 import io
-import pathlib
-import re
-import sys
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from configs import rapid
 from jepa_jax.errors import UserError
-from jepa_jax.models.conv import conv2d
-from jepa_jax.profiling import gpu_compile, memory_check, plan_command
-from jepa_jax.profiling.gpu_compile import DataSize, Facts, Request, StepCompiler
+from jepa_jax.profiling import plan_command
+from jepa_jax.profiling.gpu_compile import DataSize, Facts, Request
 from jepa_jax.profiling.hardware import load_table
-from jepa_jax.profiling.hlo import Module, group_size, parse_hlo
 from jepa_jax.profiling.plan_inputs import planned_data, sequence_note
 from jepa_jax.profiling.plan_report import Circumstances, plan_json, plan_lines, plans_page
 from jepa_jax.profiling.planner import FITS, FITS_BELOW, NO, TIGHT, Planner, memory_need
 from jepa_jax.writers import Console
-from tests.tiny import tiny_config
 
 GIB = 2**30
 TABLE = load_table()
-PLANS = pathlib.Path(__file__).parents[1] / ".cache" / "test_plans"
 CIFAR = DataSize(50_000, 10)
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheels of the compiler are for Linux")
-
-
-def compiler(data=CIFAR):
-    return StepCompiler(data, PLANS)
-
-
-# --- the step of configs/rapid.py on an RTX 4090 ---
-
-
-@pytest.fixture(scope="module")
-def rapid_facts():
-    """With and without remat: two compilations, about a minute of processor time when nothing is kept yet."""
-    request = Request(rapid.get_config(), TABLE["rtx4090"])
-    plain, remat = compiler().all_facts([request, request.changed(train__remat="full")])
-    return {"none": plain, "full": remat}
-
-
-@on_linux
-def test_rapid_needs_little_memory(rapid_facts):
-    assert rapid_facts["none"].batch_size == 3072 and rapid_facts["none"].precision == "bfloat16"
-    assert rapid_facts["none"].peak_bytes <= 16.5 * GIB
-    assert rapid_facts["full"].peak_bytes <= 6.5 * GIB
-
-
-@on_linux
-def test_rapid_convolves_in_bfloat16(rapid_facts):
-    """Twenty convolutions a view and pass (no input gradient for the first); all by cuDNN, none in float32."""
-    assert rapid_facts["none"].convolutions == 2 * (20 + 20 + 19)
-    assert rapid_facts["none"].encoder_float32_products == []
-    assert rapid_facts["full"].encoder_float32_products == []
-
-
-@on_linux
-def test_rapid_donates_its_state_and_never_calls_the_host(rapid_facts):
-    for facts in rapid_facts.values():
-        assert facts.alias_bytes == facts.state_bytes >= facts.parameter_bytes + facts.optimizer_bytes
-        assert facts.host_calls == []
-
-
-@on_linux
-def test_rapid_fits_an_rtx_4090(rapid_facts):
-    row = Planner(compiler(), TABLE).row(Request(rapid.get_config(), TABLE["rtx4090"]))
-    assert row.verdict == FITS
-    assert 5_000 < row.speed.images_per_sec < 50_000
-    assert row.speed.compute_seconds == pytest.approx(rapid_facts["none"].flops / 165e12)
-
-
-@on_linux
-def test_the_assembler_is_the_wheels_own(monkeypatch):
-    monkeypatch.setenv("CUDA_ROOT", "/usr/local/cuda")
-    folder = pathlib.Path(gpu_compile.ptxas_option()["xla_gpu_cuda_data_dir"])
-    assert folder.parts[-2:] == ("nvidia", "cuda_nvcc") and (folder / "bin" / "ptxas").is_file()
-    assert (folder / "nvvm").is_dir()
-
-
-def test_lowered_for_a_gpu_our_convolution_is_a_convolution():
-    def gradient(x, kernel):
-        return jax.grad(lambda k: conv2d(x, k, padding=1).astype(jnp.float32).sum())(kernel)
-
-    args = jax.ShapeDtypeStruct((2, 8, 8, 64), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
-    traced = jax.jit(gradient).trace(*args)
-    text = {name: traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda")}
-    assert "stablehlo.convolution" in text["cuda"] and "stablehlo.dot_general" not in text["cuda"]
-    assert "stablehlo.convolution" not in text["cpu"]
-
-
-# --- small programs ---
-
-
-def small_config(**changes):
-    """A few layers, two views, no augmentation: seconds to compile."""
-    config = tiny_config(method__views=2, method__loss="vicreg", method__projector=(1024, 1024), optim__name="sgd")
-    for operation in ("crop", "flip", "jitter", "grayscale", "blur", "solarize"):
-        config.data.augment[operation].probability = 0.0
-    config.data.augment.crop.size, config.data.image_size = 0, 32
-    config.train.precision = "bfloat16"
-    return Request(config, TABLE["a100-80"]).changed(**changes).config
-
-
-@pytest.fixture(scope="module")
-def small_facts():
-    request = Request(small_config(data__batch_size=8192), TABLE["a100-80"], "1x1x8")
-    eight, fsdp = compiler().all_facts([request, request.changed(mesh__fsdp=8)])
-    return {"eight": eight, "fsdp": fsdp}
-
-
-@on_linux
-def test_remat_trades_operations_for_memory(rapid_facts):
-    assert rapid_facts["full"].peak_bytes < 0.45 * rapid_facts["none"].peak_bytes
-    assert rapid_facts["full"].flops > 1.2 * rapid_facts["none"].flops
-
-
-@on_linux
-def test_fsdp_divides_the_arguments(small_facts):
-    eight, fsdp = small_facts["eight"], small_facts["fsdp"]
-    assert fsdp.argument_bytes < 0.5 * eight.argument_bytes
-    assert fsdp.alias_bytes == fsdp.state_bytes
-    assert "all-gather" in fsdp.collectives
-
-
-@on_linux
-def test_every_device_sends_its_gradients_around_the_ring_once(small_facts):
-    """In bfloat16 at least, in float32 at most; VICReg's covariances of both views go with them."""
-    facts = small_facts["eight"]
-    sent = sum(wire for _, wire in facts.collectives.values())
-    covariances = 2 * 4 * 1024**2
-    assert 2 * 7 / 8 * facts.parameter_bytes / 2 < sent < 2 * 7 / 8 * 1.05 * (facts.parameter_bytes + covariances)
-
-
-@on_linux
-def test_operations_do_not_depend_on_how_a_batch_is_laid_out(small_facts):
-    assert small_facts["eight"].flops == small_facts["fsdp"].flops
-
-
-@on_linux
-def test_plans_are_kept_by_program_and_target(tmp_path, monkeypatch):
-    request = Request(small_config(data__batch_size=512), TABLE["a100-80"])
-    facts = LineCompiler().all_facts([request])[0]
-    fresh = StepCompiler(CIFAR, tmp_path)
-    monkeypatch.setattr(gpu_compile, "compile_step", lambda *args: facts)
-    fresh.facts(request)
-    assert fresh.compilations == 1
-    fresh.facts(request)
-    fresh.facts(request.changed(log__every_steps=7))  # another config, the same program
-    assert fresh.compilations == 1
-    fresh.facts(request.changed(gpu=TABLE["rtx4090"]))
-    fresh.facts(request.changed(data__batch_size=256))
-    assert fresh.compilations == 3
-
-
-# --- arithmetic, with a compiler whose memory is known ---
 
 
 class LineCompiler:
@@ -347,7 +202,7 @@ def test_data_that_is_not_there_is_assumed():
     assert planned_data(config.data) == DataSize(1_281_167, 1000, assumed=True)
 
 
-# --- the command and training ---
+# --- the command ---
 
 
 def test_mistakes_are_answered_before_anything_is_compiled(tmp_path):
@@ -358,122 +213,3 @@ def test_mistakes_are_answered_before_anything_is_compiled(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             plan_command.make_plans(rapid.get_config(), options, Console(io.StringIO()))
-
-
-def test_a_missing_wheel_gives_the_line_that_installs_it(monkeypatch):
-    def version(name):
-        if name == "nvidia-cuda-nvcc-cu12":
-            raise gpu_compile.metadata.PackageNotFoundError(name)
-        return "0.10.2"
-
-    monkeypatch.setattr(gpu_compile.metadata, "version", version)
-    line = "pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86"
-    with pytest.raises(UserError, match=re.escape(line)):
-        gpu_compile.require_wheels()
-
-
-class Mesh:
-    size = 1
-
-
-class FakeProgram:
-    mesh = Mesh()
-
-
-@pytest.fixture
-def planned_training(monkeypatch):
-    monkeypatch.setattr(memory_check, "StepCompiler", lambda data, folder: LineCompiler(data=data))
-    return {"num_train": 50_000, "num_classes": 10, "gpu": TABLE["rtx4090"]}
-
-
-def test_training_warns_of_a_step_that_will_not_fit(planned_training):
-    config, text = rapid.get_config(), io.StringIO()
-    assert not memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **planned_training)
-    config.data.batch_size = 8192
-    assert memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **planned_training)
-    assert "will run out of memory" in text.getvalue() and "--gpu=rtx4090" in text.getvalue()
-
-
-def test_training_without_a_gpu_or_a_plan_says_nothing(planned_training, monkeypatch):
-    config, text = rapid.get_config(), io.StringIO()
-    assert not memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **{**planned_training, "gpu": None})
-
-    def broken(data, folder):
-        raise UserError("no wheels")
-
-    monkeypatch.setattr(memory_check, "StepCompiler", broken)
-    config.data.batch_size = 8192
-    assert not memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **planned_training)
-    assert text.getvalue() == ""
-
-
-def test_out_of_memory_ends_with_ways_out(planned_training):
-    config = rapid.get_config()
-    config.data.batch_size = 8192
-    assert memory_check.is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"))
-    assert not memory_check.is_out_of_memory(RuntimeError("INTERNAL: something else"))
-    message = memory_check.ways_out_message(config, FakeProgram(), **planned_training)
-    assert "config.data.batch_size = 8192" in message and "--config.train.remat=full" in message
-    config.data.batch_size = 512
-    assert "nvidia-smi" in memory_check.ways_out_message(config, FakeProgram(), **planned_training)
-    assert "smaller batch" in memory_check.ways_out_message(config, FakeProgram(), **{**planned_training, "gpu": None})
-
-
-# --- reading compiled programs ---
-
-HLO = """HloModule jit_step, is_scheduled=true
-
-%body (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
-  %p = (s32[], f32[8,4]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[8,4]{1,0} get-tuple-element(%p), index=1
-  %y = f32[8,4]{1,0} negate(%x)
-  ROOT %t = (s32[], f32[8,4]{1,0}) tuple(%i, %y)
-}
-
-%sliced (q: f32[100,4], j: s32[]) -> f32[1,4] {
-  %q = f32[100,4]{1,0} parameter(0)
-  %j = s32[] parameter(1)
-  %z = s32[] constant(0)
-  ROOT %d = f32[1,4]{1,0} dynamic-slice(%q, %j, %z), dynamic_slice_sizes={1,4}
-}
-
-ENTRY %main (a: f32[8,4], b: f32[100,4], k: s32[]) -> f32[8,4] {
-  %a = f32[8,4]{1,0} parameter(0)
-  %b = f32[100,4]{1,0} parameter(1)
-  %k = s32[] parameter(2)
-  %init = (s32[], f32[8,4]{1,0}) tuple(%k, %a)
-  %loop = (s32[], f32[8,4]{1,0}) while(%init), body=%body, backend_config={"known_trip_count":{"n":"5"}}
-  %v = f32[8,4]{1,0} get-tuple-element(%loop), index=1
-  %s = f32[1,4]{1,0} fusion(%b, %k), kind=kLoop, calls=%sliced
-  %r = f32[8,4]{1,0} all-reduce(%v), replica_groups=[1,8]<=[8], to_apply=%sum
-  %c = (bf16[2,2]{1,0}) custom-call(%v, %r), custom_call_target="__cudnn$conv", metadata={op_name="encoder/conv"}
-  %h = () custom-call(%v), custom_call_target="xla_ffi_python_gpu_callback"
-  ROOT %o = f32[8,4]{1,0} copy(%r)
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def module() -> Module:
-    return parse_hlo(HLO)
-
-
-def test_loops_move_their_bytes_as_often_as_they_run(module):
-    matrix, row = 8 * 4 * 4, 4 * 4
-    loop, fusion, reduce, conv, copy = 5 * 2 * matrix, 2 * row + 4, 2 * matrix, 2 * matrix + 8, 2 * matrix
-    assert module.bytes_moved() == loop + fusion + reduce + conv + matrix + copy  # the callback reads a matrix
-
-
-def test_exchanges_are_counted_by_what_a_device_sends(module):
-    (reduce,) = module.collectives()
-    assert (reduce.kind, reduce.count, reduce.wire_bytes) == ("all-reduce", 1, 2 * 7 * 128 // 8)
-    assert group_size("replica_groups={{0,1,2,3},{4,5,6,7}}") == 4
-    assert group_size("replica_groups=mesh['x'=8,'y'=2] {'x'}, to_apply=%s") == 8
-    assert group_size("replica_groups=mesh['x'=8,'y'=2] {'x':(1)4,'y'}") == 8
-
-
-def test_products_tell_their_types_and_callbacks_are_found(module):
-    (product,) = module.products()
-    assert product.kind == "convolution" and product.types == ("f32", "f32") and "encoder" in product.scope
-    assert module.host_calls() == ["xla_ffi_python_gpu_callback"]

@@ -291,3 +291,22 @@ def test_memory_that_runs_out_ends_with_what_to_change(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "run_steps", no_memory)
     with pytest.raises(UserError, match="batch_size = 16: the GPU's memory is used up; use a smaller batch"):
         train(tiny_config(), tmp_path, console=Silent())
+
+
+def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):
+    class Bars(Silent):
+        def __init__(self):
+            super().__init__()
+            self.overrun = []
+
+        def start(self, what, total, done=0):
+            self.what, self.left = what, total - done
+
+        def advance(self, amount=1, note=None):
+            self.left -= amount
+            if self.left < 0:
+                self.overrun.append(self.what)
+
+    bars = Bars()
+    train(tiny_config(optim__epochs=2.0, eval__every_epochs=0, eval__knn_every_epochs=0), tmp_path, console=bars)
+    assert bars.overrun == []

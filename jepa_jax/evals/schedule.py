@@ -49,6 +49,11 @@ class Evaluator:
         """Images that a full measurement extracts, for a progress bar."""
         return len(self._train) + len(self._test)
 
+    @property
+    def watched_images(self) -> int:
+        """Images that `spread` extracts."""
+        return len(self._watched)
+
     def due(self, epoch: int) -> bool:
         """Whether anything is measured at the end of this epoch."""
         return self._divides("every_epochs", epoch) or self._divides("knn_every_epochs", epoch)

@@ -1,0 +1,58 @@
+"""Training's use of plans: a warning before a step that will not fit, ways out when memory ran out."""
+
+import io
+
+import pytest
+
+from configs import rapid
+from jepa_jax.errors import UserError
+from jepa_jax.profiling import memory_check
+from jepa_jax.writers import Console
+from tests.test_planner import TABLE, LineCompiler
+
+
+class Mesh:
+    size = 1
+
+
+class FakeProgram:
+    mesh = Mesh()
+
+
+@pytest.fixture
+def planned_training(monkeypatch):
+    monkeypatch.setattr(memory_check, "StepCompiler", lambda data, folder: LineCompiler(data=data))
+    return {"num_train": 50_000, "num_classes": 10, "gpu": TABLE["rtx4090"]}
+
+
+def test_training_warns_of_a_step_that_will_not_fit(planned_training):
+    config, text = rapid.get_config(), io.StringIO()
+    assert not memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **planned_training)
+    config.data.batch_size = 8192
+    assert memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **planned_training)
+    assert "will run out of memory" in text.getvalue() and "--gpu=rtx4090" in text.getvalue()
+
+
+def test_training_without_a_gpu_or_a_plan_says_nothing(planned_training, monkeypatch):
+    config, text = rapid.get_config(), io.StringIO()
+    assert not memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **{**planned_training, "gpu": None})
+
+    def broken(data, folder):
+        raise UserError("no wheels")
+
+    monkeypatch.setattr(memory_check, "StepCompiler", broken)
+    config.data.batch_size = 8192
+    assert not memory_check.warn_if_too_large(config, FakeProgram(), Console(text), **planned_training)
+    assert text.getvalue() == ""
+
+
+def test_out_of_memory_ends_with_ways_out(planned_training):
+    config = rapid.get_config()
+    config.data.batch_size = 8192
+    assert memory_check.is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"))
+    assert not memory_check.is_out_of_memory(RuntimeError("INTERNAL: something else"))
+    message = memory_check.ways_out_message(config, FakeProgram(), **planned_training)
+    assert "config.data.batch_size = 8192" in message and "--config.train.remat=full" in message
+    config.data.batch_size = 512
+    assert "nvidia-smi" in memory_check.ways_out_message(config, FakeProgram(), **planned_training)
+    assert "smaller batch" in memory_check.ways_out_message(config, FakeProgram(), **{**planned_training, "gpu": None})
