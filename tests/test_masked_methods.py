@@ -1,5 +1,6 @@
 """I-JEPA, hierarchical JEPA and MAE: sizes, costs, targets, and what must not change a result."""
 
+import functools
 import importlib
 
 import jax
@@ -65,13 +66,14 @@ def test_the_features_of_an_image_do_not_depend_on_the_others(method):
     program = build(tiny_masked_config(method))
     model = model_of(program)
     for level in range(program.method.levels):
-        together = program.method.features(model, IMAGES, level=level)
-        alone = program.method.features(model, IMAGES[3:4], level=level)
+        features = nnx.jit(functools.partial(program.method.features, level=level))
+        together, alone = features(model, IMAGES), features(model, IMAGES[3:4])
         np.testing.assert_allclose(together[3:4], alone, rtol=1e-4, atol=1e-5)
     other = np.concatenate([IMAGES[:1], 255 - IMAGES[1:]])
-    grid = program.method.feature_map(model, IMAGES)
+    feature_map = nnx.jit(program.method.feature_map)
+    grid = feature_map(model, IMAGES)
     assert grid.shape == (16, 8, 8, 16)
-    np.testing.assert_allclose(program.method.feature_map(model, other)[0], grid[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(feature_map(model, other)[0], grid[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -156,7 +158,7 @@ def test_the_regulariser_compares_an_image_with_itself():
     flat = np.broadcast_to(colours, IMAGES.shape)
     program = build(config)
     model = model_of(program)
-    output = program.method.loss(model, model, {"image": flat}, jax.random.key(0), jnp.int32(0))
+    output = nnx.jit(program.method.loss)(model, model, {"image": flat}, jax.random.key(0), jnp.int32(0))
     between_images = 2 * jnp.mean(jnp.var(output.features, axis=0))  # what pairs of different images would give
     assert output.terms["invariance"] < 0.1 * between_images
 
@@ -174,7 +176,7 @@ def test_the_loss_of_tokens():
 @pytest.mark.parametrize("norm_pix", [False, True])
 def test_reconstructions_keep_what_was_visible(norm_pix):
     program = build(tiny_masked_config("mae", method__norm_pix=norm_pix))
-    view, masked, painted = program.method.pictures(model_of(program), IMAGES, jax.random.key(1))
+    view, masked, painted = nnx.jit(program.method.pictures)(model_of(program), IMAGES, jax.random.key(1))
     shown = np.any(np.asarray(patchify(masked, 2)) != 0, axis=-1)  # [B, tokens]
     assert np.all(shown.sum(axis=1) == 16)  # a quarter of 64
     np.testing.assert_array_equal(np.asarray(patchify(view, 2))[shown], np.asarray(patchify(painted, 2))[shown])
