@@ -122,3 +122,14 @@ def test_a_long_run_keeps_evenly_spaced_samples():
 def test_the_slope_of_a_line_is_found():
     rate, error = monitor.slope([0, 1, 2, 3, 4], [1, 3, 5, 7, 9])
     assert rate == pytest.approx(2) and error == pytest.approx(0, abs=1e-12)
+
+
+def test_the_first_sample_of_the_thread_counts_too():
+    # psutil keeps a clock for each thread, which its first call only starts.
+    sampler = Monitor(0.2, gpus=Gpus(types.SimpleNamespace()))
+    sampler.start()
+    until = time.perf_counter() + 0.4
+    while time.perf_counter() < until:
+        sum(range(1000))
+    sampler.stop()
+    assert sampler.take()[0]["cpu_percent"] > 0

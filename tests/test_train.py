@@ -289,7 +289,7 @@ def test_memory_that_runs_out_ends_with_what_to_change(tmp_path, monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12345 bytes.")
 
     monkeypatch.setattr(loop, "run_steps", no_memory)
-    with pytest.raises(UserError, match="batch_size = 16: the GPU's memory is used up; use a smaller batch"):
+    with pytest.raises(UserError, match="batch_size = 16: this machine's memory is used up; use a smaller batch"):
         train(tiny_config(), tmp_path, console=Silent())
 
 

@@ -76,7 +76,8 @@ def ways_out_message(
 ) -> str:
     """What to tell a user whose run has run out of memory: the need, and changes that were compiled and fit."""
     gpu = gpu or present_gpu()
-    head = f"config.data.batch_size = {config.data.batch_size}: the GPU's memory is used up"
+    whose = "the GPU's" if gpu else "this machine's"
+    head = f"config.data.batch_size = {config.data.batch_size}: {whose} memory is used up"
     general = "use a smaller batch, config.train.remat=full or more config.train.accum_steps"
     if gpu is None:
         return f"{head}; {general}"

@@ -52,7 +52,7 @@ class Monitor:
         return self._gpus.problem or "NVML finds no GPU"
 
     def start(self) -> None:
-        psutil.cpu_percent()  # the first call only starts psutil's clock
+        psutil.cpu_percent()  # a thread's first call only starts psutil's clock
         self._process.cpu_percent()
         if self._every > 0:
             self._ended.clear()
@@ -86,6 +86,7 @@ class Monitor:
             return list(self._history.samples)
 
     def _run(self) -> None:
+        psutil.cpu_percent()
         while not self._ended.wait(self._every):
             self._sample()
 
