@@ -253,6 +253,7 @@ class _Draws:
         return (self.table(1, 1)[:, 0, 0].astype(np.float64) * high).astype(np.int64)
 
 
+@functools.lru_cache(maxsize=2)
 def _noise_bank(size):
     """Gaussian noise from which every picture takes a window; drawing afresh would cost more than all the rest."""
     return np.random.default_rng(0).standard_normal(max(1 << 19, 8 * 3 * size * size), np.float32)
