@@ -1,19 +1,14 @@
 """Executes the runs of a study: one process after the other, each stopped cleanly, with a progress bar on stderr."""
 
-import contextlib
-import math
-import os
 import pathlib
-import signal
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from jepa_jax import html
-from jepa_jax.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USER_ERROR, UserError
-from jepa_jax.files import write_json
+from jepa_jax import html, processes
+from jepa_jax.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USER_ERROR
+from jepa_jax.progress import ProgressBar
 from jepa_jax.study import (
     DIVERGED,
     DONE,
@@ -36,12 +31,8 @@ from jepa_jax.study import (
 )
 from jepa_jax.study_results import write_plot, write_results
 
-if TYPE_CHECKING:
-    import psutil
-
 EXIT_NONE_FINISHED = 1  # every run has a row, none of them an accuracy
 GRACE_SECONDS = 120.0  # for a run that was asked to stop: it ends its step (or its compilation) and writes a checkpoint
-POLL_SECONDS = 0.05
 
 
 def execute(
@@ -68,14 +59,15 @@ def execute(
     """
     check(study, runs, resume)
     study.output_dir.mkdir(parents=True, exist_ok=True)
-    with _only_one_study(study.output_dir):
+    refusal = f"--output_dir = {study.output_dir}: another study is running there; wait for it or use another"
+    with processes.only_one(study.output_dir / ".lock", refusal):
         rows = load_rows(study)
         save_rows(study, rows.values())  # the header first: a study killed in its first run is recognised
         for run in runs:
             workdir = study.output_dir / run.name
             if rows.get(run.name, {}).get("status") in DONE:
                 continue
-            _stop_left_over(workdir, grace)
+            processes.stop_left_over(workdir, grace)
             attempts = rows.get(run.name, {}).get("attempts", 0) + 1
             started = time.monotonic()
             outcome: Row = {"status": INTERRUPTED, "reason": "the study was interrupted", "exit_code": None}
@@ -88,7 +80,7 @@ def execute(
                 outcome |= {"attempts": attempts, "attempt_seconds": round(time.monotonic() - started, 3)}
                 rows[run.name] = make_row(run, outcome, workdir)
                 save_rows(study, rows.values())
-                (workdir / "process.json").unlink(missing_ok=True)
+                (workdir / processes.PROCESS_FILE).unlink(missing_ok=True)
                 on_row(rows[run.name], list(rows.values()))
     return list(rows.values())
 
@@ -96,45 +88,20 @@ def execute(
 def _run_process(
     study: Study, run: Run, timeout: float | None, grace: float, on_tick: Callable[[Run, float], None]
 ) -> Row:
-    """One attempt: starts the process in its own group, waits, and leaves nothing of the group behind."""
+    """One attempt of a run, in its own process."""
     workdir = study.output_dir / run.name
-    workdir.mkdir(exist_ok=True)
-    log = workdir / "log.txt"
-    with open(log, "ab") as output:
-        begin = output.tell()
-        process = subprocess.Popen(
-            run_command(study, run),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C reaches the study alone, which then stops the run and waits for it
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # the error message is the last line of the log
-        )
-    stopped = ""
-    try:
-        _write_process_file(workdir, process.pid)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        next_tick = 0.0
-        while not _has_ended(process):
-            now = time.monotonic()
-            if now > deadline:
-                stopped = f"stopped after {timeout:g} s (--timeout)"
-                _stop_group(process, signal.SIGTERM, grace)
-                break
-            if now >= next_tick:
-                next_tick = now + 0.5
-                on_tick(run, reached_epoch(workdir))
-            time.sleep(POLL_SECONDS)
-    except BaseException:
-        _stop_group(process, signal.SIGINT, grace)
-        raise
-    finally:
-        _kill_group(process)  # workers that outlived the run
-        process.wait()
-    if stopped:
-        return {"status": TIMEOUT, "reason": stopped, "exit_code": process.returncode}
-    status, reason = explain_exit(process.returncode, last_message(log, begin))
-    return {"status": status, "reason": reason, "exit_code": process.returncode}
+    ended = processes.run(
+        run_command(study, run),
+        workdir,
+        timeout=timeout,
+        grace=grace,
+        on_tick=lambda: on_tick(run, reached_epoch(workdir)),
+    )
+    if ended.timed_out:
+        reason = f"stopped after {timeout:g} s (--timeout)"
+        return {"status": TIMEOUT, "reason": reason, "exit_code": ended.exit_code}
+    status, reason = explain_exit(ended.exit_code, ended.message)
+    return {"status": status, "reason": reason, "exit_code": ended.exit_code}
 
 
 def explain_exit(code: int, message: str) -> tuple[str, str]:
@@ -146,122 +113,30 @@ def explain_exit(code: int, message: str) -> tuple[str, str]:
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
         return INTERRUPTED, f"interrupted from outside (exit code {code}); the same command goes on"
     if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
+        name = processes.signal_name(code)
         return KILLED, f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
     if code == EXIT_USER_ERROR:
         return FAILED, message or "user error (exit code 2), see log.txt"
     return FAILED, f"exit code {code}: {message or 'see log.txt'}"
 
 
-def _has_ended(process: subprocess.Popen) -> bool:
-    # WNOWAIT leaves the process unreaped, so that its group id cannot pass to another before the group is killed.
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _stop_group(process: subprocess.Popen, how: signal.Signals, grace: float) -> None:
-    """Asks the run to stop and gives it time for its checkpoint; a second Ctrl-C ends the waiting."""
-    os.kill(process.pid, how)  # to the run alone: it stops its own workers
-    with contextlib.suppress(KeyboardInterrupt):
-        _wait_until(lambda: _has_ended(process), grace)
-
-
-def _kill_group(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _write_process_file(workdir: pathlib.Path, pid: int) -> None:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        write_json(workdir / "process.json", {"pid": pid, "created": psutil.Process(pid).create_time()})
-
-
 def _ended_unseen(workdir: pathlib.Path) -> bool:
     """The run came to its end, but the study was killed before it wrote the row."""
-    return (workdir / "process.json").exists() and read_json(workdir / "summary.json").get("status") == FINISHED
-
-
-def _stop_left_over(workdir: pathlib.Path, grace: float) -> None:
-    """Ends a run whose study was killed: it checkpoints and the study goes on from there."""
-    import psutil
-
-    record = read_json(workdir / "process.json")
-    with contextlib.suppress(psutil.Error, KeyError, TypeError, ValueError):
-        process = psutil.Process(record["pid"])
-        if abs(process.create_time() - record["created"]) > 0.01:
-            return  # the number belongs to another process by now
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
-        _wait_until(lambda: _is_gone(process), grace)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        _wait_until(lambda: all(map(_is_gone, family)), 5.0)
-
-
-def _is_gone(process: "psutil.Process") -> bool:
-    """Ended, if only as a zombie: in a container the first process may never reap it."""
-    import psutil
-
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not happened():
-        time.sleep(POLL_SECONDS)
-
-
-@contextlib.contextmanager
-def _only_one_study(output_dir: pathlib.Path) -> Iterator[None]:
-    import fcntl
-
-    with open(output_dir / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"--output_dir = {output_dir}: another study is running there; wait for it or use another"
-            raise UserError(message) from None
-        yield
+    return (workdir / processes.PROCESS_FILE).exists() and read_json(workdir / "summary.json").get("status") == FINISHED
 
 
 def reached_epoch(workdir: pathlib.Path) -> float:
     return finite(last_metric(workdir, "epoch")) or 0.0
 
 
-def last_message(path: pathlib.Path, begin: int = 0) -> str:
-    """The last error of a log from `begin` on, all its lines, or else the last line; at most 400 characters."""
-    with open(path, "rb") as file:
-        file.seek(max(begin, os.path.getsize(path) - 16384))
-        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
-    return " ".join(lines[starts[-1] if starts else -1 :]).removeprefix("error: ")[:400]
-
-
-class Terminated(BaseException):
-    """SIGTERM, as an exception, so that the run under way is stopped cleanly."""
-
-
 def conduct(
     study: Study, runs: Sequence[Run], *, timeout: float | None, resume: bool
 ) -> tuple[int, dict[str, Any], str]:
     """Executes a study with a progress bar on stderr: (exit code, conclusion, Markdown table)."""
-
-    def terminate(*_):
-        raise Terminated
-
     check(study, runs, resume)  # before the bar is drawn
-    before = signal.signal(signal.SIGTERM, terminate)
     code = EXIT_OK
     try:
-        with Progress(runs) as progress:
+        with processes.sigterm_raises(), Progress(runs) as progress:
 
             def on_row(row: Row, rows: list[Row]) -> None:
                 write_results(study, rows)
@@ -270,10 +145,8 @@ def conduct(
             execute(study, runs, timeout=timeout, resume=resume, on_tick=progress.tick, on_row=on_row)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except Terminated:
+    except processes.Terminated:
         code = EXIT_TERMINATED
-    finally:
-        signal.signal(signal.SIGTERM, before)
     rows = list(load_rows(study).values())
     result, text = write_results(study, rows)
     if rows:
@@ -283,27 +156,15 @@ def conduct(
     return code, result | {"results": str(study.output_dir / "results.json"), "exit_code": code}, text
 
 
-class Progress:
+class Progress(ProgressBar):
     """A bar in units of epochs, with the time left and the best so far; a line on stderr for every row."""
 
     def __init__(self, runs: Sequence[Run]):
-        import rich.console
-        import rich.progress
-
-        columns = ("{task.description}", rich.progress.BarColumn(), "{task.percentage:>3.0f} %", "{task.fields[note]}")
-        self.bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True), transient=True)
         self.epochs = {run.name: run.values["epochs"] for run in runs}
-        self.task = self.bar.add_task("starting", total=sum(self.epochs.values()), note="")
+        super().__init__(sum(self.epochs.values()))
         self.done: dict[str, Row] = {}
         self.best = ""
         self.current = ("", 0.0)  # run, when it began
-
-    def __enter__(self) -> "Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.bar.stop()
 
     def tick(self, run: Run, epoch: float) -> None:
         if self.current[0] != run.name:
@@ -315,10 +176,8 @@ class Progress:
         left = time_left(
             self.done.values(), sum(self.epochs.values()) - before, epoch, time.monotonic() - self.current[1]
         )
-        note = " · ".join(
-            filter(None, [f"epoch {epoch:.1f}/{self.epochs[run.name]}", left and f"{left} left", self.best])
-        )
-        self.bar.update(self.task, completed=before + epoch, description=run.name, note=note)
+        position = f"epoch {epoch:.1f}/{self.epochs[run.name]}"
+        self.show(before + epoch, run.name, position, left and f"{left} left", self.best)
 
     def row(self, row: Row, rows: list[Row]) -> None:
         self.done[row["name"]] = row
@@ -327,8 +186,7 @@ class Progress:
             best = max(measured, key=lambda r: r["probe_accuracy"])
             self.best = f"best {best['probe_accuracy']:.1f} % ({best['name']})"
         figures = html.percent(row["probe_accuracy"]) if row["status"] == FINISHED else row["reason"]
-        line = f"{row['name']}: {row['status']}, {figures}, {html.duration(row['attempt_seconds'])}"
-        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.line(f"{row['name']}: {row['status']}, {figures}, {html.duration(row['attempt_seconds'])}")
 
 
 def time_left(done: Iterable[Row], epochs_left: float, epoch: float, elapsed: float) -> str:

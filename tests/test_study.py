@@ -12,7 +12,7 @@ import types
 import psutil
 import pytest
 
-from jepa_jax import study, study_execution
+from jepa_jax import processes, study
 from jepa_jax.errors import UserError
 from jepa_jax.study_execution import execute, time_left
 
@@ -90,7 +90,7 @@ def leaping_clock(tmp_path, monkeypatch):
         hanging = sum(path.stat().st_size > 0 for path in tmp_path.glob("out/*/worker"))
         return time.monotonic() + 60 * hanging
 
-    monkeypatch.setattr(study_execution, "time", types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    monkeypatch.setattr(processes, "time", types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
 
 
 def runs_of(*lrs, epochs=(2,), seeds=(0,)):
