@@ -1,0 +1,288 @@
+"""Measures one combination of settings: the real training step, fed by the real loader, as the training loop runs it.
+
+The loop dispatches step n and reads the metrics of step n - 1, as `train.py` does; a step is complete when its metrics
+have been read. The clock runs from the completion of the last step of the warm-up to that of the last step, so neither
+end waits for a device that would not wait in training, and nothing is looked at in between.
+"""
+
+import collections
+import contextlib
+import hashlib
+import itertools
+import math
+import pathlib
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from jepa_jax import runtime
+from jepa_jax.config import validate
+from jepa_jax.data.pipeline import train_batches
+from jepa_jax.data.sources import Source, open_source
+from jepa_jax.profiling import memory_growth, monitor, peak
+from jepa_jax.profiling.dummy_data import open_dummy
+from jepa_jax.profiling.flops import jaxpr_flops
+from jepa_jax.profiling.record import gpu_figures
+from jepa_jax.profiling.trial import SLOW, TrialRequest
+from jepa_jax.program import Program, build_program
+from jepa_jax.step import TrainState
+from jepa_jax.train import INIT_IMAGES, first_images
+
+MONITOR_SECONDS = 0.5
+SLOWER_BY = 0.10  # what a trial with the fault `slow` adds to the time of a step
+CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+OnStep = Callable[[dict[str, jax.Array], dict[str, jax.Array]], None]  # hears of each step's batch and metrics
+
+
+def ignore(batch: Any, metrics: Any) -> None:
+    """Of a loop that nobody listens to."""
+
+
+class StepLoop:
+    """The training loop without its bookkeeping; notes when steps were complete and when it waited for data."""
+
+    def __init__(self, step: Callable, state: TrainState, batches: Iterator, on_step: OnStep = ignore):
+        self._step, self._batches, self._on_step = step, batches, on_step
+        self.state = state
+        self.completed: list[float] = []
+        self.waits: list[tuple[float, float]] = []  # when it asked for a batch, seconds
+        self.finite = True
+        self._pending: collections.deque = collections.deque()
+
+    def take(self, steps: int) -> None:
+        for _ in range(steps):
+            asked = time.perf_counter()
+            batch, _ = next(self._batches)
+            self.waits.append((asked, time.perf_counter() - asked))
+            self.state, metrics = self._step(self.state, batch)
+            self._pending.append(metrics)
+            self._read(all_but=1)
+            self._on_step(batch, metrics)
+
+    def drain(self) -> None:
+        """Until nothing is under way."""
+        self._read(all_but=0)
+
+    def _read(self, all_but: int) -> None:
+        while len(self._pending) > all_but:
+            values = {name: float(value) for name, value in jax.device_get(self._pending.popleft()).items()}
+            self.finite = self.finite and math.isfinite(values["loss"])
+            self.completed.append(time.perf_counter())
+
+
+class Compiled:
+    """The training step of a program compiled for a batch, with what is known from compiling it."""
+
+    def __init__(self, program: Program, state: TrainState, batch: Any):
+        hits: list[str] = []
+
+        def listen(event: str, **_: Any) -> None:
+            hits.extend([event] if event == CACHE_HIT else [])
+
+        jax.monitoring.register_event_listener(listen)
+        try:
+            began = time.perf_counter()
+            jitted: Any = program.train_step
+            traced = jitted.trace(state, batch)
+            lowered = traced.lower()
+            self.call = lowered.compile()
+            self.seconds = time.perf_counter() - began
+        finally:
+            jax.monitoring.unregister_event_listener(listen)
+        self.cached = bool(hits)
+        self.flops = jaxpr_flops(traced.jaxpr.jaxpr)
+        # The text holds no locations: equal programs are equal, wherever they were written down.
+        self.fingerprint = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+
+
+def slowed(step: Callable, share: float) -> Callable:
+    """A step that takes longer by `share` of its own time: the wait begins when it is complete, so nothing hides it."""
+
+    def slow_step(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        outputs = jax.block_until_ready(step(*arguments))
+        time.sleep(share * (time.perf_counter() - began))
+        return outputs
+
+    return slow_step
+
+
+def measure(
+    request: TrialRequest, *, on_step: OnStep = ignore, before_steps: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The figures of one repeat; `before_steps` is called when the step has been compiled."""
+    config = request.configuration()
+    validate(config)
+    mesh = runtime.setup(config)
+    runtime.check_batch(config, mesh)
+    source = (open_dummy if request.use_dummy_data else open_source)(config.data, "train")
+    sample = first_images(source, INIT_IMAGES)
+    program = build_program(config, num_train=len(source), num_classes=len(source.classes), sample=sample, mesh=mesh)
+    state = program.factory.create(config.train.seed, sample)
+    sharding = runtime.batch_sharding(mesh)
+    with train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches:
+        first = next(batches)
+        compiled = Compiled(program, state, first[0])
+        before_steps()
+        step = slowed(compiled.call, SLOWER_BY) if request.fault == SLOW else compiled.call
+        loop = StepLoop(step, state, itertools.chain([first], batches), on_step)
+        del state, first  # the loop donates the one and is done with the other soon
+        loop.take(1)
+        loop.drain()
+        with contextlib.ExitStack() as stack:
+            if request.with_evaluation:
+                stack.enter_context(_evaluation_and_checkpoint(config, request, program, source, loop.state))
+            figures = _measured_steps(config, request, loop)
+    return {
+        **figures,
+        **_use_of_peak(config, compiled.flops, figures["batches_per_sec"]),
+        "compile_seconds": compiled.seconds,
+        "compile_cached": compiled.cached,
+        "program_fingerprint": compiled.fingerprint,
+        "pipeline_fingerprint": pipeline_fingerprint(config.data, request.use_dummy_data),
+        "data_source": "dummy" if request.use_dummy_data else config.data.source,
+        "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
+    }
+
+
+def _measured_steps(config: Any, request: TrialRequest, loop: StepLoop) -> dict[str, Any]:
+    """Warm-up, the timed steps, and more of them if memory has grown."""
+    workers = psutil.Process().children(recursive=True)
+    watch = monitor.Monitor(MONITOR_SECONDS)
+    try:
+        points = [(len(loop.completed), memory_growth.settled())]
+        warmup = max(request.warmup_batches, 1 + batches_ready(config.data))
+        loop.take(warmup)
+        loop.take(1)  # the first that counts; the last one that does not is complete now
+        began, cpu_before, system_before = loop.completed[-1], _cpu_seconds(workers), psutil.cpu_times()
+        watch.start()
+        loop.take(request.max_batches - 1)
+        loop.drain()
+        ended, cpu_after, system_after = loop.completed[-1], _cpu_seconds(workers), psutil.cpu_times()
+        samples = watch.take()
+    finally:
+        watch.close()
+    times = np.diff([began, *loop.completed[-request.max_batches :]])
+    waited = sum(seconds for asked, seconds in loop.waits if asked >= began)
+    process_memory = _peak_process_bytes() + sum(_resident(worker) for worker in workers)
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    points.append((len(loop.completed), memory_growth.settled()))
+    if memory_growth.is_suspicious(points):
+        for _ in range(memory_growth.BLOCKS):
+            loop.take(max(4, request.max_batches // memory_growth.BLOCKS))
+            loop.drain()
+            points.append((len(loop.completed), memory_growth.settled()))
+    growth = memory_growth.growth(points)
+    elapsed = ended - began
+    gpus = gpu_figures(samples)
+    return {
+        "samples_per_sec": request.max_batches * config.data.batch_size / elapsed,
+        "batches_per_sec": request.max_batches / elapsed,
+        "avg_step_time": elapsed / request.max_batches,
+        "step_time_p50": float(np.percentile(times, 50)),
+        "step_time_p95": float(np.percentile(times, 95)),
+        "samples_processed": request.max_batches * config.data.batch_size,
+        "measured_batches": request.max_batches,
+        "warmup_batches": warmup,
+        "elapsed_seconds": elapsed,
+        "cpu_percent": 100 * (cpu_after - cpu_before) / elapsed,
+        "system_cpu_percent": _busy_percent(system_before, system_after),
+        "gpu_sm_util": monitor.mean(gpus, "utilization"),
+        "gpu_mem_util": monitor.mean(gpus, "memory_percent"),
+        "peak_memory_bytes": max((value for value in peaks if value is not None), default=None),
+        "process_memory_bytes": process_memory,
+        "memory_slope_bytes_per_step": growth.bytes_per_step,
+        "leak": bool(growth.leaks),
+        "data_wait_fraction": min(1.0, waited / elapsed),
+        "notes": _notes(config, loop, growth),
+    }
+
+
+def batches_ready(data: Any) -> int:
+    """Batches that a loader may have made while the step was compiled: at its own speed they take longer.
+
+    Those on the device and the one that waits to follow them; and of each worker process one done, one in the making.
+    """
+    if data.pipeline == "device":
+        return 0
+    return data.prefetch + 1 + 2 * data.num_workers
+
+
+def pipeline_fingerprint(data: Any, dummy: bool) -> str:
+    """What the pipeline does with its settings: equal texts are equal pipelines."""
+    source = "dummy" if dummy else data.source
+    if data.pipeline == "device":
+        return f"device: {source} whole on the device, no loader"
+    where = f"{data.num_workers} worker processes" if data.num_workers else "the main process"
+    return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
+
+
+def _notes(config: Any, loop: StepLoop, growth: memory_growth.Growth) -> list[str]:
+    notes = []
+    if config.data.pipeline == "device" and config.data.num_workers:
+        notes.append("num_workers has no effect: with pipeline=device nothing is loaded")
+    if growth.leaks:
+        where = " and ".join(growth.leaks)
+        notes.append(f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB a step")
+    if not loop.finite:
+        notes.append("the loss is not finite")
+    return notes
+
+
+def _use_of_peak(config: Any, flops: int, batches_per_sec: float) -> dict[str, float | None]:
+    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision)
+    return {"flops_per_batch": flops, "mfu": flops * batches_per_sec / most if most else None}
+
+
+def _cpu_seconds(workers: list[psutil.Process]) -> float:
+    """Of all threads of this process and of the loader's workers."""
+    seconds = time.process_time()
+    for worker in workers:
+        with contextlib.suppress(psutil.Error):
+            times = worker.cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
+def _busy_percent(before: Any, after: Any) -> float | None:
+    """Of all cores, between two readings of `psutil.cpu_times`."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in before._fields if "guest" not in name}
+    total, idle = sum(spent.values()), spent["idle"] + spent.get("iowait", 0.0)
+    return 100 * (1 - idle / total) if total > 0 else None
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+def _peak_process_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextlib.contextmanager
+def _evaluation_and_checkpoint(
+    config: Any, request: TrialRequest, program: Program, train: Source, state: TrainState
+) -> Iterator[None]:
+    """What a run does between epochs: a validation pass now, and a checkpoint written while steps go on."""
+    from jepa_jax.checkpoint import Checkpoints
+    from jepa_jax.evals.schedule import Evaluator
+
+    test = (open_dummy if request.use_dummy_data else open_source)(config.data, "test")
+    evaluator = Evaluator(config.eval, program, (train, test), smoke=True)
+    evaluator.at_epoch(state, config.eval.knn_every_epochs or 1)
+    evaluator.spread(state)
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder) / "checkpoints") as checkpoints:
+        checkpoints.save(1, state, {"step": 1})
+        yield
+        checkpoints.wait()
