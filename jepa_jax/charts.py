@@ -27,6 +27,7 @@ class Series:
     x: Sequence[float] | np.ndarray
     y: Sequence[float] | np.ndarray
     style: str = "line"  # line | dots | both
+    intervals: Sequence[tuple[float, float] | None] = ()  # of each y, drawn as a bar; of a series with finite values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,7 @@ def line_chart(
     y_label: str = "",
     log: str = "",
     x_log: bool = False,
+    x_ticks: Sequence[float] = (),
     smooth: bool = False,
     from_zero: bool = False,
     levels: Sequence[tuple[str, float]] = (),
@@ -131,6 +133,7 @@ def line_chart(
 
     Args:
       log: "" for a linear axis alone, "offer" for a button, "first" to begin with the logarithm.
+      x_ticks: where the x axis has its numbers; else at round ones.
       smooth: long series are drawn faint under their running mean.
       levels: named horizontal lines.
       per_x: a second unit of x for the value box, e.g. ("epoch", 1 / steps_per_epoch).
@@ -147,7 +150,8 @@ def line_chart(
     if not any(len(x) or len(bad) for _, x, _, bad in lines):
         return card(title, absent("No values were recorded."), wide=wide)
     every_x = np.concatenate([np.concatenate([x, bad]) for _, x, _, bad in lines])
-    every_y = np.concatenate([y for _, _, y, _ in lines] + [np.array([v for _, v in levels], np.float64)])
+    ends = [end for s in series for interval in s.intervals if interval for end in interval]
+    every_y = np.concatenate([y for _, _, y, _ in lines] + [np.array([v for _, v in levels] + ends, np.float64)])
     x_low, x_high = span(every_x, 0.04 if x_log else 0.0)
     if not x_log and 0 <= x_low < 0.1 * x_high:
         x_low = 0.0
@@ -204,14 +208,24 @@ def line_chart(
             if style == "both":
                 dots = _path(px, py, np.ones(len(px), bool))
                 paths.append(f'<path class="dots s{i % 8}" data-s="{i}" d="{dots}"/>')
+        for i, s in enumerate(series):
+            for x, interval in zip(s.x, s.intervals, strict=False):
+                if interval and not (name == "log" and interval[0] <= 0):
+                    at = to_unit(math.log10(x) if x_log else x) * WIDTH
+                    bottom, top = (math.log10(end) if name == "log" else end for end in interval)
+                    paths.append(
+                        _interval_bar(i, at, *((1 - (y - low) / (high - low)) * HEIGHT for y in (bottom, top)))
+                    )
         for x in red:
             paths.append(f'<path class="bad" d="M{to_unit(x) * WIDTH:.1f} 0v12"/>')
         svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{"".join(paths)}</svg>'
         return f'<div class="layer {name}">{svg}{"".join(labels)}</div>'
 
-    x_ticks = "".join(
-        f'<span class="x" style="left:{100 * to_unit(at):.2f}%">{short(10**at if x_log else at)}</span>'
-        for at in (log_ticks(x_low, x_high) if x_log else ticks(x_low, x_high, 6))
+    marks = log_ticks(x_low, x_high) if x_log else ticks(x_low, x_high, 6)
+    if len(x_ticks):
+        marks = [math.log10(at) if x_log else at for at in x_ticks]
+    x_labels = "".join(
+        f'<span class="x" style="left:{100 * to_unit(at):.2f}%">{short(10**at if x_log else at)}</span>' for at in marks
     )
     data = {
         "x": [x_low, x_high], "xlog": x_log, "xname": x_label, "per": per_x, "scales": scales,
@@ -228,12 +242,18 @@ def line_chart(
     return (
         f'<div class="card{" wide" if wide else ""}"><figure class="chart{" log" if log == "first" else ""}">'
         f'<figcaption><h3>{escape(title)}</h3><span class="unit">{escape(y_label)}</span>{toggle}</figcaption>'
-        f'<div class="plot" role="img" aria-label="{escape(title)}">{"".join(layer(name) for name in scales)}{x_ticks}'
+        f'<div class="plot" role="img" aria-label="{escape(title)}">{"".join(layer(name) for name in scales)}{x_labels}'
         f'<span class="xlabel">{escape(x_label)}</span></div>'
         f'<div class="legend">{legend if len(series) > 1 else ""}</div>'
         f'<script type="application/json">{_inline_json(data)}</script></figure>'
         f"{''.join(f'<p class=note>{escape(n)}</p>' for n in notes)}</div>"
     )
+
+
+def _interval_bar(series: int, x: float, bottom: float, top: float) -> str:
+    cap = WIDTH / 160
+    path = f"M{x:.1f} {bottom:.1f}V{top:.1f}" + "".join(f"M{x - cap:.1f} {y:.1f}h{2 * cap:.1f}" for y in (bottom, top))
+    return f'<path class="raw s{series % 8}" style="opacity:.8" data-s="{series}" d="{path}"/>'
 
 
 def _rounded(values: np.ndarray) -> list[float]:

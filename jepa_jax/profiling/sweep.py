@@ -1,0 +1,277 @@
+"""The throughput sweep: every combination of a grid measured in processes of their own, one after the other.
+
+Rounds are interleaved: each combination once, then each again, starting elsewhere. What slows a machine down for a
+while then falls on all of them. The results are on disk after each repeat; the same command with --resume goes on.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from jepa_jax import html, processes
+from jepa_jax.config import config_hash, differing_keys
+from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
+from jepa_jax.files import write_atomically, write_json
+from jepa_jax.profiling.sweep_rows import Row, is_open, new_row, skip_larger, with_compile_seconds, with_repeat
+from jepa_jax.profiling.sweep_settings import Sweep
+from jepa_jax.profiling.trial import OK, Combination
+from jepa_jax.profiling.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
+from jepa_jax.progress import ProgressBar
+
+SCHEMA_VERSION = 1
+EXIT_NONE_MEASURED = 1  # every combination has a row, none of them a figure
+SAME_TO_RESUME = ("settings", "hardware", "versions")  # of the header
+
+Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
+OnRepeat = Callable[[int, Document], None]  # hears which row has a new repeat
+
+
+def conduct(sweep: Sweep, *, time_limit: float, resume: bool, fixed_effective_batch: int | None = None) -> tuple:
+    """Runs a sweep with a progress bar on stderr: (exit code, result as an object, table and conclusion as text)."""
+    document = open_document(sweep, resume)
+    code = EXIT_OK
+    try:
+        with processes.sigterm_raises(), Progress(document, sweep.repeats) as progress:
+            execute(sweep, document, time_limit=time_limit, on_tick=progress.tick, on_repeat=progress.repeat)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except processes.Terminated:
+        code = EXIT_TERMINATED
+    table = conclude(sweep, document, fixed_effective_batch)
+    rows, conclusion = document["rows"], document["conclusion"]
+    if code == EXIT_OK and not any(row["status"] == OK for row in rows):
+        code = EXIT_NONE_MEASURED
+    if not list(open_trials(rows, sweep.repeats)):
+        shutil.rmtree(sweep.folder / CACHE, ignore_errors=True)  # nothing is left to compile
+    statuses = [row["status"] for row in rows]
+    result = {
+        "trials": len(rows),
+        **{status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        "best": conclusion["best"],
+        "samples_per_sec": conclusion.get("samples_per_sec"),
+        "output_json": str(sweep.output),
+        "html": str(sweep.output.with_suffix(".html")),
+        "exit_code": code,
+    }
+    return code, result, "\n".join([table, "", *conclusion["text"]])
+
+
+def execute(
+    sweep: Sweep,
+    document: Document,
+    *,
+    time_limit: float,
+    on_tick: Callable[[int], None] = lambda index: None,
+    on_repeat: OnRepeat = lambda index, document: None,
+) -> None:
+    """Measures what the document does not have yet and writes it after each repeat."""
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    refusal = f"--output_json = {sweep.output}: another sweep is writing it; wait for it or use another file"
+    with processes.only_one(sweep.folder / ".lock", refusal):
+        for left in sweep.folder.glob(f"*/{processes.PROCESS_FILE}"):  # of a sweep that was killed
+            processes.stop_left_over(left.parent, STOP_SECONDS)
+        if not sweep.output.exists():
+            for left in filter(pathlib.Path.is_dir, sweep.folder.iterdir()):  # of results that were removed
+                shutil.rmtree(left)
+        write_json(sweep.output, document)
+        # Looked at one by one: a trial that runs out of memory takes others off the list.
+        for index, number in open_trials(document["rows"], sweep.repeats):
+            rows = document["rows"]
+            measurement = measured_or_run(sweep, index, number, time_limit, on_tick)
+            rows[index] = with_repeat(rows[index], number, measurement)
+            if index not in sweep.faults:  # an injected fault says nothing of other trials
+                rows[:] = skip_larger(rows, index)
+            rows[:] = with_compile_seconds(rows)
+            write_json(sweep.output, document)
+            on_repeat(index, document)
+
+
+def open_trials(rows: Sequence[Row], repeats: int) -> Iterator[tuple[int, int]]:
+    """(row, round) of the repeats that are to be measured, as `rows` stands when each is asked for."""
+    for number in range(repeats):
+        for index in interleaved(len(rows), number, repeats):
+            if is_open(rows[index], repeats) and len(rows[index]["repeats"]) <= number:
+                yield index, number
+
+
+def interleaved(count: int, number: int, rounds: int) -> list[int]:
+    """The order of round `number`: each round starts elsewhere, so that none of them always follows the same start."""
+    start = number * count // rounds
+    return [(start + i) % count for i in range(count)]
+
+
+def measured_or_run(
+    sweep: Sweep, index: int, number: int, time_limit: float, on_tick: Callable[[int], None]
+) -> dict[str, Any]:
+    """One repeat; if it came to its end after its sweep was killed, what it left."""
+    name, request = f"{index:03d}_round{number}", sweep.request(index)
+    left = finished_result(sweep.folder / name, request)
+    if left is not None:
+        return {**left, "trial_seconds": None}
+    began = time.monotonic()
+    measurement = run_trial(
+        request, sweep.folder, time_limit=time_limit, name=name, on_tick=lambda: on_tick(index)
+    )  # fmt: skip
+    return {**measurement, "trial_seconds": round(time.monotonic() - began, 3)}
+
+
+def open_document(sweep: Sweep, resume: bool) -> Document:
+    """A new document, or the one to go on with; refuses to write over results."""
+    rows = [new_row(combination) for combination in sweep.combinations]
+    document: Document = {"header": make_header(sweep), "rows": rows, "conclusion": None}
+    if not sweep.output.exists():
+        try:
+            sweep.output.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--output_json = {sweep.output}: cannot make its folder ({error.strerror})") from error
+        return document
+    if not resume:
+        raise UserError(
+            f"--output_json = {sweep.output}: exists already; --resume goes on with it, another name starts anew"
+        )
+    try:
+        found = json.loads(sweep.output.read_text())
+        differ = differences(found["header"], document["header"])
+        document |= {"header": found["header"], "rows": list(found["rows"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"--output_json = {sweep.output}: not the results of a sweep; use another name") from None
+    if differ:
+        raise UserError(
+            f"--output_json = {sweep.output}: holds a sweep with other settings ({'; '.join(differ)}); "
+            "give the same ones to --resume, or use another name"
+        )
+    return document
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What keeps two sweeps from being one, by name."""
+    found = differing_keys(there["config"], here["config"])
+    for part in SAME_TO_RESUME:
+        for key in here[part]:
+            if there[part].get(key) != here[part][key]:
+                flag = f"--{key}" if part == "settings" else key
+                found.append(f"{flag}: {there[part].get(key)} -> {here[part][key]}")
+    return found
+
+
+def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None) -> str:
+    """Writes the conclusion, the page and the table beside the results; returns the table."""
+    from jepa_jax.profiling import choice, sweep_report
+
+    document["conclusion"] = choice.conclude(
+        document["rows"],
+        config=document["header"]["config"],
+        fixed_effective_batch=fixed_effective_batch,
+        memory_limit_bytes=document["header"]["memory_limit_bytes"],
+    )
+    write_json(sweep.output, document)
+    sweep_report.write_html(document, sweep.output.with_suffix(".html"))
+    table = sweep_report.markdown_table(document["rows"]).strip()
+    write_atomically(sweep.output.with_suffix(".md"), table + "\n")
+    return table
+
+
+def make_header(sweep: Sweep) -> dict[str, Any]:
+    from jepa_jax.runtime import PACKAGES
+
+    hardware = describe_hardware(sweep.gpu_index)
+    limits = [hardware["gpu_memory_bytes"], sweep.memory_limit_bytes]
+    config = json.loads(json.dumps(sweep.config.to_dict()))  # as it will be read back
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": " ".join([pathlib.Path(sys.executable).name, *sys.argv]),
+        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hardware": hardware,
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "config_name": sweep.config_name,
+        "config_hash": config_hash(sweep.config),
+        "config": config,
+        "max_batches": sweep.max_batches,
+        "warmup_batches": sweep.warmup_batches,
+        "repeats": sweep.repeats,
+        "memory_limit_bytes": next((limit for limit in limits if limit), None),
+        "settings": sweep.settings(),
+    }
+
+
+def describe_hardware(gpu_index: int | None) -> dict[str, Any]:
+    """Of this machine, without waking a GPU: its memory belongs to the trials."""
+    import psutil
+
+    from jepa_jax.runtime import processor
+
+    gpu_name = gpu_memory = None
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        gpu_name, gpu_memory = first_gpu(gpu_index)
+    return {
+        "cpu": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpu_name": gpu_name,
+        "gpu_memory_bytes": gpu_memory,
+    }
+
+
+def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:
+    """Name and memory of the first GPU that a trial sees, as NVML tells; (None, None) without one."""
+    from jepa_jax.profiling.gpus import visible_handles
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if gpu_index is None else str(gpu_index)
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            handle = visible_handles(pynvml, visible)[0]
+            name = pynvml.nvmlDeviceGetName(handle)
+            return name.decode() if isinstance(name, bytes) else name, pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # NVML raises errors of its own; without a driver there is no GPU
+        return None, None
+
+
+class Progress(ProgressBar):
+    """A bar in repeats, with the time left and the best so far; a line on stderr for every repeat."""
+
+    def __init__(self, document: Document, repeats: int):
+        self.document, self.repeats = document, repeats
+        self.total = len(document["rows"]) * repeats
+        super().__init__(self.total)
+
+    def tick(self, index: int) -> None:
+        label = Combination.from_dict(self.document["rows"][index]["combination"]).label
+        self.show(self.done(), label, f"{self.done()} of {self.total}", self.time_left(), self.best())
+
+    def repeat(self, index: int, document: Document) -> None:
+        row = document["rows"][index]
+        last = row["repeats"][-1]
+        figures = f"{html.short(last.get('samples_per_sec'))} images/s" if last["status"] == OK else last["reason"]
+        label = Combination.from_dict(row["combination"]).label
+        left = [] if sys.stderr.isatty() else list(filter(None, [self.time_left()]))  # else the bar says it
+        self.line(" · ".join([f"{self.done()}/{self.total}", label, last["status"], figures, *left]))
+
+    def done(self) -> int:
+        return self.total - len(list(open_trials(self.document["rows"], self.repeats)))
+
+    def time_left(self) -> str:
+        """By what repeats have taken so far."""
+        seconds = [repeat.get("trial_seconds") for row in self.document["rows"] for repeat in row["repeats"]]
+        known = [value for value in seconds if value is not None]
+        return f"{html.duration(statistics.median(known) * (self.total - self.done()))} left" if known else ""
+
+    def best(self) -> str:
+        measured = [row for row in self.document["rows"] if row["status"] == OK]
+        if not measured:
+            return ""
+        row = max(measured, key=lambda row: row["samples_per_sec"])
+        return f"best {html.short(row['samples_per_sec'])} images/s ({Combination.from_dict(row['combination']).label})"

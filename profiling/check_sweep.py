@@ -1,0 +1,110 @@
+"""Tries out that a sweep survives whatever happens to it: 12 trials of a tiny config on the CPU, with drawn images.
+
+    python profiling/check_sweep.py [--output_dir=FOLDER] [--time_limit=60]
+
+One trial really runs out of memory (a limit of its address space), one aborts, one hangs until its time is up. Half-way
+the sweep is killed with SIGKILL and then resumed. Checked: 9 good rows, 3 with the right reasons, no trial measured
+twice, none left running. Takes some three minutes. The last line is a JSON object; exit code 1 if anything failed.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+from absl import app, flags
+
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where results go; default: a temporary folder.")
+_TIME_LIMIT = flags.DEFINE_float("time_limit", 60.0, "Of a trial, in seconds; a slow machine needs more.")
+
+ROOT = pathlib.Path(__file__).parents[1]
+FAULTS = {3: "out_of_memory", 5: "crash", 7: "hang"}
+STATUS = {"out_of_memory": "out_of_memory", "crash": "crashed", "hang": "timed_out"}
+REASON = {"out_of_memory": "RESOURCE_EXHAUSTED", "crash": "SIGABRT", "hang": "--time_limit"}
+
+
+def command(output: pathlib.Path) -> list[str]:
+    return [
+        sys.executable,
+        str(ROOT / "scripts" / "profile_throughput.py"),
+        f"--config={ROOT / 'tests' / 'tiny_config.py'}",
+        "--batch_sizes=8,16,32",
+        "--grad_accum=1,2",
+        "--pipelines=grain,device",
+        "--max_batches=16",
+        "--repeats=1",
+        "--use_dummy_data",
+        f"--time_limit={_TIME_LIMIT.value}",
+        "--inject_faults=" + ",".join(f"{index}:{fault}" for index, fault in FAULTS.items()),
+        f"--output_json={output}",
+        "--resume",
+    ]
+
+
+def measured(output: pathlib.Path) -> dict[int, list]:
+    """Repeats of each row that has some."""
+    try:
+        rows = json.loads(output.read_text())["rows"]
+    except (OSError, ValueError):
+        return {}
+    return {index: row["repeats"] for index, row in enumerate(rows) if row["repeats"]}
+
+
+def kill_half_way(output: pathlib.Path, log: pathlib.Path) -> tuple[dict[int, list], list[int]]:
+    """Starts the sweep, kills it in its seventh trial: repeats on disk by then, children it had."""
+    with open(log, "wb") as stderr:
+        process = subprocess.Popen(command(output), stdout=subprocess.DEVNULL, stderr=stderr)
+    while len(measured(output)) < 6:
+        if process.poll() is not None:
+            sys.exit(f"the sweep ended by itself with code {process.returncode}; see {log}")
+        time.sleep(0.2)
+    time.sleep(1.5)  # into the next trial
+    children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    return measured(output), children
+
+
+def main(argv: list[str]) -> int:
+    del argv
+    folder = pathlib.Path(_OUTPUT_DIR.value or tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / "sweep.json"
+    if output.exists():
+        sys.exit(f"--output_dir={folder}: holds a sweep already; use another")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    before, children = kill_half_way(output, folder / "first.txt")
+    with open(folder / "second.txt", "wb") as stderr:
+        resumed = subprocess.run(command(output), stdout=subprocess.PIPE, stderr=stderr, text=True)
+    print(resumed.stdout)
+    rows = json.loads(output.read_text())["rows"]
+    said = [(folder / name).read_text() for name in ("first.txt", "second.txt")]
+    # A line a repeat: number of it, then the combination.
+    labels = collections.Counter(line.split(" · ")[1] for text in said for line in text.splitlines() if " · " in line)
+    checks = {
+        "exit_code_0": resumed.returncode == 0,
+        "good_rows": sum(row["status"] == "ok" and row["samples_per_sec"] > 0 for row in rows) == 9,
+        "right_reasons": all(
+            rows[i]["status"] == STATUS[fault] and REASON[fault] in rows[i]["reason"] for i, fault in FAULTS.items()
+        ),
+        "killed_half_way": 0 < len(before) < 12,
+        "kept_as_measured": all(rows[index]["repeats"] == repeats for index, repeats in before.items()),
+        "each_measured_once": len(labels) == 12 and set(labels.values()) == {1},
+        "none_left_running": not any(psutil.pid_exists(pid) for pid in children),
+        "best_printed": json.loads(resumed.stdout.splitlines()[-1])["best"] is not None,
+    }
+    for index in FAULTS:
+        print(f"trial {index}: {rows[index]['status']}: {rows[index]['reason']}")
+    print(f"on disk when killed: {len(before)} of 12; results in {folder}")
+    print(json.dumps({**checks, "passed": all(checks.values())}))
+    return 0 if all(checks.values()) else 1
+
+
+if __name__ == "__main__":
+    app.run(main)
