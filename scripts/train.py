@@ -2,6 +2,7 @@
 
     python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart [--config.optim.lr=0.1 ...]
 
+--tuned=FILE takes the settings that scripts/tune.py found for this machine; --config.key=value beside it wins.
 Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss diverged, 130 Ctrl-C, 143 SIGTERM; after
 130 and 143 the same command goes on from the checkpoint that was written.
 """
@@ -17,6 +18,7 @@ _RESUME = flags.DEFINE_enum(
     "resume", "auto", ["auto", "never", "must"],
     "auto: from the newest checkpoint if there is one; never: refuse a folder with a run; must: refuse one without.",
 )  # fmt: skip
+_TUNED = flags.DEFINE_string("tuned", "", "tuned.json of scripts/tune.py: settings for this machine.")
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -26,6 +28,11 @@ def main(argv: list[str]) -> int:
     def command(console):
         from jepa_jax.train import train
 
+        if _TUNED.value:
+            from jepa_jax.profiling.tuned import use_tuned
+
+            explicit = config_flags.get_override_values(flags.FLAGS["config"])
+            use_tuned(_CONFIG.value, _TUNED.value, explicit, console)
         return train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value, console=console)
 
     return commands.run(command)

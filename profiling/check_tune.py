@@ -1,0 +1,122 @@
+"""Tuning against the full sweep of the same settings, and what it promises against what training reaches.
+
+    python profiling/check_tune.py [--budget=5m] [--output_dir=runs/check_tune] [--config.model.width=32 ...]
+
+1. scripts/tune.py searches within the budget. 2. scripts/profile_throughput.py measures every combination of the same
+lists. 3. The choice of the one and the best of the other are measured again, in turn. 4. scripts/train.py --tuned
+trains for a minute; its images a second are without evaluations. What was measured is kept: the same command goes on.
+The last line is a JSON object; exit code 0 if the choice is not slower, took at most a third of the trials, and
+training is within 10 % of the promise.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from absl import app, flags
+
+from jepa_jax.study import split_overrides
+
+_CONFIG = flags.DEFINE_string("config", "configs/quickstart.py", "Config file; --config.key=value is passed on.")
+_BUDGET = flags.DEFINE_string("budget", "5m", "Of the search.")
+_OUTPUT = flags.DEFINE_string("output_dir", "runs/check_tune", "Where everything goes.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Of choice against best.", lower_bound=2)
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Of the sweep.", lower_bound=1)
+_BATCHES = flags.DEFINE_integer("max_batches", 16, "Measured batches of a trial.", lower_bound=2)
+_TRAIN_SECONDS = flags.DEFINE_float("train_seconds", 60.0, "Of training.", lower_bound=5.0)
+_LISTS = {
+    name: flags.DEFINE_string(name, values, "As of scripts/profile_throughput.py.")
+    for name, values in {
+        "batch_sizes": "32,64,128,256", "num_workers": "0,1", "precisions": "float32,bfloat16", "remats": "none",
+        "pipelines": "grain,device",
+    }.items()
+}  # fmt: skip
+
+ROOT = pathlib.Path(__file__).parents[1]
+TOLERANCE = 0.10
+LEAN = (
+    "--config.eval.untrained=False", "--config.eval.every_epochs=0", "--config.eval.knn_every_epochs=0",
+    "--config.eval.max_images=256", "--config.log.tensorboard=False",
+)  # fmt: skip
+
+
+def run(script: str, *arguments: str) -> dict[str, Any]:
+    """The last line of a script, as an object; its messages pass through."""
+    command = [sys.executable, str(ROOT / "scripts" / script), *arguments]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{script} ended with exit code {ended.returncode}")
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def duel(
+    config: Any, chosen: dict[str, Any], best: dict[str, Any], folder: pathlib.Path
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Speed of the choice over that of the best, from trials in turn."""
+    from jepa_jax.profiling.noise import compare
+    from jepa_jax.profiling.sweep_rows import new_row, with_repeat
+    from jepa_jax.profiling.trial import Combination, TrialRequest
+    from jepa_jax.profiling.trial_process import run_trial
+
+    rows = [new_row(Combination.from_dict(values)) for values in (chosen, best)]
+    for number in range(_ROUNDS.value):
+        for index in (0, 1) if number % 2 else (1, 0):
+            combination = Combination.from_dict(rows[index]["combination"])
+            request = TrialRequest(config, combination, max_batches=2 * _BATCHES.value)
+            result = run_trial(request, folder, time_limit=600.0)
+            rows[index] = with_repeat(rows[index], number, result)
+    return compare(*rows).as_dict(), rows
+
+
+def main(argv: list[str], overrides: tuple[str, ...]) -> int:
+    del argv
+    from jepa_jax.profiling.tuned import read_tuned
+
+    folder = pathlib.Path(_OUTPUT.value)
+    shared = (f"--config={_CONFIG.value}", *overrides)
+    lists = tuple(f"--{name}={flag.value}" for name, flag in _LISTS.items())
+    tuned = run("tune.py", *shared, *lists, f"--budget={_BUDGET.value}", f"--output_dir={folder / 'tune'}", "--resume")
+    sweep = run(
+        "profile_throughput.py", *shared, *lists, f"--output_json={folder / 'sweep.json'}", "--resume",
+        f"--repeats={_REPEATS.value}", f"--max_batches={_BATCHES.value}",
+    )  # fmt: skip
+    chosen, best = tuned["chosen"], sweep["best"]
+    given = read_tuned(tuned["tuned"])["config"]
+    same = chosen == best
+    ratio, rows = ({"verdict": "the same"}, []) if same else duel(given, chosen, best, folder / "duel")
+    batch = chosen["batch_size"]
+    steps = max(30, round(_TRAIN_SECONDS.value * tuned["samples_per_sec"] / batch))
+    trained = run(
+        "train.py", *shared, f"--workdir={folder / 'train'}", f"--tuned={tuned['tuned']}", *LEAN,
+        f"--config.train.max_steps={steps}",
+    )  # fmt: skip
+    reached = trained["images_per_sec"] / tuned["samples_per_sec"]
+    trials = sweep["trials"] * _REPEATS.value
+    result = {
+        "chosen": chosen,
+        "best": best,
+        "chosen_over_best": ratio,
+        "duel_images_per_sec": [row["samples_per_sec"] for row in rows],
+        "tune_trials": tuned["trials"],
+        "tune_combinations": tuned["combinations"],
+        "sweep_trials": trials,
+        "sweep_combinations": sweep["trials"],
+        "tune_seconds": tuned["seconds"],
+        "gain": tuned["gain"],
+        "promised_images_per_sec": tuned["samples_per_sec"],
+        "trained_images_per_sec": trained["images_per_sec"],
+        "trained_over_promised": reached,
+        "trained_steps": steps,
+        "not_slower": ratio["verdict"] != "slower",
+        "at_most_a_third": tuned["trials"] <= trials / 3,
+        "promise_kept": abs(reached - 1) <= TOLERANCE,
+    }
+    print(json.dumps(result))
+    return 0 if result["not_slower"] and result["at_most_a_third"] and result["promise_kept"] else 1
+
+
+if __name__ == "__main__":
+    own, passed_on = split_overrides(sys.argv)
+    app.run(lambda argv: main(argv, passed_on), argv=own)
