@@ -35,6 +35,7 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "probe_accuracy": ("Linear probe, test accuracy", html.percent),
     "untrained_probe_accuracy": ("The same of the untrained encoder", html.percent),
     "knn_accuracy": ("k-NN, test accuracy", html.percent),
+    "untrained_knn_accuracy": ("k-NN of the untrained encoder", html.percent),
     "online_probe_accuracy": ("Online probe, test accuracy", html.percent),
     "feature_dim": ("Numbers a feature vector", html.short),
     "num_classes": ("Classes", html.short),

@@ -76,6 +76,7 @@ class Session:
             "images_per_sec": None,
             "skipped_images": [],
             "untrained_probe_accuracy": None,
+            "untrained_knn_accuracy": None,
             "ended_epoch": 0,
             "initial_spread": None,
             "collapse_warning": None,
@@ -258,6 +259,7 @@ class Session:
         summary = {
             "status": status,
             "untrained_probe_accuracy": self.progress["untrained_probe_accuracy"],
+            "untrained_knn_accuracy": self.progress.get("untrained_knn_accuracy"),  # older runs had none
             "images_per_sec": self._images_per_sec(),
             **self.usage.totals(),
             "steps": step,

@@ -142,9 +142,10 @@ def run_steps(
         """Everything up to the last step, and what is measured of the trained encoder."""
         nonlocal state, step
         if config.eval.untrained and session.progress["untrained_probe_accuracy"] is None:
-            accuracy = session.measure("untrained", evaluator.num_images, step, lambda: evaluator.untrained(state))
-            session.progress["untrained_probe_accuracy"] = accuracy
-            console.line(f"untrained encoder: linear probe {accuracy:.1f} %")
+            measured = session.measure("untrained", evaluator.num_images, step, lambda: evaluator.untrained(state))
+            session.progress |= measured
+            probe, knn = measured["untrained_probe_accuracy"], measured["untrained_knn_accuracy"]
+            console.line(f"untrained encoder: linear probe {probe:.1f} %, k-NN {knn:.1f} %")
 
         if session.progress["initial_spread"] is None:
             watch_collapse()

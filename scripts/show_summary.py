@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"{folder.path}: no finished run; train first, or check --workdir")
         rows = {"chance": 100 / summary["num_classes"], **summary["baselines"]}
         rows["untrained encoder, linear probe"] = summary["untrained_probe_accuracy"]
+        rows["untrained encoder, k-NN"] = summary.get("untrained_knn_accuracy")
         rows["trained encoder, linear probe"] = summary["probe_accuracy"]
         rows["trained encoder, k-NN"] = summary["knn_accuracy"]
         for name, accuracy in rows.items():

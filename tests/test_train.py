@@ -27,7 +27,8 @@ from tests.tiny import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 SUMMARY_KEYS = {
-    "probe_accuracy", "untrained_probe_accuracy", "knn_accuracy", "feature_dim", "images_per_sec", "wall_seconds",
+    "probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy", "feature_dim",
+    "images_per_sec", "wall_seconds",
     "cpu_seconds", "steps", "epochs", "peak_memory_bytes", "compilations", "params_sha256", "status",
 }  # fmt: skip
 
@@ -171,7 +172,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_nothing_had_happened(finished
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
     resumed = run(tmp_path / "run", resume="must")
     assert resumed["params_sha256"] == whole["params_sha256"]
-    assert resumed["untrained_probe_accuracy"] == whole["untrained_probe_accuracy"]
+    for name in ("untrained_probe_accuracy", "untrained_knn_accuracy"):
+        assert resumed[name] == whole[name] is not None
     steps = [row["step"] for row in rows(tmp_path / "run") if "train/loss" in row]
     assert steps == list(range(1, 13))
     evaluated = [row["epoch"] for row in rows(tmp_path / "run") if "eval/online_probe_accuracy" in row]

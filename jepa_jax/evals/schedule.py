@@ -86,14 +86,17 @@ class Evaluator:
             "probe_test_images": len(test.labels),
         }
 
-    def untrained(self, state: TrainState) -> float:
-        """Linear probe of the encoder as initialised: what training has to beat.
+    def untrained(self, state: TrainState) -> dict[str, float]:
+        """Linear probe and k-NN of the encoder as initialised: what training has to beat.
 
         Its batch statistics are always estimated: a fresh batch norm holds zeros and ones, which is no fair rival.
         """
         state = self._with_statistics_of(state, self._config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
         train, test = self._features(state, self._train), self._features(state, self._test)
-        return linear_probe(train, test, self._num_classes).accuracy
+        return {
+            "untrained_probe_accuracy": linear_probe(train, test, self._num_classes).accuracy,
+            "untrained_knn_accuracy": self._knn(train, test),
+        }
 
     def calibrated(self, state: TrainState) -> TrainState:
         """The state with batch statistics of unaugmented images, if the config asks for them.
