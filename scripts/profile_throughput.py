@@ -32,15 +32,19 @@ flags.DEFINE_string("remats", None, "none, full or both; default: the config's o
 flags.DEFINE_string("pipelines", None, "grain, device or both; default: the config's own.")
 _MAX_BATCHES = flags.DEFINE_integer("max_batches", 32, "Measured batches of each repeat.", lower_bound=2)
 _WARMUP = flags.DEFINE_integer(
-    "warmup_batches", 4, "Batches before them, after compiling; more if the loader has more ready.", lower_bound=1
+    "warmup_batches",
+    4,
+    "Batches before them, after those that the loader had ready.",
+    lower_bound=1,
 )
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Times that each combination is measured.", lower_bound=1)
 _GPU = flags.DEFINE_integer("gpu_index", None, "The only GPU to use; default: all.", lower_bound=0)
 _DUMMY = flags.DEFINE_boolean("use_dummy_data", False, "Draw images in the loader's workers; needs no data.")
 _RESUME = flags.DEFINE_boolean("resume", False, "Go on with the results in --output_json.")
 _TIME_LIMIT = flags.DEFINE_float("time_limit", 600.0, "Seconds after which a trial is killed.", lower_bound=1.0)
-_MEMORY = flags.DEFINE_float(
-    "memory_limit_gb", None, "Address space of a trial; for CPUs, as CUDA reserves more than there is.", lower_bound=0.1
+_RETRY = flags.DEFINE_boolean("retry_failed", False, "As --resume, and measures again what failed or was skipped.")
+_ADDRESS_SPACE = flags.DEFINE_float(
+    "address_space_gb", None, "GiB of address space of a trial, for CPUs: how they behave with less.", lower_bound=0.1
 )
 _EFFECTIVE = flags.DEFINE_integer(
     "fixed_effective_batch", None, "Choose among combinations of this batch size alone.", lower_bound=2
@@ -74,11 +78,15 @@ def main(argv: list[str]) -> int:
             repeats=_REPEATS.value,
             use_dummy_data=_DUMMY.value,
             gpu_index=_GPU.value,
-            memory_limit_gb=_MEMORY.value,
+            address_space_gb=_ADDRESS_SPACE.value,
         )
         sweep = dataclasses.replace(sweep, faults=parse_faults(_FAULTS.value, len(sweep.combinations)))
         code, result, text = conduct(
-            sweep, time_limit=_TIME_LIMIT.value, resume=_RESUME.value, fixed_effective_batch=_EFFECTIVE.value
+            sweep,
+            time_limit=_TIME_LIMIT.value,
+            resume=_RESUME.value,
+            retry_failed=_RETRY.value,
+            fixed_effective_batch=_EFFECTIVE.value,
         )
         print(text)
         return result

@@ -161,6 +161,26 @@ class TestConclusion:
         assert len(result["tied"]) == 2
         assert "same within noise" in " ".join(result["text"])
 
+    def test_of_equal_rows_few_are_called_slower_than_the_luckiest(self):
+        wrong = []
+        for seed in range(60):
+            rng = np.random.default_rng(seed)
+            rows = [make_row(np.exp(0.02 * rng.normal(size=3)).tolist(), batch_size=8 * (i + 1)) for i in range(12)]
+            wrong.append(len(choice.choose(rows, noise.fit(rows))[1]) < 11)
+        assert np.mean(wrong) < 0.25  # at 95 % for each of them it would be over a half
+
+    def test_a_loss_that_is_not_finite_is_never_chosen(self):
+        rows = [make_row([100, 101, 99]), make_row([200, 201, 199], batch_size=128, finite=False)]
+        result = self.conclude(rows)
+        assert result["best"]["batch_size"] == 64 and "not finite" in " ".join(result["text"])
+        only = self.conclude(rows[1:])
+        assert only["best"] is None and only["text"][0] == "Nothing to recommend: no combination has a finite loss."
+
+    def test_a_fixed_batch_of_which_nothing_was_measured_is_named(self):
+        rows = [make_row([100, 101, 99]), make_row([], status="out_of_memory", batch_size=128)]
+        text = self.conclude(rows, fixed_effective_batch=128)["text"]
+        assert text[0] == "Nothing to recommend: no combination with a batch of 128 images could be measured."
+
     def test_device_memory_counts_before_that_of_the_process(self):
         row = make_row([1.0], peak_memory_bytes=5, process_memory_bytes=7)
         assert choice.memory_of(row) == 5
@@ -197,6 +217,12 @@ class TestConclusion:
     def test_a_full_device_limits_the_batch(self):
         row = make_row([1.0], peak_memory_bytes=90, data_wait_fraction=0.0)
         assert "Memory limits" in choice.what_limits(row, 100)
+        assert "Memory limits" in choice.what_limits(row | {"device_limit_bytes": 100})
+        assert "Computing limits" in choice.what_limits(row | {"device_limit_bytes": 100}, 200)
+
+    def test_a_device_that_hardly_computes_promises_no_figure(self):
+        assert "at most 2.00x" in choice.what_limits(make_row([1.0], data_wait_fraction=0.5))
+        assert "more than 10x" in choice.what_limits(make_row([1.0], data_wait_fraction=0.97))
 
 
 class TestLearningRate:

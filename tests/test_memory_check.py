@@ -50,6 +50,7 @@ def test_out_of_memory_ends_with_ways_out(planned_training):
     config = rapid.get_config()
     config.data.batch_size = 8192
     assert memory_check.is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"))
+    assert memory_check.is_out_of_memory(RuntimeError("INTERNAL: CUDNN_STATUS_ALLOC_FAILED"))
     assert not memory_check.is_out_of_memory(RuntimeError("INTERNAL: something else"))
     message = memory_check.ways_out_message(config, FakeProgram(), **planned_training)
     assert "config.data.batch_size = 8192" in message and "--config.train.remat=full" in message

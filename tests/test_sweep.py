@@ -60,7 +60,8 @@ def ok(speed, **more):
         "step_time_p95": 9 / speed, "samples_processed": 80, "measured_batches": 10, "elapsed_seconds": 80 / speed,
         "compile_seconds": 3.0, "compile_cached": False, "cpu_percent": 90.0, "system_cpu_percent": 50.0,
         "gpu_sm_util": None, "gpu_mem_util": None, "peak_memory_bytes": None, "process_memory_bytes": 10**9,
-        "memory_slope_bytes_per_step": 10.0, "leak": False, "data_wait_fraction": 0.1, "mfu": 0.2,
+        "memory_slope_bytes_per_step": 10.0, "leak": False, "finite": True, "platform": "cpu",
+        "device_limit_bytes": None, "data_wait_fraction": 0.1, "mfu": 0.2,
         "data_source": "dummy", "program_fingerprint": "p", "pipeline_fingerprint": "q", "notes": [],
     }  # fmt: skip
     return {"status": "ok", "reason": "", **figures, **more}
@@ -82,7 +83,8 @@ def trials(monkeypatch):
     """Stands in for the processes: notes what is run and gives what `ends` says, or a speed by batch and round."""
     run, ends = [], {}
 
-    def run_trial(request, directory, *, time_limit, name, on_tick):
+    def run_trial(request, directory, *, time_limit, limit_flag, name, on_tick):
+        assert limit_flag == "--time_limit"
         on_tick()
         batch = request.combination.batch_size
         run.append((batch, request.combination.grad_accum_steps))
@@ -167,6 +169,16 @@ def test_a_study_file_with_a_flag_that_there_is_not_is_refused(tmp_path):
         with_study(["script", f"--study={tmp_path / 'none.toml'}"])
 
 
+def test_a_study_may_be_named_in_two_words(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text("repeats = 2\n")
+    expected = ["script", "--repeats=2", "--resume"]
+    assert with_study(["script", "--study", str(path), "--resume"]) == expected
+    assert with_study(["script", f"--study={path}", "--resume"]) == expected
+    with pytest.raises(UserError, match="no file"):
+        with_study(["script", "--study"])
+
+
 def test_a_row_is_what_its_repeats_say_together():
     row = new_row(Combination(8, 0, 1, "float32", "none", "grain"))
     assert row["status"] == "pending" and row["samples_per_sec"] is None and row["leak"] is False
@@ -176,6 +188,7 @@ def test_a_row_is_what_its_repeats_say_together():
     assert row["samples_per_sec"] == pytest.approx(200)  # the geometric mean
     low, high = row["samples_per_sec_ci95"]
     assert low < 100 < 400 < high and low * high == pytest.approx(200**2)
+    assert row["batches_per_sec"] == pytest.approx(25) and row["avg_step_time"] == pytest.approx(1 / 25)  # of that mean
     assert row["samples_processed"] == 160 and row["elapsed_seconds"] == pytest.approx(1.0)
     assert row["compile_seconds"] == 3.0 and row["process_memory_bytes"] == 10**9 and row["notes"] == ["hm"]
     row = with_repeat(row, 2, {"status": "crashed", "reason": "killed by SIGSEGV"})
@@ -245,6 +258,51 @@ def test_a_trial_that_ended_after_its_sweep_was_killed_is_not_measured_again(mak
     sweep.output.unlink()  # a sweep that starts anew takes nothing from there
     execute(sweep, open_document(sweep, resume=False), time_limit=1)
     assert trials.run == [(16, 1), (8, 1), (16, 1)]
+
+
+def test_one_that_failed_after_its_sweep_was_killed_is_measured_again(make, trials):
+    sweep = make(batch_sizes="8", repeats=1)
+    document = open_document(sweep, resume=False)
+    write_json(sweep.output, document)
+    folder = sweep.folder / "000_round0"
+    folder.mkdir(parents=True)
+    write_json(folder / "request.json", sweep.request(0).as_dict())
+    write_json(folder / "result.json", {"status": "out_of_memory", "reason": "bad_alloc"})
+    execute(sweep, document, time_limit=1)
+    assert trials.run == [(8, 1)] and document["rows"][0]["status"] == "ok"
+
+
+def test_failures_are_measured_again_when_asked_for(make, trials):
+    sweep = make(batch_sizes="8,16,32")
+    trials.ends |= {
+        "000_round1": {"status": "crashed", "reason": "x"}, "001_round0": {"status": "out_of_memory", "reason": "y"},
+    }  # fmt: skip
+    assert conduct(sweep, time_limit=1, resume=False)[1]["skipped"] == 1
+    trials.ends.clear()
+    trials.run.clear()
+    conduct(sweep, time_limit=1, resume=True)
+    assert trials.run == []  # without being asked to, nothing is tried again
+    _, result, _ = conduct(sweep, time_limit=1, resume=False, retry_failed=True)
+    assert result["ok"] == 3 and sorted(trials.run) == [(8, 1), (16, 1), (16, 1), (32, 1), (32, 1)]
+    rows = json.loads(sweep.output.read_text())["rows"]
+    assert all([repeat["round"] for repeat in row["repeats"]] == [0, 1] and not row["reason"] for row in rows)
+
+
+def test_a_batch_to_keep_that_is_not_swept_is_refused_before_the_first_trial(make, trials):
+    with pytest.raises(UserError, match="--fixed_effective_batch = 64: not among --batch_sizes = 8,16; .*accumulation"):
+        conduct(make(batch_sizes="8,16"), time_limit=1, resume=False, fixed_effective_batch=64)
+    assert trials.run == []
+
+
+def test_address_space_is_limited_without_a_gpu_alone(make, monkeypatch):
+    sweep = dataclasses.replace(make(), address_space_gb=2.0)
+    assert sweep.request(0).address_space_bytes == 2**31
+    assert open_document(sweep, resume=False)["header"]["memory_limit_bytes"] is None
+    gpu = {"gpu_name": "A GPU", "gpu_memory_bytes": 8 * 2**30}
+    monkeypatch.setattr(sweep_module, "describe_hardware", lambda index: gpu)
+    assert open_document(make(), resume=False)["header"]["memory_limit_bytes"] == 8 * 2**30
+    with pytest.raises(UserError, match="--address_space_gb = 2: there is a A GPU"):
+        open_document(sweep, resume=False)
 
 
 def test_other_settings_are_refused_by_name(make, trials):

@@ -3,25 +3,35 @@
 import dataclasses
 import itertools
 import json
+import mmap
 import os
 import pickle
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jepa_jax import processes
+from jepa_jax import processes, runtime
 from jepa_jax.data.pipeline import BatchLoader, BatchPlan
 from jepa_jax.errors import UserError
-from jepa_jax.profiling import measurement, memory_growth, trial_process
+from jepa_jax.files import write_json
+from jepa_jax.profiling import measurement, memory_growth, process_memory, trial_evaluation, trial_process
+from jepa_jax.profiling.compilations import traced_flops
 from jepa_jax.profiling.dummy_data import DummySource, open_dummy
+from jepa_jax.profiling.gpu_compile import abstract_batch
+from jepa_jax.profiling.gpus import only_gpu
 from jepa_jax.profiling.measurement import StepLoop, batches_ready, measure, pipeline_fingerprint, slowed
 from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
-from jepa_jax.profiling.trial import KNOBS, Combination, TrialRequest, attempt, combination_of
-from jepa_jax.profiling.trial_process import explain_exit, finished_result, run_trial
-from tests.tiny import tiny_config
+from jepa_jax.profiling.out_of_memory import is_out_of_memory
+from jepa_jax.profiling.peak import peak_flops
+from jepa_jax.profiling.result_header import first_gpu
+from jepa_jax.profiling.trial import KNOBS, Combination, TrialRequest, attempt, combination_of, with_key
+from jepa_jax.profiling.trial_process import child_environment, explain_exit, finished_result, run_trial
+from jepa_jax.program import build_program
+from tests.tiny import tiny_config, tiny_masked_config
 
 MB = 10**6
 
@@ -69,11 +79,96 @@ def test_the_loop_reads_a_step_after_dispatching_the_next(monkeypatch):
         events.append(("dispatch", state))
         return state + 1, {"loss": Lazy(state, events)}
 
-    loop = StepLoop(step, 0, zip(itertools.count(), itertools.repeat(None)))
-    loop.take(3)
+    batches = zip(itertools.count(), itertools.repeat(None))
+    loop = StepLoop(step, 0, batches, SimpleNamespace(dispatched=lambda began, loss: None))
+    loop.take(2)
+    loop.discard(5)
+    loop.take(1)
     loop.drain()
     assert events == [("dispatch", 0), ("dispatch", 1), ("read", 0), ("dispatch", 2), ("read", 1), ("read", 2)]
-    assert len(loop.completed) == len(loop.waits) == 3 and loop.completed == sorted(loop.completed)
+    assert len(loop.completed) == 3 and loop.completed == sorted(loop.completed)
+    assert next(batches)[0] == 8  # three for steps, five for nothing
+
+
+class FormulaMachine:
+    """A loader that takes `loading` seconds a batch and keeps up to `room`, and a device; on a clock of their own."""
+
+    def __init__(self, loading, computing, room):
+        self.now, self.free, self.busy = 0.0, 0.0, []
+        self.loading, self.computing, self.room = loading, computing, room
+        self.made, self.taken, self.made_at = 0, 0, 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return self.now
+
+    def settled(self):
+        self.now += 100  # while memory settles the loader makes all it has room for
+        return {"host": 0}
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._make()
+        if self.made == self.taken:
+            self.now = self.made_at = max(self.made_at, 0.0) + self.loading
+            self.made += 1
+        self.taken += 1
+        return {}, {}
+
+    def _make(self):
+        """What was made up to now; a full loader begins with the next batch when one is taken."""
+        while self.made - self.taken < self.room and self.made_at + self.loading <= self.now:
+            self.made, self.made_at = self.made + 1, self.made_at + self.loading
+        if self.made - self.taken >= self.room:
+            self.made_at = self.now
+
+    def step(self, state, batch):
+        start = max(self.now, self.free)
+        self.free = start + self.computing
+        self.busy.append((start, self.free))
+        return state, {"loss": self.free}
+
+    def read(self, metrics):
+        self.now = max(self.now, metrics["loss"])
+        return metrics
+
+    def dispatched(self, began, loss):
+        pass
+
+    def take(self, until):
+        return [(start, min(end, until)) for start, end in self.busy if start < until]
+
+
+@pytest.mark.parametrize(
+    ("loading", "computing", "step_time", "wait"),
+    [
+        (0.25, 0.125, 0.25, 0.5),  # the loader limits
+        (0.25, 0.2, 0.25, 0.2),  # hardly: a full buffer would last for long
+        (0.25, 0.0, 0.25, 1.0),
+        (0.0625, 0.25, 0.25, 0.0),  # the host waits for data in vain: the device has work
+    ],
+)
+def test_a_full_buffer_is_not_measured_and_the_wait_is_that_of_the_device(
+    monkeypatch, loading, computing, step_time, wait
+):
+    config = tiny_config(data__num_workers=2, data__prefetch=2)
+    machine = FormulaMachine(loading, computing, room=batches_ready(config.data))
+    monkeypatch.setattr(measurement, "time", machine)
+    monkeypatch.setattr(memory_growth, "settled", machine.settled)
+    monkeypatch.setattr(jax, "device_get", machine.read)
+    request = request_of(config, max_batches=8, warmup_batches=2)
+    loop = StepLoop(machine.step, 0, machine, machine)
+    loop.take(1)
+    loop.drain()
+    figures = measurement._measured_steps(config, request, loop)
+    assert figures["avg_step_time"] == pytest.approx(step_time)
+    assert figures["step_time_p50"] == pytest.approx(step_time)
+    assert figures["data_wait_fraction"] == pytest.approx(wait, abs=1e-6)
+    assert (figures["warmup_batches"], figures["discarded_batches"]) == (2, 11)
 
 
 def points(*series):
@@ -126,6 +221,21 @@ def figures():
     return measure(request), measure(request, on_step=keep)
 
 
+def test_a_confirming_run_evaluates_features_of_the_whole_set(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(trial_evaluation, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
+    true_fit = trial_evaluation.fit_softmax
+
+    def fit(x, *arguments, **options):
+        seen["probe"] = x.shape
+        return true_fit(x, *arguments, **options)
+
+    monkeypatch.setattr(trial_evaluation, "fit_softmax", fit)
+    config = tiny_config(data__num_train=1000)
+    figures = measure(request_of(config, max_batches=2, warmup_batches=1, with_evaluation=True))
+    assert figures["finite"] and seen == {"knn": (1000, 16), "probe": (1000, 16)}
+
+
 def test_a_leak_is_found_with_its_slope_and_nothing_else_is(figures):
     normal, leaking = figures
     assert not normal["leak"] and abs(normal["memory_slope_bytes_per_step"]) < 64 * 1024
@@ -142,6 +252,7 @@ def test_figures_agree_with_each_other(figures):
         assert 0 <= row["data_wait_fraction"] <= 1 and 0 < row["mfu"] < 1
         assert row["cpu_percent"] > 0 and 0 <= row["system_cpu_percent"] <= 100
         assert (row["peak_memory_bytes"], row["gpu_sm_util"], row["data_source"]) == (None, None, "dummy")
+        assert (row["finite"], row["platform"], row["device_limit_bytes"]) == (True, "cpu", None)
     normal, slow = figures
     assert slow["avg_step_time"] >= 0.03  # the planted wait, every step
     assert normal["program_fingerprint"] == slow["program_fingerprint"]
@@ -157,7 +268,27 @@ def test_the_fingerprint_tells_programs_apart_and_knows_a_knob_without_effect():
         config.data.pipeline = "device"
         prints.add(pipeline_fingerprint(config.data, False))
     assert len(prints) == 3  # with pipeline=device the number of workers makes no difference
-    assert (batches_ready(config.data), batches_ready(tiny_config(data__num_workers=2).data)) == (0, 7)
+    assert (batches_ready(config.data), batches_ready(tiny_config(data__num_workers=2).data)) == (0, 11)
+
+
+def test_what_remat_computes_again_is_no_use_of_the_device():
+    config = tiny_masked_config("ijepa", train__remat="full")
+    batch = abstract_batch(config)
+    shapes = {"num_train": 96, "num_classes": 8, "sample": batch["image"], "mesh": runtime.make_mesh(1, 1)}
+    program = build_program(config, **shapes)
+    state = program.factory.abstract
+    useful = measurement.useful_flops(config, state, batch, **shapes)
+    assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * useful
+    assert useful == measurement.useful_flops(with_key(config, "train.remat", "none"), state, batch, **shapes)
+
+
+def test_the_peak_is_that_of_the_devices_that_take_part():
+    assert peak_flops(2.0, "float32", 3) == (6e12, "profile.peak_tflops")
+
+
+def test_operations_are_those_of_the_platform():
+    step = jax.jit(lambda x: jax.lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: x @ x))
+    assert traced_flops(step.trace(jnp.ones([4, 4]))) == 0  # the dearest branch is for others
 
 
 def test_dummy_images_are_drawn_by_whoever_loads_the_batch():
@@ -218,11 +349,60 @@ def test_what_a_trial_can_explain_itself_is_its_result(monkeypatch, error, statu
     assert result["status"] == status and "\n" not in result["reason"] and result["reason"]
 
 
+def test_words_of_every_library_are_known_and_a_failed_attempt_is_no_end():
+    for text in (
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "Failed to allocate 8.00GiB",
+        "MemoryError: ",
+    ):
+        assert is_out_of_memory(text)
+    attempted = "ran out of memory trying to allocate 2GiB. The caller indicates that this is not a failure"
+    assert not is_out_of_memory(attempted) and is_out_of_memory(f"{attempted}\nRESOURCE_EXHAUSTED")
+    long_ago = "out of memory, trying again\n" + "step\n" * 20
+    assert explain_exit(-11, long_ago, limited=False)[0] == "crashed"
+
+
+def test_one_gpu_is_that_of_those_that_may_be_used(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    variables = child_environment(request_of(tiny_config(), gpu_index=3), tmp_path)
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
+    assert variables["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] == "none"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
+    assert only_gpu(1)["CUDA_VISIBLE_DEVICES"] == "GPU-abc" and only_gpu(None) == {}
+    for ask in (only_gpu, first_gpu):
+        with pytest.raises(UserError, match="--gpu_index = 2: CUDA_VISIBLE_DEVICES = 5, GPU-abc leaves 2 GPUs"):
+            ask(2)
+    with pytest.raises(UserError, match="--gpu_index = 0: JAX computes on cpu"):
+        measure(request_of(tiny_config(), gpu_index=0))
+
+
+def test_the_peak_of_the_process_can_be_set_back():
+    with mmap.mmap(-1, 200 * MB) as large:
+        large.write(b"x" * (200 * MB))
+        before = process_memory.peak_bytes()
+    if not process_memory.reset_peak():
+        pytest.skip("this kernel does not set the peak back")
+    assert process_memory.peak_bytes() < before - 150 * MB
+
+
+@pytest.mark.parametrize("status", ["ok", "crashed"])
+def test_a_trial_that_was_done_and_hung_while_closing_counts(tmp_path, monkeypatch, status):
+    def hang(command, folder, **_):
+        write_json(folder / "result.json", {"status": status, "reason": "x"})
+        return processes.Ended(-9, True, "closing")
+
+    monkeypatch.setattr(trial_process.processes, "run", hang)
+    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=5)
+    assert result["status"] == ("ok" if status == "ok" else "timed_out")
+    assert "--time_limit" not in result["reason"]
+
+
 def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         trial_process.processes, "run", lambda *_, **__: processes.Ended(-15, True, "compiling")
     )  # fmt: skip
-    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=7)
+    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=7, limit_flag="--time_limit")
     assert result["status"] == "timed_out"
     assert result["reason"] == "stopped after 7 s (--time_limit); its last line: compiling"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.errors import UserError
-from jepa_jax.profiling import tune_command, tuned
+from jepa_jax.profiling import result_header, tune_command, tuned
 from jepa_jax.profiling.trial import Combination, combination_of
 from jepa_jax.profiling.tune_command import Options
 from jepa_jax.profiling.tuner import Search
@@ -22,6 +22,13 @@ from tests.tiny import tiny_config
 GIB = 2**30
 SPACE = Space((0, 2, 4, 8), ("float32", "bfloat16"), ("none", "full"), ("grain", "device"))
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
+# What a full sweep would measure.
+GRID = [
+    Combination(*values)
+    for values in itertools.product(
+        BATCHES, SPACE.num_workers, (1,), SPACE.precisions, SPACE.remats, SPACE.pipelines
+    )
+]  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -36,6 +43,8 @@ class Machine:
     evaluation_memory: float = 1.0  # times that of training
     seconds: float = 8.0  # of a trial
     compiling: float = 15.0  # of a program that was not compiled before
+    pool: float | None = None  # what the device's allocator says that it has
+    diverging: tuple = ()  # values of knobs with which the loss is not finite
     faults: dict = dataclasses.field(default_factory=dict)  # knob's value -> status
     seed: int = 0
 
@@ -57,7 +66,7 @@ class Machine:
         return GIB * (1 + 0.01 * kept * c.batch_size / c.grad_accum_steps)
 
     def best(self, limit=0.92) -> Combination:
-        return max((c for c in SPACE.grid(BATCHES) if self.bytes(c) <= limit * self.memory), key=self.speed)
+        return max((c for c in GRID if self.bytes(c) <= limit * self.memory), key=self.speed)
 
     def __call__(self, request, time_limit):
         c = request.combination
@@ -76,15 +85,16 @@ class Machine:
         speed = self.speed(c) * float(np.exp(self.noise * self.rng.normal()))
         return {
             "status": "ok", "reason": "", "samples_per_sec": speed, "peak_memory_bytes": memory, "leak": False,
+            "device_limit_bytes": self.pool, "finite": not set(c.as_dict().values()) & set(self.diverging),
             "data_wait_fraction": 1 - self.speed(c) / self.compute(c), "data_source": "formula",
             "compile_seconds": self.compiling, "compile_cached": cached,
             "program_fingerprint": f"{c.batch_size} {c.precision} {c.remat}",
         }  # fmt: skip
 
 
-def search_on(machine, *, budget=1e6, space=SPACE, margin=0.08, recorded=(), batch=128, **config):
+def search_on(machine, *, budget=1e6, space=SPACE, margin=0.08, recorded=(), batch=128, limits=None, **config):
     given = tiny_config(data__batch_size=batch, **config).to_dict()
-    limits = Limits(budget, machine.memory, margin)
+    limits = limits or Limits(budget, machine.memory, margin)
     search = Search(given, space, limits, machine, recorded=recorded, clock=lambda: machine.now)
     return search, search.search()
 
@@ -105,7 +115,7 @@ def test_finds_the_optimum_with_a_third_of_the_grids_trials(name, seed):
     machine = Machine(seed=seed, **MACHINES[name])
     search, outcome = search_on(machine)
     assert machine.speed(outcome.chosen) > 0.95 * machine.speed(machine.best())
-    assert len(machine.requests) <= len(SPACE.grid(BATCHES)) / 3
+    assert len(machine.requests) <= len(GRID) / 3
     assert outcome.confirmed and machine.requests[0].combination == search.reference
 
 
@@ -140,7 +150,7 @@ def test_settings_that_fail_are_survived_and_left(status):
     c = outcome.chosen
     assert (c.precision, c.pipeline) == ("float32", "grain") and c.num_workers != 4
     assert machine.speed(c) > 0.9 * max(
-        machine.speed(x) for x in SPACE.grid(BATCHES) if x.precision == "float32" and machine.bytes(x) < 22 * GIB
+        machine.speed(x) for x in GRID if x.precision == "float32" and machine.bytes(x) < 22 * GIB
     )
     tries = sum(r.combination.precision == "bfloat16" for r in machine.requests)
     assert tries <= (2 if status == "out_of_memory" else 1)  # a smaller batch might have fitted
@@ -167,6 +177,42 @@ def test_the_budget_is_kept_and_the_choice_still_confirmed(budget):
     assert outcome.confirmed
     if budget < 300:
         assert outcome.untried
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        (Limits(1e6, 20 * GIB, is_guess=True), 6),  # the guess is too high
+        (Limits(1e6, 2 * GIB, is_guess=True), 6),  # or too low
+        (Limits(1e6, 4 * GIB), 4),  # given by the user: less is kept,
+        (Limits(1e6, 20 * GIB), 6),  # more is not there
+    ],
+)
+def test_the_limit_is_what_the_first_trial_reads(limits, limit):
+    machine = Machine(memory=24 * GIB, pool=6 * GIB, half=2000.0)
+    search, outcome = search_on(machine, limits=limits)
+    assert search.limits.memory_bytes == limit * GIB
+    assert 0.65 * limit * GIB < machine.bytes(outcome.chosen) <= 0.92 * limit * GIB
+
+
+def test_a_setting_whose_loss_is_not_finite_is_not_chosen():
+    machine = Machine(diverging=("bfloat16",))
+    search, outcome = search_on(machine)
+    assert outcome.confirmed and outcome.chosen.precision == "float32"
+    tried = next(request.combination for request in machine.requests if request.combination.precision == "bfloat16")
+    assert search.why_not(tried) == "its loss is not finite"
+
+
+def test_time_of_a_trial_that_ended_with_the_budget_stays_used():
+    machine = Machine(faults={"bfloat16": "timed_out"})
+    given = tiny_config(data__batch_size=128).to_dict()
+    search = Search(given, SPACE, Limits(60), machine, clock=lambda: machine.now)
+    hanging = dataclasses.replace(search.reference, precision="bfloat16")
+    assert search.measure(search.reference) and not search.measure(hanging)
+    assert machine.now > 50 and [trial["cut"] for trial in search.cut] == [True] and search.untried == [hanging]
+    again = Search(given, SPACE, Limits(600), Machine(), recorded=[*search.trials, *search.cut], clock=lambda: 0.0)
+    assert again.seconds_left() == pytest.approx(600 - machine.now)
+    assert again.measure(hanging) and again.cut == search.cut  # with more time it is tried again
 
 
 def test_a_first_trial_that_hangs_leaves_time_for_others():
@@ -220,10 +266,11 @@ class TestCommand:
         self.config = tiny_config(data__batch_size=128)
 
     def tune(self, folder, run, **options):
-        console = Console(io.StringIO())
+        self.said = io.StringIO()
         values = {"num_workers": "0,2", "remats": "none"}
-        made = Options(folder, memory_limit_gb=24.0, values=values, config_name="tiny", **{"budget": "1h", **options})
-        return tune_command.tune(self.config, made, console, run)
+        options = {"budget": "1h", "memory_limit_gb": 24.0} | options
+        made = Options(folder, values=values, config_name="tiny", **options)
+        return tune_command.tune(self.config, made, Console(self.said), run)
 
     def test_ends_with_a_file_that_training_takes(self, tmp_path):
         code, result = self.tune(tmp_path, Machine())
@@ -271,6 +318,27 @@ class TestCommand:
         with pytest.raises(UserError, match="other config_hash"):
             self.tune(tmp_path, Machine(), resume=True)
 
+    def test_another_memory_limit_or_version_does_not_go_on(self, tmp_path, monkeypatch):
+        self.tune(tmp_path, Machine())
+        with pytest.raises(UserError, match=r"settings\.memory_limit_gb"):
+            self.tune(tmp_path, Machine(), resume=True, memory_limit_gb=8.0)
+        monkeypatch.setattr(result_header.metadata, "version", lambda name: "0")
+        with pytest.raises(UserError, match=r"versions\.jax, "):
+            self.tune(tmp_path, Machine(), resume=True)
+
+    def test_the_memory_that_is_told_is_the_one_that_counts(self, tmp_path):
+        self.tune(tmp_path, Machine(), memory_limit_gb=None)
+        header = json.loads((tmp_path / "tune.json").read_text())["header"]
+        self.tune(tmp_path, Machine(), resume=True, memory_limit_gb=None)
+        told = f"memory: {header['memory_limit_bytes'] / GIB:.1f} GiB may be used, as at the first start"
+        assert told in self.said.getvalue()
+
+    def test_another_batch_is_not_the_config_as_given(self, tmp_path):
+        _, result = self.tune(tmp_path, Machine(), fixed_effective_batch="2048")
+        text = " ".join(json.loads((tmp_path / "tune.json").read_text())["conclusion"]["text"]).lower()
+        assert result["chosen"]["batch_size"] == 2048
+        assert "the config with its batch made 2,048" in text and "config as given" not in text
+
     def test_nothing_measured_is_exit_code_1(self, tmp_path):
         code, result = self.tune(tmp_path, Machine(faults={"grain": "crashed"}))
         assert code == 1 and result["chosen"] is None and not (tmp_path / "tuned.json").exists()
@@ -280,6 +348,29 @@ class TestCommand:
         machine = Machine(half=0.0, bfloat16=0.5)
         _, result = self.tune(tmp_path, machine, fixed_effective_batch="config")
         assert result["chosen"] == combination_of(self.config).as_dict() and result["gain"] is None
+
+
+@pytest.mark.parametrize("cores, workers", [(1, [0, 1]), (2, [0, 1, 2]), (12, [0, 3, 6, 12]), (64, [0, 16])])
+def test_workers_worth_a_try(cores, workers):
+    assert tune_command.worker_counts(cores) == workers
+
+
+def test_a_set_is_tried_on_the_device_only_if_it_is_small(tmp_path):
+    def pipelines(**config):
+        data = {"data__dir": str(tmp_path), "data__num_train": 0, **config}
+        options = Options(tmp_path, use_dummy_data=True)
+        return tune_command.make_space(tiny_config(**data), options).pipelines
+
+    assert pipelines(data__source="cifar10", data__image_size=32) == ("grain", "device")
+    assert pipelines(data__source="tfds:imagenet2012", data__image_size=224) == ("grain",)
+
+
+def test_the_pool_of_the_present_name_counts():
+    assert tune_command.pool_share({}) == 0.75
+    shares = {"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}
+    assert tune_command.pool_share(shares) == 0.9
+    with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
+        tune_command.pool_share({"XLA_CLIENT_MEM_FRACTION": "much"})
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("10m", 600), ("1.5h", 5400), ("45", 45)])
@@ -308,6 +399,24 @@ class TestTunedFile:
         assert (config.data.batch_size, config.data.pipeline) == (256, "device")
         assert (config.train.precision, config.train.remat) == ("bfloat16", "full")
         assert any("as on the command line" in line for line in lines)
+
+    @pytest.mark.parametrize(
+        "scaling, words", [("none", "is 0.002 as before"), ("linear", "0.002 -> 0.004"), ("sqrt", "0.002 -> 0.00283")]
+    )
+    def test_says_what_another_batch_makes_of_the_rate(self, tmp_path, scaling, words):
+        config = tiny_config(
+            data__batch_size=128, optim__lr=0.002, optim__batch_scaling=scaling, optim__reference_batch=128
+        )
+        lines = tuned.apply_tuned(config, self.write(tmp_path / "tuned.json"))
+        assert words in lines[-1] and "from 128 to 256" in lines[-1]
+
+    def test_drawn_images_are_a_doubt_where_real_ones_are_loaded(self, tmp_path):
+        found = self.write(tmp_path / "tuned.json", data_source="dummy")
+        machine = {"cpu": "x", "cores": 2, "gpu_name": None}
+        assert tuned.doubts(tiny_config().to_dict(), found, machine) == []  # shapes are drawn too
+        config = tiny_config(data__source="cifar10").to_dict()
+        (doubt,) = tuned.doubts(config, found | {"config": config}, machine)
+        assert "--use_dummy_data" in doubt
 
     def test_another_machine_and_another_model_are_doubts(self, tmp_path):
         found = self.write(tmp_path / "tuned.json", confirmed=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.profiling.noise import (
+    CONFIDENCE,
     SAME,
     UNKNOWN,
     Comparison,
@@ -35,6 +36,7 @@ BY_CONSTRUCTION, NOT_MEASURABLE, EFFECT = "none by construction", "none measurab
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
 # Shares of a step above which something is named as what limits.
 WAITING, FULL = 0.10, 0.85
+MOST_TOLD = 10.0  # times the speed: where a device waits for 90 % of the time, its own speed is hardly known
 
 
 def conclude(
@@ -47,7 +49,8 @@ def conclude(
     """The choice and its reasons: best, its gain over the config as given, tied, text, knobs, ...
 
     Best is the fastest; of those that are the same within noise, the one with less memory, then with fewer workers.
-    A row that leaks is chosen only if all do. `fixed_effective_batch` leaves rows of that batch size alone.
+    A row that leaks is chosen only if all do, one whose loss is not finite never. `fixed_effective_batch` leaves rows
+    of that batch size alone; `memory_limit_bytes` is what may be used, by default what the device's allocator has.
     """
     model = fit(rows)
     measured = [row for row in rows if row["status"] == "ok" and speeds(row)]
@@ -56,9 +59,13 @@ def conclude(
     if fixed_effective_batch is not None:
         allowed = [row for row in measured if row["combination"]["batch_size"] == fixed_effective_batch]
         text.append(f"The batch is kept at {fixed_effective_batch:,} images: {len(allowed)} of {len(measured)} fit.")
-    sound = [row for row in allowed if not row.get("leak")]
-    if len(sound) < len(allowed):
-        leaking = ", ".join(describe(row["combination"]) for row in allowed if row.get("leak"))
+    finite = [row for row in allowed if is_finite(row)]
+    if len(finite) < len(allowed):
+        diverging = ", ".join(describe(row["combination"]) for row in allowed if not is_finite(row))
+        text.append(f"The loss is not finite, so not recommended: {diverging}.")
+    sound = [row for row in finite if not row.get("leak")]
+    if len(sound) < len(finite):
+        leaking = ", ".join(describe(row["combination"]) for row in finite if row.get("leak"))
         text.append(f"Memory grows from step to step, so not recommended: {leaking}.")
         if not sound:
             text.append("All rows leak: the choice below will run out of memory some day.")
@@ -67,9 +74,9 @@ def conclude(
         "best": None, "samples_per_sec": None, "samples_per_sec_ci95": None, "gain": None, "tied": [], "text": text,
         "knobs": knobs, "noise_percent": model.noise_percent, "learning_rate_advice": None,
     }  # fmt: skip
-    candidates = sound or allowed
+    candidates = sound or finite
     if not candidates:
-        text.insert(0, "Nothing to recommend: no combination was measured.")
+        text.insert(0, "Nothing to recommend: " + why_none(measured, allowed, fixed_effective_batch))
         return result
     best, tied, fastest = choose(candidates, model)
     combination = best["combination"]
@@ -90,15 +97,30 @@ def conclude(
     }
 
 
+def why_none(measured: Sequence[Row], allowed: Sequence[Row], batch_size: int | None) -> str:
+    if allowed:
+        return "no combination has a finite loss."
+    if measured:
+        return f"no combination with a batch of {batch_size:,} images could be measured."
+    return "no combination was measured."
+
+
+def is_finite(row: Row) -> bool:
+    """Whether every loss that was seen is a number."""
+    return row.get("finite", True) is not False
+
+
 def choose(candidates: Sequence[Row], model: Fit, most_loss: float = 1.0) -> tuple[Row, list[Row], Row]:
     """The row to use, the others that are as fast within noise, and the fastest of all.
 
     `most_loss`: of speed that a reading may show and still count as noise.
     """
     fastest = max(candidates, key=model.effect)
+    # The fastest of many readings is partly the luckiest: so many comparisons with it have to be right together.
+    level = 1 - (1 - CONFIDENCE) / max(1, len(candidates) - 1)
 
     def is_tied(row: Row) -> bool:
-        found = compare(row, fastest, model)
+        found = compare(row, fastest, model, level)
         return found.verdict == SAME and found.ratio >= 1 - most_loss
 
     tied = [row for row in candidates if row is fastest or is_tied(row)]
@@ -164,19 +186,24 @@ def choice_sentences(
 
 
 def what_limits(row: Row, memory_limit_bytes: float | None = None) -> str:
-    """What a faster setting would have to change."""
+    """What a faster setting would have to change; `memory_limit_bytes`: by default what the device's allocator has."""
     wait, memory = row.get("data_wait_fraction"), row.get("peak_memory_bytes")
-    full = memory / memory_limit_bytes if memory and memory_limit_bytes else None
+    limit = memory_limit_bytes or row.get("device_limit_bytes")
+    full = memory / limit if memory and limit else None
     if wait is not None and wait > WAITING:
         return (
-            f"The loader limits: {100 * wait:.0f} % of the time is waiting for data, "
-            f"at most {1 / max(1 - wait, 1e-3):.2f}x to gain."
+            f"The loader limits: {100 * wait:.0f} % of the time the device waits for data, "
+            f"{at_most(1 / max(1 - wait, 1e-3))} to gain."
         )
     if full is not None and full > FULL:
-        return f"Memory limits the batch: {100 * full:.0f} % of the device's is used; computing limits the speed."
-    waiting = "" if wait is None else f": {100 * wait:.1f} % of the time is waiting for data"
+        return f"Memory limits the batch: {100 * full:.0f} % of what there is is used; computing limits the speed."
+    waiting = "" if wait is None else f": {100 * wait:.1f} % of the time the device waits for data"
     mfu = row.get("mfu")
     return f"Computing limits{waiting}" + (f", at {100 * mfu:.0f} % of the device's peak." if mfu else ".")
+
+
+def at_most(factor: float) -> str:
+    return f"at most {factor:.2f}x" if factor < MOST_TOLD else f"more than {MOST_TOLD:.0f}x"
 
 
 def is_failure(row: Row) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.profiling.flops import jaxpr_flops
+from jepa_jax.profiling.flops import Rules, jaxpr_flops
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -59,7 +59,7 @@ class CompiledStep:
 
     def compile(self, state: Any, batch: Any) -> None:
         traced = self._jitted.trace(state, batch)
-        self.flops = jaxpr_flops(traced.jaxpr.jaxpr)
+        self.flops = traced_flops(traced)
         self._newest = self._compiled[_signature(batch)] = traced.lower().compile()
         self._text = None
 
@@ -71,6 +71,12 @@ class CompiledStep:
         if self._text is None:
             self._text = self._newest.as_text()
         return self._text
+
+
+def traced_flops(traced: Any) -> int:
+    """Operations of a traced function on this process's devices: of code that differs by platform, theirs."""
+    backend = jax.default_backend()
+    return jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda" if backend == "gpu" else backend))
 
 
 def _signature(batch: Any) -> tuple:

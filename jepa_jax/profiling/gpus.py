@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jepa_jax.errors import UserError
+
 # Bits of NVML's clock event reasons that slow a GPU down against its will: hardware slowdown, two thermal limits, the
 # power brake. A power cap (0x4) is the normal state of a busy GPU and no fault.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
@@ -57,6 +59,26 @@ class Gpus:
         if self._nvml is not None:
             _ask(self._nvml.nvmlShutdown)
             self._nvml, self._handles = None, []
+
+
+def only_gpu(index: int | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables by which a process sees one GPU alone: number `index` of those that this one may use.
+
+    CUDA numbers GPUs by speed unless it is told to number them as NVML and nvidia-smi do.
+    """
+    if index is None:
+        return {}
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    name = str(index)
+    if visible is not None:
+        names = [part.strip() for part in visible.split(",") if part.strip()]
+        if index >= len(names):
+            raise UserError(
+                f"--gpu_index = {index}: CUDA_VISIBLE_DEVICES = {visible} leaves {len(names)} GPUs, numbered from 0; "
+                "use one of them"
+            )
+        name = names[index]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": name}
 
 
 def visible_handles(nvml: Any, visible: str | None) -> list[Any]:

@@ -1,8 +1,9 @@
 """Measures one combination of settings: the real training step, fed by the real loader, as the training loop runs it.
 
 The loop dispatches step n and reads the metrics of step n - 1, as `train.py` does; a step is complete when its metrics
-have been read. The clock runs from the completion of the last step of the warm-up to that of the last step, so neither
-end waits for a device that would not wait in training, and nothing is looked at in between.
+have been read. The clock runs from the completion of one step to that of another so many steps later, both read while
+the following step is under way: neither end waits for a device that would not wait in training, and nothing is looked
+at in between. What the loader had made before, while the step was compiled, is thrown away first.
 """
 
 import collections
@@ -10,10 +11,6 @@ import contextlib
 import hashlib
 import itertools
 import math
-import pathlib
-import resource
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,12 +22,16 @@ import psutil
 from jepa_jax import runtime
 from jepa_jax.config import validate
 from jepa_jax.data.pipeline import train_batches
-from jepa_jax.data.sources import Source, open_source
-from jepa_jax.profiling import memory_growth, monitor, peak
+from jepa_jax.data.sources import open_source
+from jepa_jax.errors import UserError
+from jepa_jax.profiling import memory_growth, monitor, peak, process_memory
+from jepa_jax.profiling.accounting import account
+from jepa_jax.profiling.compilations import traced_flops
+from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.dummy_data import open_dummy
-from jepa_jax.profiling.flops import jaxpr_flops
 from jepa_jax.profiling.record import gpu_figures
-from jepa_jax.profiling.trial import SLOW, TrialRequest
+from jepa_jax.profiling.timers import Segment
+from jepa_jax.profiling.trial import SLOW, TrialRequest, with_key
 from jepa_jax.program import Program, build_program
 from jepa_jax.step import TrainState
 from jepa_jax.train import INIT_IMAGES, first_images
@@ -49,27 +50,42 @@ def ignore(batch: Any, metrics: Any) -> None:
 class StepLoop:
     """The training loop without its bookkeeping; notes when steps were complete and when it waited for data."""
 
-    def __init__(self, step: Callable, state: TrainState, batches: Iterator, on_step: OnStep = ignore):
-        self._step, self._batches, self._on_step = step, batches, on_step
+    def __init__(
+        self, step: Callable, state: TrainState, batches: Iterator, device: DeviceClock, on_step: OnStep = ignore
+    ):
+        self._step, self._batches, self._device, self._on_step = step, batches, device, on_step
         self.state = state
         self.completed: list[float] = []
-        self.waits: list[tuple[float, float]] = []  # when it asked for a batch, seconds
         self.finite = True
+        self._waits: list[Segment] = []
         self._pending: collections.deque = collections.deque()
 
     def take(self, steps: int) -> None:
         for _ in range(steps):
             asked = time.perf_counter()
             batch, _ = next(self._batches)
-            self.waits.append((asked, time.perf_counter() - asked))
+            began = time.perf_counter()
+            self._waits.append(("data_wait", asked, began))
             self.state, metrics = self._step(self.state, batch)
+            self._device.dispatched(began, metrics["loss"])
             self._pending.append(metrics)
             self._read(all_but=1)
             self._on_step(batch, metrics)
 
+    def discard(self, batches: int) -> None:
+        """Takes batches from the loader and does nothing with them."""
+        for _ in range(batches):
+            next(self._batches)
+
     def drain(self) -> None:
         """Until nothing is under way."""
         self._read(all_but=0)
+
+    def waited_for_data(self, began: float, ended: float) -> float:
+        """Seconds between the two in which the device had nothing to do for want of data, as training counts them."""
+        waits = [(name, max(start, began), min(end, ended)) for name, start, end in self._waits]
+        busy = self._device.take(ended)
+        return account([wait for wait in waits if wait[1] < wait[2]], busy).exposed.get("data_wait", 0.0)
 
     def _read(self, all_but: int) -> None:
         while len(self._pending) > all_but:
@@ -98,9 +114,15 @@ class Compiled:
         finally:
             jax.monitoring.unregister_event_listener(listen)
         self.cached = bool(hits)
-        self.flops = jaxpr_flops(traced.jaxpr.jaxpr)
+        self.flops = traced_flops(traced)
         # The text holds no locations: equal programs are equal, wherever they were written down.
         self.fingerprint = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+
+
+def useful_flops(config: Any, state: Any, batch: Any, **shapes: Any) -> int:
+    """Operations of a step that computes nothing twice: remat takes more, which is no better use of the device."""
+    jitted: Any = build_program(with_key(config, "train.remat", "none"), **shapes).train_step
+    return traced_flops(jitted.trace(state, batch))
 
 
 def slowed(step: Callable, share: float) -> Callable:
@@ -122,34 +144,54 @@ def measure(
     config = request.configuration()
     validate(config)
     mesh = runtime.setup(config)
+    if request.gpu_index is not None and jax.default_backend() != "gpu":
+        raise UserError(
+            f"--gpu_index = {request.gpu_index}: JAX computes on {jax.default_backend()} here; "
+            "install JAX for the GPU (nvidia-smi has to list it), or leave the flag away"
+        )
     runtime.check_batch(config, mesh)
-    source = (open_dummy if request.use_dummy_data else open_source)(config.data, "train")
+    open_split = open_dummy if request.use_dummy_data else open_source
+    source = open_split(config.data, "train")
     sample = first_images(source, INIT_IMAGES)
-    program = build_program(config, num_train=len(source), num_classes=len(source.classes), sample=sample, mesh=mesh)
+    shapes: Any = {"num_train": len(source), "num_classes": len(source.classes), "sample": sample, "mesh": mesh}
+    program = build_program(config, **shapes)
     state = program.factory.create(config.train.seed, sample)
     sharding = runtime.batch_sharding(mesh)
-    with train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches:
+    with (
+        contextlib.closing(DeviceClock()) as device,
+        train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches,
+        contextlib.ExitStack() as stack,
+    ):
         first = next(batches)
         compiled = Compiled(program, state, first[0])
+        flops = compiled.flops if config.train.remat == "none" else useful_flops(config, state, first[0], **shapes)
         before_steps()
+        process_memory.reset_peak()  # compiling may have taken more than any step will
         step = slowed(compiled.call, SLOWER_BY) if request.fault == SLOW else compiled.call
-        loop = StepLoop(step, state, itertools.chain([first], batches), on_step)
+        loop = StepLoop(step, state, itertools.chain([first], batches), device, on_step)
         del state, first  # the loop donates the one and is done with the other soon
         loop.take(1)
         loop.drain()
-        with contextlib.ExitStack() as stack:
-            if request.with_evaluation:
-                stack.enter_context(_evaluation_and_checkpoint(config, request, program, source, loop.state))
-            figures = _measured_steps(config, request, loop)
+        if request.with_evaluation:
+            from jepa_jax.profiling.trial_evaluation import evaluation_and_checkpoint
+
+            sources = source, open_split(config.data, "test")
+            stack.enter_context(evaluation_and_checkpoint(config, program, sources, loop.state))
+        figures = _measured_steps(config, request, loop)
+    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
+    limits = [(one.memory_stats() or {}).get("bytes_limit") for one in mesh.local_devices]
     return {
         **figures,
-        **_use_of_peak(config, compiled.flops, figures["batches_per_sec"]),
+        "flops_per_batch": flops,
+        "mfu": flops * figures["batches_per_sec"] / most if most else None,
         "compile_seconds": compiled.seconds,
         "compile_cached": compiled.cached,
         "program_fingerprint": compiled.fingerprint,
         "pipeline_fingerprint": pipeline_fingerprint(config.data, request.use_dummy_data),
         "data_source": "dummy" if request.use_dummy_data else config.data.source,
         "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
+        "platform": jax.default_backend(),
+        "device_limit_bytes": min((limit for limit in limits if limit), default=None),
     }
 
 
@@ -159,20 +201,20 @@ def _measured_steps(config: Any, request: TrialRequest, loop: StepLoop) -> dict[
     watch = monitor.Monitor(MONITOR_SECONDS)
     try:
         points = [(len(loop.completed), memory_growth.settled())]
-        warmup = max(request.warmup_batches, 1 + batches_ready(config.data))
-        loop.take(warmup)
-        loop.take(1)  # the first that counts; the last one that does not is complete now
+        discarded = batches_ready(config.data)
+        loop.discard(discarded)
+        loop.take(request.warmup_batches + 1)  # the last of them counts already: the one before it is complete now
         began, cpu_before, system_before = loop.completed[-1], _cpu_seconds(workers), psutil.cpu_times()
         watch.start()
-        loop.take(request.max_batches - 1)
-        loop.drain()
+        loop.take(request.max_batches)  # the last of them does not count: it is under way at the end as at the start
         ended, cpu_after, system_after = loop.completed[-1], _cpu_seconds(workers), psutil.cpu_times()
         samples = watch.take()
     finally:
         watch.close()
-    times = np.diff([began, *loop.completed[-request.max_batches :]])
-    waited = sum(seconds for asked, seconds in loop.waits if asked >= began)
-    process_memory = _peak_process_bytes() + sum(_resident(worker) for worker in workers)
+    times = np.diff(loop.completed[-request.max_batches - 1 :])
+    waited = loop.waited_for_data(began, ended)
+    loop.drain()
+    process_memory_bytes = process_memory.peak_bytes() + sum(_resident(worker) for worker in workers)
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     points.append((len(loop.completed), memory_growth.settled()))
     if memory_growth.is_suspicious(points):
@@ -191,29 +233,30 @@ def _measured_steps(config: Any, request: TrialRequest, loop: StepLoop) -> dict[
         "step_time_p95": float(np.percentile(times, 95)),
         "samples_processed": request.max_batches * config.data.batch_size,
         "measured_batches": request.max_batches,
-        "warmup_batches": warmup,
+        "warmup_batches": request.warmup_batches,
+        "discarded_batches": discarded,
         "elapsed_seconds": elapsed,
         "cpu_percent": 100 * (cpu_after - cpu_before) / elapsed,
         "system_cpu_percent": _busy_percent(system_before, system_after),
         "gpu_sm_util": monitor.mean(gpus, "utilization"),
         "gpu_mem_util": monitor.mean(gpus, "memory_percent"),
         "peak_memory_bytes": max((value for value in peaks if value is not None), default=None),
-        "process_memory_bytes": process_memory,
+        "process_memory_bytes": process_memory_bytes,
         "memory_slope_bytes_per_step": growth.bytes_per_step,
         "leak": bool(growth.leaks),
+        "finite": loop.finite,
         "data_wait_fraction": min(1.0, waited / elapsed),
         "notes": _notes(config, loop, growth),
     }
 
 
 def batches_ready(data: Any) -> int:
-    """Batches that a loader may have made while the step was compiled: at its own speed they take longer.
+    """The most batches that a loader may have made while the step was compiled.
 
-    Those on the device and the one that waits to follow them; and of each worker process one done, one in the making.
+    Those on the device and the one that waits to follow them; and of each worker process of Grain's four: in its hands,
+    in its queue, in the hands of the thread that reads it, and in that one's queue.
     """
-    if data.pipeline == "device":
-        return 0
-    return data.prefetch + 1 + 2 * data.num_workers
+    return 0 if data.pipeline == "device" else data.prefetch + 1 + 4 * data.num_workers
 
 
 def pipeline_fingerprint(data: Any, dummy: bool) -> str:
@@ -235,11 +278,6 @@ def _notes(config: Any, loop: StepLoop, growth: memory_growth.Growth) -> list[st
     if not loop.finite:
         notes.append("the loss is not finite")
     return notes
-
-
-def _use_of_peak(config: Any, flops: int, batches_per_sec: float) -> dict[str, float | None]:
-    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision)
-    return {"flops_per_batch": flops, "mfu": flops * batches_per_sec / most if most else None}
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:
@@ -264,25 +302,3 @@ def _resident(process: psutil.Process) -> int:
         return process.memory_info().rss
     except psutil.Error:
         return 0
-
-
-def _peak_process_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-@contextlib.contextmanager
-def _evaluation_and_checkpoint(
-    config: Any, request: TrialRequest, program: Program, train: Source, state: TrainState
-) -> Iterator[None]:
-    """What a run does between epochs: a validation pass now, and a checkpoint written while steps go on."""
-    from jepa_jax.checkpoint import Checkpoints
-    from jepa_jax.evals.schedule import Evaluator
-
-    test = (open_dummy if request.use_dummy_data else open_source)(config.data, "test")
-    evaluator = Evaluator(config.eval, program, (train, test), smoke=True)
-    evaluator.at_epoch(state, config.eval.knn_every_epochs or 1)
-    evaluator.spread(state)
-    with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder) / "checkpoints") as checkpoints:
-        checkpoints.save(1, state, {"step": 1})
-        yield
-        checkpoints.wait()

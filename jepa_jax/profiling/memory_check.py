@@ -9,14 +9,13 @@ from typing import Any
 import jax
 
 from jepa_jax.errors import UserError
+from jepa_jax.profiling import out_of_memory
 from jepa_jax.profiling.gpu_compile import DataSize, Request, StepCompiler, default_folder
 from jepa_jax.profiling.hardware import Gpu, gpu_of_device, load_table
 from jepa_jax.profiling.plan_report import gib, pool_line, ways_out_lines
 from jepa_jax.profiling.planner import NO, POOL_FRACTION, Planner
 from jepa_jax.program import Program
 from jepa_jax.writers import Console
-
-OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
 
 def present_gpu() -> Gpu | None:
@@ -62,7 +61,7 @@ def warn_if_too_large(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return any(words in str(error) for words in OUT_OF_MEMORY)
+    return out_of_memory.is_out_of_memory(f"{type(error).__name__}: {error}")
 
 
 def ways_out_message(

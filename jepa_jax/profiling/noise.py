@@ -146,7 +146,7 @@ def fit(rows: Sequence[Row]) -> Fit:
     )
 
 
-def compare(row_a: Row, row_b: Row, model: Fit | None = None) -> Comparison:
+def compare(row_a: Row, row_b: Row, model: Fit | None = None, level: float = CONFIDENCE) -> Comparison:
     """Speed of A over B, by their log-ratios in common rounds.
 
     With the `fit` of a whole sweep its pooled noise decides, and rows without a common round are compared by way of
@@ -156,4 +156,4 @@ def compare(row_a: Row, row_b: Row, model: Fit | None = None) -> Comparison:
     key_a, key_b = row_key(row_a), row_key(row_b)
     if key_a == key_b:
         return Comparison(1.0, 1.0, 1.0, SAME)
-    return model.contrast({key_a: 1.0, key_b: -1.0})
+    return model.contrast({key_a: 1.0, key_b: -1.0}, level)

@@ -17,15 +17,17 @@ MATRIX = 1024  # rows of the square float32 product that is timed
 REPEATS = 5
 
 
-def peak_flops(given_tflops: float, precision: str) -> tuple[float | None, str]:
-    """FLOP a second of all devices together and where the figure is from; None where nobody knows.
+def peak_flops(given_tflops: float, precision: str, num_devices: int | None = None) -> tuple[float | None, str]:
+    """FLOP a second of the devices together and where the figure is from; None where nobody knows.
 
     Args:
       given_tflops: `profile.peak_tflops`, of one device; 0 = look it up.
       precision: `train.precision`, which decides what a GPU can do.
+      num_devices: that take part; by default all. Those of a CPU share its cores, however many there are.
     """
+    num_devices = num_devices or jax.device_count()
     if given_tflops:
-        return given_tflops * 1e12 * jax.device_count(), "profile.peak_tflops"
+        return given_tflops * 1e12 * num_devices, "profile.peak_tflops"
     device = jax.devices()[0]
     if device.platform == "cpu":
         return measured_cpu_flops(cache_folder() / "cpu_peak.json"), "best float32 product measured on this machine"
@@ -33,7 +35,7 @@ def peak_flops(given_tflops: float, precision: str) -> tuple[float | None, str]:
     gpu = hardware.gpu_of_device(device.device_kind, limit, hardware.load_table())
     if gpu is None:
         return None, f"{device.device_kind} is not in the table of GPUs: set profile.peak_tflops for an MFU"
-    return gpu.tflops(precision) * 1e12 * jax.device_count(), f"{gpu.name}, {precision}"
+    return gpu.tflops(precision) * 1e12 * num_devices, f"{gpu.name}, {precision}"
 
 
 def measured_cpu_flops(path: pathlib.Path) -> float:

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import jax
 import psutil
 
+from jepa_jax.profiling import process_memory
 from jepa_jax.profiling.timers import Timeline
 
 
@@ -74,4 +73,4 @@ def peak_memory_bytes() -> int:
     stats: dict[str, Any] = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return process_memory.peak_bytes()

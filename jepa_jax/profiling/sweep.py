@@ -4,30 +4,34 @@ Rounds are interleaved: each combination once, then each again, starting elsewhe
 while then falls on all of them. The results are on disk after each repeat; the same command with --resume goes on.
 """
 
-import datetime
 import json
-import os
 import pathlib
-import platform
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from jepa_jax import html, processes
-from jepa_jax.config import config_hash, differing_keys
+from jepa_jax.config import differing_keys
 from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
 from jepa_jax.files import write_atomically, write_json
-from jepa_jax.profiling.sweep_rows import Row, is_open, new_row, skip_larger, with_compile_seconds, with_repeat
+from jepa_jax.profiling.result_header import base_header, describe_hardware
+from jepa_jax.profiling.sweep_rows import (
+    Row,
+    is_open,
+    new_row,
+    skip_larger,
+    with_compile_seconds,
+    with_repeat,
+    without_failures,
+)
 from jepa_jax.profiling.sweep_settings import Sweep
 from jepa_jax.profiling.trial import OK, Combination
 from jepa_jax.profiling.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
 from jepa_jax.progress import ProgressBar
 
-SCHEMA_VERSION = 1
 EXIT_NONE_MEASURED = 1  # every combination has a row, none of them a figure
 SAME_TO_RESUME = ("settings", "hardware", "versions")  # of the header
 
@@ -35,9 +39,25 @@ Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/
 OnRepeat = Callable[[int, Document], None]  # hears which row has a new repeat
 
 
-def conduct(sweep: Sweep, *, time_limit: float, resume: bool, fixed_effective_batch: int | None = None) -> tuple:
+def conduct(
+    sweep: Sweep,
+    *,
+    time_limit: float,
+    resume: bool,
+    retry_failed: bool = False,
+    fixed_effective_batch: int | None = None,
+) -> tuple[int, dict[str, Any], str]:
     """Runs a sweep with a progress bar on stderr: (exit code, result as an object, table and conclusion as text)."""
-    document = open_document(sweep, resume)
+    batches = sweep.values["batch_sizes"]
+    if fixed_effective_batch is not None and fixed_effective_batch not in batches:
+        raise UserError(
+            f"--fixed_effective_batch = {fixed_effective_batch}: not among --batch_sizes = "
+            f"{','.join(map(str, batches))}; a batch size counts all images of an optimizer step, "
+            "accumulation included: add it there"
+        )
+    document = open_document(sweep, resume or retry_failed)
+    if retry_failed:
+        document["rows"] = [without_failures(row) for row in document["rows"]]
     code = EXIT_OK
     try:
         with processes.sigterm_raises(), Progress(document, sweep.repeats) as progress:
@@ -112,14 +132,18 @@ def interleaved(count: int, number: int, rounds: int) -> list[int]:
 def measured_or_run(
     sweep: Sweep, index: int, number: int, time_limit: float, on_tick: Callable[[int], None]
 ) -> dict[str, Any]:
-    """One repeat; if it came to its end after its sweep was killed, what it left."""
+    """One repeat; if it came to a good end after its sweep was killed, what it left.
+
+    One that failed then may have been ended with its sweep: it is run again.
+    """
     name, request = f"{index:03d}_round{number}", sweep.request(index)
     left = finished_result(sweep.folder / name, request)
-    if left is not None:
+    if left is not None and left["status"] == OK:
         return {**left, "trial_seconds": None}
     began = time.monotonic()
     measurement = run_trial(
-        request, sweep.folder, time_limit=time_limit, name=name, on_tick=lambda: on_tick(index)
+        request, sweep.folder, time_limit=time_limit, limit_flag="--time_limit", name=name,
+        on_tick=lambda: on_tick(index),
     )  # fmt: skip
     return {**measurement, "trial_seconds": round(time.monotonic() - began, 3)}
 
@@ -171,7 +195,6 @@ def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None
         document["rows"],
         config=document["header"]["config"],
         fixed_effective_batch=fixed_effective_batch,
-        memory_limit_bytes=document["header"]["memory_limit_bytes"],
     )
     write_json(sweep.output, document)
     sweep_report.write_html(document, sweep.output.with_suffix(".html"))
@@ -181,63 +204,20 @@ def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None
 
 
 def make_header(sweep: Sweep) -> dict[str, Any]:
-    from jepa_jax.runtime import PACKAGES
-
     hardware = describe_hardware(sweep.gpu_index)
-    limits = [hardware["gpu_memory_bytes"], sweep.memory_limit_bytes]
-    config = json.loads(json.dumps(sweep.config.to_dict()))  # as it will be read back
+    if sweep.address_space_gb is not None and hardware["gpu_name"]:
+        raise UserError(
+            f"--address_space_gb = {sweep.address_space_gb:g}: there is a {hardware['gpu_name']}, and CUDA reserves "
+            "more address space than there is memory; leave the flag away, or set JAX_PLATFORMS=cpu"
+        )
     return {
-        "schema_version": SCHEMA_VERSION,
-        "command": " ".join([pathlib.Path(sys.executable).name, *sys.argv]),
-        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "hardware": hardware,
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
-        "config_name": sweep.config_name,
-        "config_hash": config_hash(sweep.config),
-        "config": config,
+        **base_header(sweep.config, sweep.config_name, hardware),
         "max_batches": sweep.max_batches,
         "warmup_batches": sweep.warmup_batches,
         "repeats": sweep.repeats,
-        "memory_limit_bytes": next((limit for limit in limits if limit), None),
+        "memory_limit_bytes": hardware["gpu_memory_bytes"],
         "settings": sweep.settings(),
     }
-
-
-def describe_hardware(gpu_index: int | None) -> dict[str, Any]:
-    """Of this machine, without waking a GPU: its memory belongs to the trials."""
-    import psutil
-
-    from jepa_jax.runtime import processor
-
-    gpu_name = gpu_memory = None
-    if os.environ.get("JAX_PLATFORMS") != "cpu":
-        gpu_name, gpu_memory = first_gpu(gpu_index)
-    return {
-        "cpu": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpu_name": gpu_name,
-        "gpu_memory_bytes": gpu_memory,
-    }
-
-
-def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:
-    """Name and memory of the first GPU that a trial sees, as NVML tells; (None, None) without one."""
-    from jepa_jax.profiling.gpus import visible_handles
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if gpu_index is None else str(gpu_index)
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            handle = visible_handles(pynvml, visible)[0]
-            name = pynvml.nvmlDeviceGetName(handle)
-            return name.decode() if isinstance(name, bytes) else name, pynvml.nvmlDeviceGetMemoryInfo(handle).total
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # NVML raises errors of its own; without a driver there is no GPU
-        return None, None
 
 
 class Progress(ProgressBar):

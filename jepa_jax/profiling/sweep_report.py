@@ -10,7 +10,7 @@ from jepa_jax import html
 from jepa_jax.charts import Series, line_chart
 from jepa_jax.files import write_atomically
 from jepa_jax.html import Section
-from jepa_jax.profiling.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE, describe, memory_of
+from jepa_jax.profiling.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE, describe, is_finite, memory_of
 from jepa_jax.profiling.sweep_table import (
     GIB,
     KNOB_WORDS,
@@ -62,7 +62,7 @@ def page(document: Document) -> str:
 
 def _machine_words(header: Mapping[str, Any]) -> list[str]:
     machine = header.get("hardware") or {}
-    words = [str(machine[key]) for key in ("gpu", "gpu_name", "cpu", "processor") if machine.get(key)]
+    words = [str(machine[key]) for key in ("gpu_name", "cpu") if machine.get(key)]
     words += [f"{machine['cores']} cores"] if machine.get("cores") else []
     words += [str(header["created"])] if header.get("created") else []
     return words
@@ -238,8 +238,10 @@ def knob_card(document: Document) -> str:
 def failure_sections(rows: Sequence[Row]) -> list[Section]:
     """What was not measured, and why."""
     failed = [row for row in rows if row["status"] not in ("ok", "pending")]
-    leaking = [row for row in rows if row["status"] == "ok" and row.get("leak")]
-    if not failed and not leaking:
+    measured = [row for row in rows if row["status"] == "ok"]
+    leaking = [row for row in measured if row.get("leak")]
+    diverging = [row for row in measured if not is_finite(row)]
+    if not failed and not leaking and not diverging:
         return []
     listed = [
         [describe(row["combination"]), STATUS_WORDS.get(row["status"], row["status"]), row.get("reason")]
@@ -249,6 +251,7 @@ def failure_sections(rows: Sequence[Row]) -> list[Section]:
         slope = html.number(row.get("memory_slope_bytes_per_step"))
         words = "memory grows" + ("" if slope is None else f" by {slope / 2**20:.2f} MiB a step")
         listed.append([describe(row["combination"]), "leaks", words])
+    listed += [[describe(row["combination"]), "measured", "the loss is not finite"] for row in diverging]
     return [Section("Failures", html.card("", html.table(listed, ("combination", "how it ended", "reason"))))]
 
 

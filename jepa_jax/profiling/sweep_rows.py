@@ -1,6 +1,5 @@
 """The rows of a sweep's results: one for each combination, with its repeats and what they say together."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +11,13 @@ Row = dict[str, Any]
 
 # How the figures of repeats become that of a row.
 MEANS = (
-    "avg_step_time", "step_time_p50", "step_time_p95", "cpu_percent", "system_cpu_percent", "gpu_sm_util",
+    "step_time_p50", "step_time_p95", "cpu_percent", "system_cpu_percent", "gpu_sm_util",
     "gpu_mem_util", "data_wait_fraction", "mfu",
 )  # fmt: skip
 SUMS = ("samples_processed", "measured_batches", "elapsed_seconds")
 LARGEST = ("peak_memory_bytes", "process_memory_bytes")
 # What all repeats of a combination have in common.
-FACTS = ("data_source", "program_fingerprint", "pipeline_fingerprint")
+FACTS = ("data_source", "program_fingerprint", "pipeline_fingerprint", "platform", "device_limit_bytes")
 
 
 def new_row(combination: Combination) -> Row:
@@ -39,6 +38,12 @@ def with_repeat(row: Row, number: int, measurement: Mapping[str, Any]) -> Row:
     return summarised({**row, "status": status, "reason": reason, "repeats": repeats})
 
 
+def without_failures(row: Row) -> Row:
+    """The row as if those of its repeats that failed had not been run, nor it been skipped for the sake of another."""
+    good = [repeat for repeat in row["repeats"] if repeat["status"] == OK]
+    return summarised({**row, "status": OK if good else PENDING, "reason": "", "repeats": good})
+
+
 def skipped(row: Row, reason: str) -> Row:
     return {**row, "status": SKIPPED, "reason": reason}
 
@@ -52,17 +57,19 @@ def summarised(row: Row) -> Row:
 
     speeds, slopes, leaks = known("samples_per_sec"), known("memory_slope_bytes_per_step"), known("leak")
     interval = t_interval(speeds)
-    steps, seconds = sum(known("measured_batches")), math.fsum(known("elapsed_seconds"))
+    speed, batch_size = typical(speeds) if speeds else None, row["combination"]["batch_size"]
     figures = {
-        "samples_per_sec": typical(speeds) if speeds else None,
+        "samples_per_sec": speed,
         "samples_per_sec_ci95": list(interval) if interval else None,
-        "batches_per_sec": steps / seconds if seconds else None,
+        "batches_per_sec": speed / batch_size if speed else None,
+        "avg_step_time": batch_size / speed if speed else None,
         **{name: statistics.fmean(values) if (values := known(name)) else None for name in MEANS},
         "compile_seconds": next((r["compile_seconds"] for r in good if not r.get("compile_cached")), None),
         **{name: sum(values) if (values := known(name)) else None for name in SUMS},
         **{name: max(known(name), default=None) for name in LARGEST},
         "memory_slope_bytes_per_step": statistics.median(slopes) if slopes else None,
         "leak": 2 * sum(leaks) >= len(leaks) > 0,
+        "finite": all(known("finite")),
         **{name: next(iter(known(name)), None) for name in FACTS},
         "notes": list(dict.fromkeys(note for repeat in good for note in repeat.get("notes", ()))),
     }

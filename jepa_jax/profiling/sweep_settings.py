@@ -24,7 +24,7 @@ FLAGS = {
 }
 OTHER_FLAGS = (
     "config", "max_batches", "warmup_batches", "repeats", "gpu_index", "use_dummy_data", "time_limit",
-    "memory_limit_gb", "fixed_effective_batch", "inject_faults", "output_json",
+    "address_space_gb", "fixed_effective_batch", "inject_faults", "output_json",
 )  # fmt: skip
 
 
@@ -41,17 +41,13 @@ class Sweep:
     repeats: int = 3
     use_dummy_data: bool = False
     gpu_index: int | None = None
-    memory_limit_gb: float | None = None
+    address_space_gb: float | None = None
     faults: Mapping[int, str] = dataclasses.field(default_factory=dict)  # number of the trial, from 0 -> fault
 
     @property
     def combinations(self) -> list[Combination]:
         grid = itertools.product(*(self.values[flag] for flag in FLAGS))
         return [Combination(**dict(zip(FLAGS.values(), values, strict=True))) for values in grid]
-
-    @property
-    def memory_limit_bytes(self) -> int | None:
-        return None if self.memory_limit_gb is None else round(self.memory_limit_gb * 2**30)
 
     @property
     def folder(self) -> pathlib.Path:
@@ -67,7 +63,7 @@ class Sweep:
             warmup_batches=self.warmup_batches,
             use_dummy_data=self.use_dummy_data,
             gpu_index=self.gpu_index,
-            memory_limit_bytes=self.memory_limit_bytes,
+            address_space_bytes=None if self.address_space_gb is None else round(self.address_space_gb * 2**30),
             fault=self.faults.get(index, ""),
         )
 
@@ -80,7 +76,7 @@ class Sweep:
             "repeats": self.repeats,
             "use_dummy_data": self.use_dummy_data,
             "gpu_index": self.gpu_index,
-            "memory_limit_gb": self.memory_limit_gb,
+            "address_space_gb": self.address_space_gb,
             "inject_faults": ",".join(f"{index}:{fault}" for index, fault in sorted(self.faults.items())),
         }
 
@@ -129,12 +125,23 @@ def parse_faults(text: str, trials: int) -> dict[int, str]:
 
 
 def with_study(arguments: Sequence[str]) -> list[str]:
-    """A command line in which --study=FILE is replaced by the flags of that file; those on the command line win."""
-    files = [a.split("=", 1)[1] for a in arguments if re.match(r"--?study=", a)]
+    """A command line in which --study=FILE is replaced by the flags of that file; those on the command line win.
+
+    `--study FILE`, in two words, is the same.
+    """
+    files, own = [], []
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if not re.fullmatch(r"--?study(=.*)?", argument):
+            own.append(argument)
+            continue
+        file = argument.partition("=")[2] or next(rest, "")
+        if not file:
+            raise UserError(f"{argument}: no file; write --study=FILE, see profiling/sweeps/")
+        files.append(file)
     if not files:
         return list(arguments)
-    given = {name(argument) for argument in arguments}
-    own = [argument for argument in arguments[1:] if name(argument) != "study"]
+    given = {name(argument) for argument in own}
     added = [flag for key, flag in study_flags(pathlib.Path(files[-1])) if key not in given]
     return [arguments[0], *added, *own]
 

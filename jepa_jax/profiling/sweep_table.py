@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax import html
-from jepa_jax.profiling.choice import memory_of
+from jepa_jax.profiling.choice import is_finite, memory_of
 from jepa_jax.profiling.trial import KNOBS
 
 Row = Mapping[str, Any]
@@ -79,10 +79,18 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
 
 
 def _status(row: Row) -> str:
+    words = status_words(row)
+    return f"{words}: {row['reason']}" if row["status"] != "ok" and row.get("reason") else words
+
+
+def status_words(row: Row) -> str:
+    """How it ended; of a row that was measured, what is wrong with it."""
+    if row["status"] == "ok" and not is_finite(row):
+        return "loss not finite"
+    if row["status"] == "ok" and row.get("leak"):
+        return "leaks"
     words: str = STATUS_WORDS.get(row["status"]) or row["status"]
-    if row["status"] == "ok":
-        return "leaks" if row.get("leak") else words
-    return f"{words}: {row['reason']}" if row.get("reason") else words
+    return words
 
 
 def sortable_table(rows: Sequence[Row], best: Row | None) -> str:
@@ -113,9 +121,8 @@ def _table_row(row: Row, knobs: Iterable[str], columns: Mapping[str, Cell], is_b
     for cell in columns.values():
         text, value = cell(row) if row["status"] == "ok" else ("–", None)
         cells.append(f'<td class="num" data-v="{"" if value is None else value}">{html.escape(text)}</td>')
-    words = STATUS_WORDS.get(row["status"], row["status"])
-    kind = "" if row["status"] == "ok" and not row.get("leak") else ' class="bad"'
-    shown = "leaks" if row["status"] == "ok" and row.get("leak") else words
+    shown = status_words(row)
+    kind = "" if shown == STATUS_WORDS["ok"] else ' class="bad"'
     cells.append(f'<td data-v="{html.escape(shown)}"{kind}>{html.escape(shown)}</td>')
     return f"<tr{' class=marked' if is_best else ''}>{''.join(cells)}</tr>"
 

@@ -7,6 +7,7 @@ is that process: it reads the request, measures (`measurement.py`) and writes th
 process that started it says what it can (`trial_process.py`).
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from jepa_jax import processes
 from jepa_jax.errors import EXIT_OK, UserError
 from jepa_jax.files import write_json
+from jepa_jax.profiling.out_of_memory import is_out_of_memory
 
 OK, OUT_OF_MEMORY, CRASHED, TIMED_OUT, REFUSED = "ok", "out_of_memory", "crashed", "timed_out", "refused"
 SKIPPED, PENDING = "skipped", "pending"  # of a row whose trial was not run, or not yet
@@ -34,13 +36,6 @@ KNOBS = {
     "remat": "train.remat",
     "pipeline": "data.pipeline",
 }
-# What malloc, XLA, LLVM, Python and the loader of libraries say when there is no memory left; in lower case.
-OUT_OF_MEMORY_WORDS = (
-    "resource_exhausted", "out of memory", "bad_alloc", "memoryerror", "cannot allocate memory", "unable to allocate",
-    "failed to map segment", "memory allocation",
-)  # fmt: skip
-# No room for the stack of a thread.
-THREAD_WORDS = ("resource temporarily unavailable", "can't start new thread", "pthread_create")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +64,17 @@ class Combination:
 
     def apply(self, config: Any) -> Any:
         """A copy of a ConfigDict with these settings."""
-        changed = config.copy_and_resolve_references()
         for name, key in KNOBS.items():
-            group, last = key.split(".")
-            changed[group][last] = getattr(self, name)
-        return changed
+            config = with_key(config, key, getattr(self, name))
+        return config
+
+
+def with_key(config: Any, key: str, value: Any) -> Any:
+    """A copy of a ConfigDict in which `key`, as in "data.batch_size", has another value."""
+    changed = config.copy_and_resolve_references()
+    group, last = key.split(".")
+    changed[group][last] = value
+    return changed
 
 
 def combination_of(config: Any) -> Combination:
@@ -95,7 +96,7 @@ class TrialRequest:
     warmup_batches: int = 4  # before that, after compiling
     use_dummy_data: bool = False  # images drawn by the loader's workers instead of the config's data
     gpu_index: int | None = None  # the only GPU that the process sees; None: all
-    memory_limit_bytes: int | None = None  # of address space; for CPUs, as CUDA reserves more than there is memory
+    address_space_bytes: int | None = None  # for CPUs alone, as CUDA reserves more than there is memory
     fault: str = ""  # one of FAULTS: a self-test of whoever runs trials
     with_evaluation: bool = False  # a validation pass and a checkpoint before the measured steps
 
@@ -119,16 +120,11 @@ def _with_tuples(value: Any) -> Any:
     return tuple(_with_tuples(part) for part in value) if isinstance(value, list | tuple) else value
 
 
-def is_out_of_memory(text: str, limited: bool = False) -> bool:
-    """Whether a message says that memory ran out; with limited address space a thread that cannot start does too."""
-    return any(words in text.lower() for words in OUT_OF_MEMORY_WORDS + (THREAD_WORDS if limited else ()))
-
-
 def attempt(request: TrialRequest) -> dict[str, Any]:
     """The result of a request in this process: status, reason and, if all went well, the figures."""
     from jepa_jax.profiling import address_space
 
-    with address_space.limited(request.memory_limit_bytes):
+    with address_space.limited(request.address_space_bytes):
         try:
             from jepa_jax.profiling.measurement import measure
 
@@ -139,8 +135,13 @@ def attempt(request: TrialRequest) -> dict[str, Any]:
         except Exception as error:
             traceback.print_exc()
             text = f"{type(error).__name__}: {error}".strip()
-            limited = request.memory_limit_bytes is not None or request.fault == OUT_OF_MEMORY
-            return {"status": OUT_OF_MEMORY if is_out_of_memory(text, limited) else CRASHED, "reason": shortened(text)}
+            status = OUT_OF_MEMORY if is_out_of_memory(text, is_limited(request)) else CRASHED
+            return {"status": status, "reason": shortened(text)}
+
+
+def is_limited(request: TrialRequest) -> bool:
+    """Whether the address space of its process is: a thread that cannot start then means that memory ran out."""
+    return request.address_space_bytes is not None or request.fault == OUT_OF_MEMORY
 
 
 def inject(fault: str) -> None:
@@ -165,6 +166,8 @@ def shortened(text: str, length: int = 300) -> str:
 def main(arguments: list[str]) -> int:
     request_file, result_file = map(pathlib.Path, arguments)
     processes.end_with_parent()
+    with contextlib.suppress(OSError):  # if the machine runs out of memory, the trial goes, not the one that asks
+        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
     request = TrialRequest.from_dict(json.loads(request_file.read_text()))
     write_json(result_file, attempt(request))
     return EXIT_OK

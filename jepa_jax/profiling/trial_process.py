@@ -16,19 +16,23 @@ from jepa_jax import processes
 from jepa_jax.config import validate
 from jepa_jax.errors import EXIT_OK, UserError
 from jepa_jax.files import write_json
+from jepa_jax.profiling.gpus import only_gpu
+from jepa_jax.profiling.out_of_memory import is_out_of_memory
 from jepa_jax.profiling.trial import (
     CRASHED,
+    OK,
     OUT_OF_MEMORY,
     REFUSED,
     TIMED_OUT,
     TrialRequest,
-    is_out_of_memory,
+    is_limited,
     shortened,
 )
 
 REQUEST, RESULT = "request.json", "result.json"
 CACHE = "compiled"  # programs of all trials of a directory: a repeat does not compile again
 CACHED_FROM_SECONDS = 0.2  # of compilation
+LAST_LINES = 20  # of a log, that may tell why a process ended
 STOP_SECONDS = 1.0  # for a trial to end when it is asked to; it has nothing to save
 
 Measurement = dict[str, Any]  # "status", "reason" and, with status "ok", the figures
@@ -39,6 +43,7 @@ def run_trial(
     directory: pathlib.Path,
     *,
     time_limit: float,
+    limit_flag: str = "",
     name: str = "trial",
     on_tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
@@ -47,11 +52,13 @@ def run_trial(
     Args:
       directory: shared by the trials of a sweep, which keep their compiled programs there.
       time_limit: seconds after which the trial is killed.
+      limit_flag: the user's flag that sets it, for the reason.
       name: of the folder in `directory` for request, result and log of this trial; what an earlier one left is removed.
       on_tick: called a few times a second.
     """
     try:
         validate(request.configuration())
+        environment = child_environment(request, directory)
     except UserError as error:
         return {"status": REFUSED, "reason": str(error)}
     folder = directory / name
@@ -62,19 +69,21 @@ def run_trial(
     ended = processes.run(
         command,
         folder,
-        environment=child_environment(request, directory),
+        environment=environment,
         timeout=time_limit,
         grace=STOP_SECONDS,
         on_tick=on_tick,
     )
     (folder / processes.PROCESS_FILE).unlink(missing_ok=True)
     result = finished_result(folder, request)
-    if result is not None and not ended.timed_out:
+    # One that was done and hung while it closed was measured all the same.
+    if result is not None and (result["status"] == OK or not ended.timed_out):
         return result
     if ended.timed_out:
-        return {"status": TIMED_OUT, "reason": f"stopped after {time_limit:g} s (--time_limit); {_last(ended.message)}"}
-    limited = request.memory_limit_bytes is not None or request.fault == OUT_OF_MEMORY
-    status, reason = explain_exit(ended.exit_code, processes.tail(folder / processes.LOG), limited=limited)
+        after = f"stopped after {time_limit:g} s" + (f" ({limit_flag})" if limit_flag else "")
+        return {"status": TIMED_OUT, "reason": f"{after}; {_last(ended.message)}"}
+    log = processes.tail(folder / processes.LOG)
+    status, reason = explain_exit(ended.exit_code, log, limited=is_limited(request))
     return {"status": status, "reason": reason}
 
 
@@ -83,11 +92,11 @@ def child_environment(request: TrialRequest, directory: pathlib.Path) -> dict[st
     variables = {
         "JAX_COMPILATION_CACHE_DIR": str((directory / CACHE).resolve()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(CACHED_FROM_SECONDS),
+        # Whole programs alone: with kernels tuned for other trials, compiling would take as long as their order says.
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
         "PYTHONPATH": processes.python_path(pathlib.Path(jepa_jax.__file__).parents[1]),
     }
-    if request.gpu_index is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = str(request.gpu_index)
-    return variables
+    return variables | only_gpu(request.gpu_index)
 
 
 def finished_result(folder: pathlib.Path, request: TrialRequest) -> Measurement | None:
@@ -107,7 +116,7 @@ def explain_exit(code: int, log: str, *, limited: bool) -> tuple[str, str]:
       limited: whether its address space was, so that a thread that cannot start means that memory ran out.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    told = [line for line in lines if is_out_of_memory(line, limited)]
+    told = [line for line in lines[-LAST_LINES:] if is_out_of_memory(line, limited)]
     how = f"killed by {processes.signal_name(code)}" if code < 0 else f"exit code {code}"
     if told:
         return OUT_OF_MEMORY, f"{shortened(told[-1])} ({how})"

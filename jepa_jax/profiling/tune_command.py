@@ -13,8 +13,12 @@ from jepa_jax import html, processes
 from jepa_jax.config import validate
 from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
 from jepa_jax.profiling import sweep_report
+from jepa_jax.profiling.dummy_data import open_dummy
+from jepa_jax.profiling.peak import num_cores
+from jepa_jax.profiling.plan_inputs import planned_data
 from jepa_jax.profiling.planner import POOL_FRACTION
-from jepa_jax.profiling.sweep import EXIT_NONE_MEASURED, describe_hardware
+from jepa_jax.profiling.result_header import describe_hardware
+from jepa_jax.profiling.sweep import EXIT_NONE_MEASURED
 from jepa_jax.profiling.sweep_settings import grid_values
 from jepa_jax.profiling.trial import OK, Combination, TrialRequest, combination_of
 from jepa_jax.profiling.trial_process import CACHE, STOP_SECONDS, run_trial
@@ -27,7 +31,9 @@ from jepa_jax.progress import ProgressBar
 from jepa_jax.writers import Console
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
-IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # small enough to be kept on the device
+IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
+MOST_RESIDENT_BYTES = 2**31  # of images that a search tries to keep on the device
+POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the present name and the old one
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -56,17 +62,22 @@ def tune(config: Any, options: Options, console: Console, run: Run | None = None
     budget = parse_budget(options.budget)
     space = make_space(config, options)
     hardware = describe_hardware(options.gpu_index)
-    memory, memory_words = memory_limit(options, hardware)
-    limits = Limits(budget, memory, options.margin)
+    memory, source = memory_limit(options, hardware)
+    limits = Limits(budget, memory, options.margin, is_guess=options.memory_limit_gb is None)
     settings = {
-        "space": dataclasses.asdict(space), "use_dummy_data": options.use_dummy_data, "gpu_index": options.gpu_index
+        "space": dataclasses.asdict(space), "use_dummy_data": options.use_dummy_data, "gpu_index": options.gpu_index,
+        "memory_limit_gb": options.memory_limit_gb,
     }  # fmt: skip
     folder = options.output_dir
     store = Store(folder, make_header(config, options.config_name, limits, hardware, settings))
     recorded = store.open(options.resume)
-    # What is free changes from one start to the next; decisions must not.
-    limits = dataclasses.replace(limits, memory_bytes=store.header["memory_limit_bytes"])
-    console.line(f"memory: {memory_words}; {100 * options.margin:.0f} % of it stay free")
+    if recorded:  # what is free changes from one start to the next; decisions must not
+        limits = dataclasses.replace(limits, memory_bytes=store.header["memory_limit_bytes"])
+        source = "as at the first start"
+    console.line(
+        f"memory: {(limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {source}; "
+        f"{100 * options.margin:.0f} % of it stay free"
+    )
     refusal = f"--output_dir = {folder}: another search is running there; wait for it or use another"
     code, outcome = EXIT_OK, None
     with processes.only_one(folder / ".lock", refusal), Watch(budget) as watch:
@@ -115,9 +126,8 @@ def make_space(config: Any, options: Options) -> Space:
     def values(flag: str, default: Sequence[Any], present: Any) -> tuple:
         return tuple(dict.fromkeys([present, *(given[flag] if texts.get(flag) else default)]))
 
-    cores = os.cpu_count() or 1
-    workers = [0, *(n for n in (1, 2, 4, 8, 16) if cores / 4 <= n <= cores)]
-    pipelines = ["grain"] + (["device"] if options.use_dummy_data or config.data.source in IN_MEMORY_SOURCES else [])
+    workers = worker_counts(num_cores())
+    pipelines = ["grain"] + (["device"] if fits_on_device(config.data, options.use_dummy_data) else [])
     remats = ["none"] + ([] if config.model.name == "patchnet" else ["full"])
     batches = values("batch_sizes", (), own.batch_size) if texts.get("batch_sizes") else ()
     return Space(
@@ -131,6 +141,19 @@ def make_space(config: Any, options: Options) -> Space:
     )
 
 
+def worker_counts(cores: int) -> list[int]:
+    """None, and a quarter, half and all of the cores, up to 16."""
+    return sorted({0, *(max(1, min(16, cores // part)) for part in (4, 2, 1))})
+
+
+def fits_on_device(data: Any, dummy: bool) -> bool:
+    """Whether a set that stays on the device is worth a try: its images, by what is known before they are read."""
+    if not dummy and data.source not in IN_MEMORY_SOURCES:
+        return False
+    num_images = len(open_dummy(data, "train")) if dummy else planned_data(data).num_train
+    return num_images * 3 * data.image_size**2 <= MOST_RESIDENT_BYTES
+
+
 def fixed_batch(text: str, own: int) -> int | None:
     if text in ("", "0"):
         return None
@@ -142,23 +165,30 @@ def fixed_batch(text: str, own: int) -> int | None:
 
 
 def memory_limit(options: Options, hardware: Mapping[str, Any]) -> tuple[float, str]:
-    """Bytes that a trial may take, and where that comes from."""
+    """Bytes that a trial may take, as far as is known before the first one, and where that comes from."""
     import psutil
 
     if options.memory_limit_gb is not None:
-        return options.memory_limit_gb * 2**30, f"{options.memory_limit_gb:g} GiB may be used (--memory_limit_gb)"
+        return options.memory_limit_gb * 2**30, "by --memory_limit_gb"
     if hardware["gpu_memory_bytes"]:
-        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", POOL_FRACTION))
-        limit = share * hardware["gpu_memory_bytes"]
-        return limit, (
-            f"{limit / 2**30:.1f} GiB may be used, {100 * share:.0f} % of a {hardware['gpu_name']} "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION sets another share)"
+        share = pool_share(os.environ)
+        return share * hardware["gpu_memory_bytes"], (
+            f"about: {100 * share:.0f} % of a {hardware['gpu_name']}, until the first trial has read what JAX takes "
+            f"({POOL_VARIABLES[0]} sets another share)"
         )
-    limit = MEMORY_SHARE * psutil.virtual_memory().available
-    return limit, (
-        f"{limit / 2**30:.1f} GiB may be used, {100 * MEMORY_SHARE:.0f} % of what is free "
-        "(--memory_limit_gb sets another limit)"
-    )
+    words = f"{100 * MEMORY_SHARE:.0f} % of what is free (--memory_limit_gb sets another limit)"
+    return MEMORY_SHARE * psutil.virtual_memory().available, words
+
+
+def pool_share(environment: Mapping[str, str]) -> float:
+    """Of a GPU's memory, that JAX takes for its pool."""
+    for name in POOL_VARIABLES:
+        if environment.get(name):
+            try:
+                return float(environment[name])
+            except ValueError:
+                raise UserError(f"{name} = {environment[name]}: not a number; give a share of 1, or unset it") from None
+    return POOL_FRACTION
 
 
 class Watch(ProgressBar):

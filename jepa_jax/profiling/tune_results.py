@@ -1,21 +1,17 @@
 """What a search leaves behind: tune.json after every trial, from which it goes on, and its conclusion in words."""
 
-import datetime
 import json
 import pathlib
-import platform
-import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
-from jepa_jax.config import config_hash
 from jepa_jax.errors import UserError
 from jepa_jax.files import write_json
 from jepa_jax.profiling import choice
 from jepa_jax.profiling.noise import Comparison, compare, fit
+from jepa_jax.profiling.result_header import base_header
 from jepa_jax.profiling.sweep_rows import with_compile_seconds
-from jepa_jax.profiling.trial import OK, Combination
+from jepa_jax.profiling.trial import OK, Combination, combination_of
 from jepa_jax.profiling.tuner import Outcome, Search
 from jepa_jax.profiling.tuner_trials import Limits, Trial
 
@@ -24,18 +20,9 @@ def make_header(
     config: Any, name: str, limits: Limits, hardware: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`settings`: what must be the same for a search to go on."""
-    from jepa_jax.runtime import PACKAGES
-
     return {
-        "schema_version": 1,
+        **base_header(config, name, hardware),
         "kind": "tune",
-        "command": " ".join([pathlib.Path(sys.executable).name, *sys.argv]),
-        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "hardware": dict(hardware),
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
-        "config_name": name,
-        "config_hash": config_hash(config),
-        "config": json.loads(json.dumps(config.to_dict())),  # as it will be read back
         "memory_limit_bytes": limits.memory_bytes,
         "budget_seconds": limits.budget_seconds,
         "settings": json.loads(json.dumps({**settings, "margin": limits.margin})),
@@ -45,7 +32,7 @@ def make_header(
 class Store:
     """tune.json: the document of a sweep, and the trials in order, from which a search goes on."""
 
-    SAME = ("config_hash", "settings", "hardware")
+    SAME = ("config_hash", "settings", "hardware", "versions")
 
     def __init__(self, folder: pathlib.Path, header: dict[str, Any]):
         self.folder, self.header = folder, header
@@ -64,7 +51,7 @@ class Store:
         try:
             found = json.loads(self.path.read_text())
             header, trials = found["header"], list(found["trials"])
-            differ = [key for key in self.SAME if header[key] != self.header[key]]
+            differ = [name for key in self.SAME for name in differing(key, header[key], self.header[key])]
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"{self.path}: not the results of a search; use another --output_dir") from None
         if differ:
@@ -77,10 +64,18 @@ class Store:
 
     def save(self, search: Search, conclusion: Mapping[str, Any] | None = None) -> dict[str, Any]:
         rows = with_compile_seconds(list(search.rows().values()))
-        trials = [*search.trials, *search.unused()]
+        trials = [*search.trials, *search.unused(), *search.cut]
+        self.header = {**self.header, "memory_limit_bytes": search.limits.memory_bytes}  # once read, no longer a guess
         document = {"header": self.header, "rows": rows, "conclusion": conclusion, "trials": trials}
         write_json(self.path, document)
         return document
+
+
+def differing(key: str, there: Any, here: Any) -> list[str]:
+    """Names of what is not the same in a part of two headers."""
+    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
+        return [key] if there != here else []
+    return [f"{key}.{name}" for name in {**there, **here} if there.get(name) != here.get(name)]
 
 
 def best_so_far(search: Search) -> Outcome:
@@ -124,12 +119,17 @@ def conclude(config: Any, search: Search, outcome: Outcome) -> dict[str, Any]:
 
 
 def gain_sentence(chosen: Combination, search: Search, gain: Comparison | None) -> str:
-    if chosen == search.reference:
-        return "That is the config as given: nothing that was tried is faster."
+    reference = search.reference
+    given = "the config as given"
+    if reference != combination_of(search.config):  # --fixed_effective_batch asks for another batch
+        given = f"the config with its batch made {reference.batch_size:,}"
+    if chosen == reference:
+        return f"That is {given}: nothing that was tried is faster."
     if gain is None:
-        return f"The config as given ({search.reference.label}) does not work here: {search.why_not(search.reference)}."
+        why = search.why_not(reference)
+        return f"{given[0].upper()}{given[1:]} ({reference.label}) does not work here: {why}."
     same = ": the trials that there was time for do not tell it from noise" if gain.verdict == choice.SAME else ""
-    return f"That is {gain} the speed of the config as given ({search.reference.label}){same}."
+    return f"That is {gain} the speed of {given} ({reference.label}){same}."
 
 
 def untried_sentences(untried: Sequence[Combination]) -> list[str]:

@@ -55,7 +55,7 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
 
 def use_tuned(config: Any, path: str, explicit: Collection[str], console: Console) -> None:
     """Applies a file to the config of a run, and says what it did and why its promise may not hold here."""
-    from jepa_jax.profiling.sweep import describe_hardware
+    from jepa_jax.profiling.result_header import describe_hardware
 
     tuned = read_tuned(path)
     for line in doubts(config, tuned, describe_hardware(None)):
@@ -84,8 +84,24 @@ def apply_tuned(config: Any, tuned: Mapping[str, Any], explicit: Collection[str]
     if promised and as_measured:
         lines.append(f"tuned: {promised:,.0f} images/s were measured with these settings")
     if config.data.batch_size != batch_before:
-        lines.append(f"tuned: the batch has changed from {batch_before:,}; optim.lr = {config.optim.lr:g} has not")
+        lines.append(rate_line(config, batch_before))
     return lines
+
+
+def rate_line(config: Any, batch_before: int) -> str:
+    """What another batch makes of the learning rate."""
+    from jepa_jax.optim import scaled_learning_rate
+
+    optim, batch = config.optim, config.data.batch_size
+    before, after = (
+        scaled_learning_rate(optim.lr, size, optim.batch_scaling, optim.reference_batch)
+        for size in (batch_before, batch)
+    )
+    rate = f"{before:.3g} -> {after:.3g}" if before != after else f"{after:.3g} as before"
+    return (
+        f"tuned: the batch has changed from {batch_before:,} to {batch:,} images; the peak learning rate is {rate} "
+        f"(optim.lr = {optim.lr:g}, optim.batch_scaling = {optim.batch_scaling})"
+    )
 
 
 def doubts(config: Mapping[str, Any], tuned: Mapping[str, Any], hardware: Mapping[str, Any]) -> list[str]:
@@ -106,6 +122,8 @@ def doubts(config: Mapping[str, Any], tuned: Mapping[str, Any], hardware: Mappin
     if keys:
         named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
         found.append(f"tuned for another config (other {named}): the speed it promises may not be reached")
+    if tuned.get("data_source") == "dummy" and config["data"]["source"] != "shapes":  # which are drawn as well
+        found.append("tuned with drawn images (--use_dummy_data): loading those of this config may be slower")
     if tuned.get("confirmed") is False:
         found.append("tuned, but not confirmed by a longer run: it may run out of memory")
     return found

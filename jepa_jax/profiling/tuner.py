@@ -32,7 +32,6 @@ NEWS = 1.01  # what a new leader must gain for another race around it
 CLEAR = 1.10  # a gain after which a race is over: others are compared with the new leader
 KEEP = 1.02  # a choice that gains less than this, and within noise, gives way to the config as given
 RUNGS = 2  # of a race: everyone, then the better half; the finals are the third
-WAITING = 0.10  # of a step spent waiting for data: the loader comes first, the batch after it
 FINALISTS, FINAL_REPEATS = 3, 3
 BISECTIONS, BACK_OFFS = 3, 4
 CONFIRM_SECONDS = 10.0  # of measured steps
@@ -176,7 +175,9 @@ class Search(Trials):
         return combination
 
     def _waits(self, combination: Combination) -> bool:
-        return (self.rows()[combination].get("data_wait_fraction") or 0.0) > WAITING
+        return (
+            self.rows()[combination].get("data_wait_fraction") or 0.0
+        ) > choice.WAITING  # then the loader comes first
 
     def _race(self, leader: Combination, pool: list[Combination]) -> bool:
         """Halves the pool with every rung; False if the time was up."""
@@ -265,12 +266,10 @@ class Search(Trials):
                 self.notes.append("There was no time left to confirm the choice by a longer run.")
                 return self._measured_up_to(candidate), False
             result = self.trials[-1]["result"]
-            if result["status"] == OK and self.fits(result) and not result.get("leak"):
+            if result["status"] == OK and not self.what_is_wrong(result):
                 self._repeat(candidate)
                 return candidate, True
-            reason = result.get("reason") or (
-                "memory above the limit less its margin" if not self.fits(result) else "leak"
-            )
+            reason = result.get("reason") or self.what_is_wrong(result)
             self.notes.append(f"{candidate.label} failed the longer run with validation and checkpoint: {reason}.")
             candidate = self.space.slightly_smaller(candidate)
         self.notes.append("No choice passed the longer run.")

@@ -1,7 +1,6 @@
 """The combinations a search may try, and the steps from one to the next."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,13 +94,6 @@ class Space:
     def plain(self, combination: Combination) -> Combination:
         """With the data on the device workers have nothing to do: none then."""
         return combination if combination.pipeline != "device" else dataclasses.replace(combination, num_workers=0)
-
-    def grid(self, batch_sizes: Sequence[int]) -> list[Combination]:
-        """All combinations at these batches: what a full sweep would measure."""
-        values = itertools.product(
-            batch_sizes, self.num_workers, self._parts() or (1,), self.precisions, self.remats, self.pipelines
-        )
-        return [Combination(*value) for value in values if value[0] % value[2] == 0]
 
     def _parts(self) -> tuple[int, ...]:
         if self.fixed_batch is None or self.grad_accum_steps:

@@ -30,10 +30,18 @@ class Limits:
     budget_seconds: float
     memory_bytes: float | None = None
     margin: float = 0.08  # of the memory, left free
+    is_guess: bool = False  # that `memory_bytes` is, until a trial has read what the device's allocator has
 
     @property
     def usable_bytes(self) -> float:
         return math.inf if self.memory_bytes is None else self.memory_bytes * (1 - self.margin)
+
+    def with_device(self, device_bytes: float | None) -> "Limits":
+        """By what a trial has read, if anything: that in place of a guess, and never more than it."""
+        if device_bytes is None:
+            return self
+        known = math.inf if self.is_guess or self.memory_bytes is None else self.memory_bytes
+        return dataclasses.replace(self, memory_bytes=min(device_bytes, known), is_guess=False)
 
 
 class Trials:
@@ -55,8 +63,10 @@ class Trials:
         self.config, self.limits = config, limits
         self._run, self._on_trial, self._clock = run, on_trial, clock
         self._options: dict[str, Any] = {"use_dummy_data": use_dummy_data, "gpu_index": gpu_index}
-        self._recorded = {identity(trial): trial for trial in recorded}
-        self._spent_before = sum(trial["seconds"] for trial in self._recorded.values())
+        recorded = list(recorded)
+        self._recorded = {identity(trial): trial for trial in recorded if not trial.get("cut")}
+        self.cut = [trial for trial in recorded if trial.get("cut")]  # ended with the budget: only their time counts
+        self._spent_before = sum(trial["seconds"] for trial in recorded)
         self._began = clock()
         self.round, self.stage = 1, "reference"
         self.reserved_trials = 0.0  # of usual length, that have to be possible afterwards
@@ -86,7 +96,7 @@ class Trials:
         """One trial of this round; False if there was no time for it. What came out is in `rows`."""
         known = self._recorded.get((combination, self.round, confirming))
         if known:
-            self.trials.append(known)
+            self._keep(known)
             return True
         available = self.seconds_left() - self._reserve()
         if available < max(self._expected_seconds(combination), 1e-9):
@@ -105,16 +115,21 @@ class Trials:
         began = self._clock()
         result = dict(self._run(request, limit))
         took = self._clock() - began
-        if result["status"] == TIMED_OUT and limit < patience:
-            self.untried.append(combination)  # the budget ended, which says nothing of the combination
-            return False
         trial = {
             "combination": combination.as_dict(), "round": self.round, "with_evaluation": confirming,
             "seconds": took, "result": result,
         }  # fmt: skip
-        self.trials.append(trial)
+        if result["status"] == TIMED_OUT and limit < patience:
+            self.untried.append(combination)  # the budget ended, which says nothing of the combination
+            self.cut.append({**trial, "cut": True})
+            return False
+        self._keep(trial)
         self._on_trial(self.trials, self.stage)
         return True
+
+    def _keep(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.limits = self.limits.with_device(trial["result"].get("device_limit_bytes"))
 
     def _batches(self, combination: Combination, seconds: float) -> int:
         """So many that the measured steps take about `seconds`, by what is known of this or any combination."""
@@ -142,9 +157,9 @@ class Trials:
         return [trial for key, trial in self._recorded.items() if key not in used]
 
     def works(self, combination: Combination) -> bool:
-        """Measured, within the memory less its margin, without a leak."""
+        """Measured, with a finite loss, within the memory less its margin, without a leak."""
         row = self.rows().get(combination)
-        return bool(row and row["status"] == OK and speeds(row) and not row.get("leak") and self.fits(row))
+        return bool(row and row["status"] == OK and speeds(row) and not self.what_is_wrong(row))
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         memory = choice.memory_of(row)
@@ -188,7 +203,15 @@ class Trials:
         row = self.rows().get(combination, {})
         if row.get("status") != OK:
             return row.get("reason") or row.get("status") or "not measured"
-        return "its memory grows from step to step" if row.get("leak") else "it takes more memory than is allowed"
+        return self.what_is_wrong(row)
+
+    def what_is_wrong(self, measured: Mapping[str, Any]) -> str:
+        """With a row or a result that has its figures; empty if nothing is."""
+        if not choice.is_finite(measured):
+            return "its loss is not finite"
+        if measured.get("leak"):
+            return "its memory grows from step to step"
+        return "" if self.fits(measured) else "it takes more memory than is allowed"
 
 
 def rows_of(trials: Iterable[Trial]) -> dict[Combination, dict[str, Any]]:
