@@ -1,9 +1,9 @@
-"""Hierarchical JEPA on CIFAR-10 that a CPU can train: a small ViT with 4-pixel patches, 3 levels, SIGReg.
+"""Hierarchical JEPA on CIFAR-10 that a CPU can train: a small ViT with 4-pixel patches, 3 levels.
 
     python scripts/train.py --config=configs/hjepa_cifar10_cpu.py --workdir=runs/hjepa_cifar10_cpu --config.data.dir=DIR
 
-Untrained: 36.1 % linear probe (10,000 images). No whole run is recorded yet; 2 epochs gave 37.9 %, see
-docs/results/masked.md.
+Linear probe 48.0 % (47.5 and 48.6, two seeds), untrained 39.0 %; 16 and 18 CPU-minutes on two busy cores
+(docs/results/masked.md). The slow target alone keeps features apart: a regulariser cost more than it brought.
 """
 
 from ml_collections import ConfigDict
@@ -29,8 +29,8 @@ def get_config() -> ConfigDict:
                 "token_dropping": True,
                 "level_weights": (1.0, 0.5, 0.25),
                 "fusion": "none",
-                "regulariser": "sigreg",
-                "regulariser_weight": 2.0,
+                "regulariser": "none",
+                "regulariser_weight": 1.0,
                 "invariance_weight": 1.0,
                 "std_weight": 1.0,
                 "cov_weight": 0.04,
@@ -45,7 +45,7 @@ def get_config() -> ConfigDict:
                 "patch_size": 4,
                 "pool": "mean",
                 "cls_token": True,
-                "positions": "learned",
+                "positions": "sincos",
             },
             "data": {
                 "source": "cifar10",
@@ -60,10 +60,10 @@ def get_config() -> ConfigDict:
                 "prefetch": 2,
                 "pipeline": "grain",
                 "augment": {
-                    "crop": {"probability": 1.0, "scale": (0.2, 1.0), "ratio": (0.75, 1.3333), "size": 0},
+                    "crop": {"probability": 1.0, "scale": (0.3, 1.0), "ratio": (0.75, 1.3333), "size": 0},
                     "flip": {"probability": 0.5},
-                    "jitter": {"probability": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
-                    "grayscale": {"probability": 0.2},
+                    "jitter": {"probability": 0.0, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
+                    "grayscale": {"probability": 0.0},
                     "blur": {"probability": 0.0, "sigma": (0.1, 2.0)},
                     "solarize": {"probability": 0.0, "threshold": 128.0},
                     "mean": (0.4914, 0.4822, 0.4465),
@@ -75,7 +75,7 @@ def get_config() -> ConfigDict:
                 "lr": 0.002,
                 "weight_decay": 0.04,
                 "weight_decay_end": 0.04,
-                "epochs": 6.0,
+                "epochs": 5.0,
                 "warmup_epochs": 0.5,
                 "warmup_lr": 1e-06,
                 "end_lr": 1e-06,
@@ -102,7 +102,7 @@ def get_config() -> ConfigDict:
             },
             "eval": {
                 "weights": "target",
-                "every_epochs": 2,
+                "every_epochs": 5,
                 "knn_every_epochs": 0,
                 "knn_k": 20,
                 "knn_temperature": 0.07,

@@ -2,7 +2,8 @@
 
     python scripts/train.py --config=configs/mae_quickstart.py --workdir=runs/mae_quickstart
 
-No whole run is recorded yet.
+Held-out reconstructions have 0.47 of the error of each image's visible mean; linear probe 83.9 %, untrained 44.0 %;
+one seed, 12 CPU-minutes on two busy cores (docs/results/masked.md).
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +14,7 @@ def get_config() -> ConfigDict:
         {
             "method": {
                 "name": "mae",
-                "mask_ratio": 0.75,
+                "mask_ratio": 0.5,
                 "norm_pix": False,
                 "decoder_width": 64,
                 "decoder_depth": 2,
@@ -22,9 +23,9 @@ def get_config() -> ConfigDict:
             },
             "model": {
                 "name": "vit",
-                "width": 96,
-                "depth": 4,
-                "heads": 3,
+                "width": 64,
+                "depth": 3,
+                "heads": 4,
                 "patch_size": 4,
                 "pool": "mean",
                 "cls_token": True,
@@ -38,7 +39,7 @@ def get_config() -> ConfigDict:
                 "num_test": 1024,
                 "seed": 0,
                 "on_error": "refuse",
-                "batch_size": 64,
+                "batch_size": 16,
                 "num_workers": 0,
                 "prefetch": 2,
                 "pipeline": "grain",
@@ -55,15 +56,15 @@ def get_config() -> ConfigDict:
             },
             "optim": {
                 "name": "adamw",
-                "lr": 0.001,
+                "lr": 0.002,
                 "weight_decay": 0.05,
                 "weight_decay_end": 0.05,
-                "epochs": 20.0,
+                "epochs": 30.0,
                 "warmup_epochs": 1.0,
                 "warmup_lr": 1e-06,
                 "end_lr": 1e-06,
                 "batch_scaling": "none",
-                "reference_batch": 64,
+                "reference_batch": 16,
                 "momentum": 0.9,
                 "nesterov": False,
                 "beta1": 0.9,
@@ -85,7 +86,7 @@ def get_config() -> ConfigDict:
             },
             "eval": {
                 "weights": "target",
-                "every_epochs": 5,
+                "every_epochs": 10,
                 "knn_every_epochs": 10,
                 "knn_k": 20,
                 "knn_temperature": 0.07,
@@ -103,6 +104,6 @@ def get_config() -> ConfigDict:
                 "trace_steps": "",
             },
             "mesh": {"data": -1, "fsdp": 1},
-            "log": {"every_steps": 8, "tensorboard": True, "pictures_every_epochs": 5, "wandb_project": ""},
+            "log": {"every_steps": 32, "tensorboard": True, "pictures_every_epochs": 10, "wandb_project": ""},
         }
     )
