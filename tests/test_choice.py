@@ -25,14 +25,18 @@ def make_row(speeds, *, status="ok", **values):
     return {"combination": combination, "status": status, "repeats": repeats, **figures, **values}
 
 
-def simulate(seed, *, sigma=0.015, repeats=3, slow=0.0, drift=0.05):
-    """Twelve combinations (batch x precision x workers); bfloat16 is slower by `slow`, workers change nothing."""
+def simulate(seed, *, sigma=0.015, repeats=3, slow=0.0, drift=0.05, hiccups=0.0):
+    """Twelve combinations (batch x precision x workers); bfloat16 is slower by `slow`, workers change nothing.
+
+    `hiccups`: share of the repeats that somebody else's work slows by up to a half.
+    """
     rng = np.random.default_rng(seed)
     rounds = drift * rng.normal(size=repeats)
     rows = []
     for batch, precision, workers in itertools.product((64, 128, 256), ("float32", "bfloat16"), (0, 2)):
         level = math.log(1000 + batch) + (math.log(1 - slow) if precision == "bfloat16" else 0.0)
         logs = level + rounds + sigma * rng.normal(size=repeats)
+        logs -= (rng.random(repeats) < hiccups) * rng.uniform(0.2, 0.6, repeats)
         rows.append(make_row(np.exp(logs).tolist(), batch_size=batch, precision=precision, num_workers=workers))
     return rows
 
@@ -76,6 +80,20 @@ class TestCompare:
         assert math.isnan(choice.compare(a, b).ratio)
         assert choice.compare(b, a, noise.fit([a, b, c])).ratio == pytest.approx(1.2)
 
+    def test_a_few_repeats_that_are_far_off_hide_nothing(self):
+        found = falsely = 0
+        for seed in range(40):
+            rows = simulate(seed, slow=0.1, hiccups=0.15, repeats=5)
+            model = noise.fit(rows)
+            float32, bfloat16 = rows[0], rows[2]  # of the same batch and workers
+            found += noise.compare(bfloat16, float32, model).verdict == noise.SLOWER
+            falsely += noise.compare(rows[0], rows[1], model).verdict != noise.SAME
+        assert found > 28 and falsely < 8  # by least squares some 6 are found
+
+    def test_without_noise_the_fit_is_exact(self):
+        model = noise.fit(simulate(0, sigma=0.0, slow=0.1))
+        assert model.noise_percent == pytest.approx(0, abs=1e-9)
+
     def test_one_repeat_proves_nothing(self):
         found = choice.compare(make_row([100.0]), make_row([50.0], batch_size=128))
         assert found.verdict == noise.UNKNOWN and found.as_dict()["interval"] is None
@@ -102,7 +120,7 @@ class TestKnobs:
             assert 1.05 < low < high < 1.18
             idle.append(effect_of(rows, "num_workers")["effect"] == choice.NOT_MEASURABLE)
         assert all(slowed)
-        assert np.mean(idle) > 0.85
+        assert np.mean(idle) > 0.8  # 0.89 over 200 seeds: an interval for the mean and one for each pair
 
     def test_the_same_program_and_pipeline_is_no_effect_by_construction(self):
         rows = simulate(0, slow=0.0)
