@@ -175,7 +175,7 @@ def test_the_loss_of_tokens():
 
 @pytest.mark.parametrize("norm_pix", [False, True])
 def test_reconstructions_keep_what_was_visible(norm_pix):
-    program = build(tiny_masked_config("mae", method__norm_pix=norm_pix))
+    program = build(tiny_masked_config("mae", method__norm_pix=norm_pix, method__mask_ratio=0.75))
     view, masked, painted = nnx.jit(program.method.pictures)(model_of(program), IMAGES, jax.random.key(1))
     shown = np.any(np.asarray(patchify(masked, 2)) != 0, axis=-1)  # [B, tokens]
     assert np.all(shown.sum(axis=1) == 16)  # a quarter of 64
