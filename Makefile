@@ -32,7 +32,7 @@ plan: $(READY)
 	$(BIN)/python scripts/plan.py --config=$(CONFIG) --gpu=$(GPU) --novariants
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from tests.test_step import make_mesh as mesh_of
 from tests.tiny import tiny_masked_config
 
 METHODS = ("ijepa", "hjepa", "mae")
+FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one program for all tests that take it
 
 
 def build(config, mesh=None):
@@ -78,7 +79,7 @@ def test_the_features_of_an_image_do_not_depend_on_the_others(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_hundred_random_masks_compile_one_step(method):
-    program = build(tiny_masked_config(method))
+    program = build(tiny_masked_config(method, **FAST))
     state = program.factory.create(0, IMAGES)
     for _ in range(200):
         state, metrics = program.train_step(state, BATCH)
@@ -88,7 +89,7 @@ def test_two_hundred_random_masks_compile_one_step(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_slow_copy_starts_equal_and_follows_the_updated_weights(method):
-    program = build(tiny_masked_config(method, optim__warmup_lr=1e-2))
+    program = build(tiny_masked_config(method, **FAST))
     state = program.factory.create(0, IMAGES)
     copied = {name: state.params["model"][name] for name in program.method.ema.modules}
     jax.tree.map(np.testing.assert_array_equal, state.target, copied)
