@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import tempfile
+import tomllib
 from typing import Any
 
 from jepa_jax.errors import UserError
@@ -29,6 +30,16 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_toml(path: pathlib.Path, name: str, fix: str) -> dict[str, Any]:
+    """The content of a user's file; `name` and `fix` are for the message if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read ({error.strerror}); {fix}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name}: not TOML ({error}); mend the file") from error
 
 
 def disk_error(error: Exception, path: str | os.PathLike) -> UserError:

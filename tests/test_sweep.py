@@ -245,14 +245,20 @@ def test_an_interruption_loses_nothing_and_resume_measures_nothing_twice(make, t
     assert sweep.output.with_suffix(".html").exists() and sweep.output.with_suffix(".md").exists()
 
 
-def test_a_trial_that_ended_after_its_sweep_was_killed_is_not_measured_again(make, trials):
-    sweep = make(batch_sizes="8,16", repeats=1)
+def killed_in_its_first_trial(sweep, result):
+    """The document of a sweep that was killed, whose first trial came to its end afterwards."""
     document = open_document(sweep, resume=False)
     write_json(sweep.output, document)
     folder = sweep.folder / "000_round0"
     folder.mkdir(parents=True)
     write_json(folder / "request.json", sweep.request(0).as_dict())
-    write_json(folder / "result.json", ok(777.0))
+    write_json(folder / "result.json", result)
+    return document
+
+
+def test_a_trial_that_ended_after_its_sweep_was_killed_is_not_measured_again(make, trials):
+    sweep = make(batch_sizes="8,16", repeats=1)
+    document = killed_in_its_first_trial(sweep, ok(777.0))
     execute(sweep, document, time_limit=1)
     assert trials.run == [(16, 1)] and document["rows"][0]["samples_per_sec"] == pytest.approx(777)
     sweep.output.unlink()  # a sweep that starts anew takes nothing from there
@@ -262,12 +268,7 @@ def test_a_trial_that_ended_after_its_sweep_was_killed_is_not_measured_again(mak
 
 def test_one_that_failed_after_its_sweep_was_killed_is_measured_again(make, trials):
     sweep = make(batch_sizes="8", repeats=1)
-    document = open_document(sweep, resume=False)
-    write_json(sweep.output, document)
-    folder = sweep.folder / "000_round0"
-    folder.mkdir(parents=True)
-    write_json(folder / "request.json", sweep.request(0).as_dict())
-    write_json(folder / "result.json", {"status": "out_of_memory", "reason": "bad_alloc"})
+    document = killed_in_its_first_trial(sweep, {"status": "out_of_memory", "reason": "bad_alloc"})
     execute(sweep, document, time_limit=1)
     assert trials.run == [(8, 1)] and document["rows"][0]["status"] == "ok"
 

@@ -5,11 +5,11 @@ import difflib
 import json
 import pathlib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.errors import UserError
+from jepa_jax.files import read_toml
 
 TABLE_FILE = pathlib.Path(__file__).with_name("hardware.toml")
 # Far more than any card has: told the real size, XLA would recompute values to fit and hide the true need.
@@ -52,12 +52,7 @@ def load_table(extra: str | pathlib.Path | None = None) -> dict[str, Gpu]:
 
 
 def _read_table(path: pathlib.Path) -> dict[str, Gpu]:
-    try:
-        entries = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); name a TOML file of GPUs") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML ({error}); mend the file") from error
+    entries = read_toml(path, str(path), "name a TOML file of GPUs")
     return {key: _parse_gpu(path, key, values) for key, values in entries.items()}
 
 

@@ -9,7 +9,7 @@ combinations: with three repeats a combination alone has two degrees of freedom 
 (t = 2.1). That assumes that fast and slow combinations scatter by the same percentage.
 
 On a shared machine most repeats agree within a few percent and some are off by half. Huber's fit counts those less
-(Huber, "Robust Statistics", 1981). Simulated, 12 combinations, 15 % of all repeats slowed by 20 to 60 %: with three
+(Huber, "Robust Statistics", 1981). Simulated, 12 combinations, 15 % of all repeats slowed by 18 to 45 %: with three
 repeats it finds a difference of 10 % in 61 of 100 sweeps, with five in 84, where least squares finds it in 7 and 16; it
 calls equal combinations different in 14 and 7 of 100. With normal noise the two agree.
 """

@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 import pathlib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.config import COMMON
 from jepa_jax.errors import UserError
+from jepa_jax.files import read_toml
 from jepa_jax.profiling.trial import FAULTS, KNOBS, Combination, TrialRequest, combination_of
 from jepa_jax.study import parse_numbers
 
@@ -154,12 +154,7 @@ def name(argument: str) -> str:
 
 def study_flags(path: pathlib.Path) -> list[tuple[str, str]]:
     """Names and flags of a study file; the config comes first, as its overrides need it."""
-    try:
-        entries = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"--study={path}: cannot be read ({error.strerror}); see profiling/sweeps/") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"--study={path}: not TOML ({error}); mend the file") from error
+    entries = read_toml(path, f"--study={path}", "see profiling/sweeps/")
     known = (*FLAGS, *OTHER_FLAGS)
     for key in entries:
         if key not in known and not key.startswith("config."):
