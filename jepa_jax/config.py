@@ -219,7 +219,7 @@ def load_config_file(value: str) -> Any:
         return module.get_config(*argument)
     except Exception as error:  # whatever the file does wrong
         raise UserError(
-            f"--config={value}: cannot be loaded ({type(error).__name__}: {error}); mend the file"
+            f"--config={value}: cannot be loaded ({type(error).__name__}: {error}); fix the file"
         ) from error
 
 

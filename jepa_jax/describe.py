@@ -16,18 +16,20 @@ from jepa_jax.program import Program, build_program
 from jepa_jax.step import TrainState
 
 # Sizes of sets whose files need not be there to describe a run on them.
-KNOWN_SIZES = {"cifar10": (50_000, 10), "tfds:cifar10": (50_000, 10)}
+KNOWN_SIZES = {
+    "cifar10": (50_000, 10),
+    "tfds:cifar10": (50_000, 10),
+    "tfds:cifar100": (50_000, 100),
+    "tfds:stl10": (5_000, 10),
+    "tfds:imagenet2012": (1_281_167, 1000),
+}
 
 
 def describe(config: Any) -> dict[str, Any]:
     """Parameters (by module, total, trainable), operations an image and steps of a run."""
     validate(config)
     num_train, num_classes, found = data_size(config.data)
-    size, batch_size = config.data.image_size, config.data.batch_size
-    batch = {
-        "image": jax.ShapeDtypeStruct((batch_size, size, size, 3), np.uint8),
-        "label": jax.ShapeDtypeStruct((batch_size,), np.int32),
-    }
+    batch = abstract_batch(config.data)
     program = build_program(
         config, num_train=num_train, num_classes=num_classes, sample=batch["image"], mesh=runtime.make_mesh(1, 1)
     )
@@ -39,12 +41,21 @@ def describe(config: Any) -> dict[str, Any]:
         "params_trainable": count(params),
         "params_probe": count(abstract.params["probe"]),
         "optimizer_bytes": num_bytes(abstract.opt_state),
-        "flops_per_image": count_flops(program.train_step, abstract, batch) / batch_size,
+        "flops_per_image": count_flops(program.train_step, abstract, batch) / config.data.batch_size,
         "feature_dim": feature_dim(abstract),
         "images_per_epoch": num_train,
         "data_found": found,
         "steps_per_epoch": program.length.steps_per_epoch,
         "steps_total": program.length.total_steps,
+    }
+
+
+def abstract_batch(data: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of one batch."""
+    count, size = data.batch_size, data.image_size
+    return {
+        "image": jax.ShapeDtypeStruct((count, size, size, 3), np.uint8),
+        "label": jax.ShapeDtypeStruct((count,), np.int32),
     }
 
 

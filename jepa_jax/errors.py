@@ -3,6 +3,7 @@
 EXIT_OK = 0
 EXIT_USER_ERROR = 2  # bad flag, config value, data file, checkpoint or disk: the message says what to change
 EXIT_DIVERGED = 3  # NaN or infinite loss, or collapsed features; the last good checkpoint is kept
+EXIT_DOES_NOT_FIT = 4  # a plan was made and says no
 EXIT_INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); a checkpoint was written, the same command goes on
 EXIT_TERMINATED = 143  # SIGTERM (128 + 15); a checkpoint was written, the same command goes on
 

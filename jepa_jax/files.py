@@ -39,7 +39,7 @@ def read_toml(path: pathlib.Path, name: str, fix: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror}); {fix}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{name}: not TOML ({error}); mend the file") from error
+        raise UserError(f"{name}: not TOML ({error}); fix the file") from error
 
 
 def disk_error(error: Exception, path: str | os.PathLike) -> UserError:
@@ -47,4 +47,4 @@ def disk_error(error: Exception, path: str | os.PathLike) -> UserError:
     full = ("No space left", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "File too large")
     if getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in full):
         return UserError(f"{path}: the disk is full; free space and start the same command again: it resumes")
-    return UserError(f"{path}: cannot write ({getattr(error, 'strerror', None) or error}); choose another --workdir")
+    return UserError(f"{path}: cannot write ({getattr(error, 'strerror', None) or error}); choose another place")

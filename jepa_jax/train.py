@@ -24,6 +24,7 @@ from jepa_jax.files import write_json
 from jepa_jax.interrupt import Interrupted
 from jepa_jax.pictures import example_views, save_views
 from jepa_jax.profiling import memory_check
+from jepa_jax.profiling.result_header import unused_gpu
 from jepa_jax.program import Length, Program, build_program
 from jepa_jax.report import write_report
 from jepa_jax.session import Session, bar_note
@@ -59,8 +60,10 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     sample = first_images(sources[0], INIT_IMAGES)
     size: Any = {"num_train": len(sources[0]), "num_classes": len(sources[0].classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)
-    if config.profile.plan and jax.default_backend() == "gpu":
+    if config.profile.plan and jax.default_backend() == "gpu" and jax.process_index() == 0:
         memory_check.warn_if_too_large(config, program, console, **size)
+    if unused := unused_gpu():
+        console.warn(unused)
     if jax.process_index() == 0:
         write_json(folder.config, config.to_dict())
         write_json(folder.environment, runtime.environment())
@@ -70,7 +73,7 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     except jax.errors.JaxRuntimeError as error:
         if not memory_check.is_out_of_memory(error):
             raise
-        raise UserError(memory_check.ways_out_message(config, program, **size)) from error
+        raise UserError(memory_check.ways_out_message(config, program, console, **size)) from error
 
 
 def run_session(

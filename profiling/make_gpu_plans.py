@@ -37,7 +37,7 @@ CLAIMS = {
 }
 
 _OUT = flags.DEFINE_string("out", str(ROOT / "docs" / "results" / "gpu_plans.md"), "File to write.")
-_ONLY = flags.DEFINE_list("only", [], "Configs to plan; by default all.")
+_ONLY = flags.DEFINE_list("only", [], "Configs to plan, into another --out; by default all.")
 
 
 def main(argv: list[str]) -> int:
@@ -52,7 +52,9 @@ def main(argv: list[str]) -> int:
         from jepa_jax.files import write_atomically
         from jepa_jax.profiling.plan_command import Options, make_plans
 
-        rows, notes, absent, peaks = [], [], [], {}
+        if _ONLY.value and flags.FLAGS["out"].using_default_value:
+            raise UserError(f"--only={','.join(_ONLY.value)}: name another --out, or the page of all plans is lost")
+        rows, notes, failures, absent, peaks = [], [], [], [], {}
         for name, targets in WANTED.items():
             path = ROOT / "configs" / f"{name}.py"
             if _ONLY.value and name not in _ONLY.value:
@@ -66,16 +68,17 @@ def main(argv: list[str]) -> int:
                 try:
                     plans, _ = make_plans(load_config_file(str(path)), options, console)
                 except UserError as error:
-                    notes.append(f"- `{name}` on {gpu}, {topology}: {error}")
+                    failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
                     continue
                 for plan in plans:
                     rows.append(table_row(name, plan))
                     notes += ways_out_notes(name, plan)
                     peaks |= {row.facts.batch_size: row.facts.peak_bytes for row in plan.batches}
                     console.line(rows[-1])
-                write_atomically(_OUT.value, page(rows, notes, absent, peaks))  # what is there stays, whatever comes
-        write_atomically(_OUT.value, page(rows, notes, absent, peaks))
-        return {"rows": len(rows), "absent": absent, "file": str(pathlib.Path(_OUT.value).name)}
+                # What is there stays, whatever comes.
+                write_atomically(_OUT.value, page(rows, notes, failures, absent, peaks, whole=False))
+        write_atomically(_OUT.value, page(rows, notes, failures, absent, peaks, whole=True))
+        return {"rows": len(rows), "failures": len(failures), "absent": absent, "file": pathlib.Path(_OUT.value).name}
 
     return commands.run(command)
 
@@ -132,7 +135,9 @@ def batch_section(peaks: dict[int, int]) -> list[str]:
     return [*lines, ""]
 
 
-def page(rows: list[str], notes: list[str], absent: list[str], peaks: dict[int, int]) -> str:
+def page(
+    rows: list[str], notes: list[str], failures: list[str], absent: list[str], peaks: dict[int, int], *, whole: bool
+) -> str:
     from jepa_jax.profiling import planner
 
     versions = ", ".join(
@@ -149,6 +154,7 @@ def page(rows: list[str], notes: list[str], absent: list[str], peaks: dict[int, 
     lines = [
         "# Plans for GPUs",
         "",
+        *([] if whole else ["**Unfinished**: the command below has not come to its end.", ""]),
         "```",
         "python profiling/make_gpu_plans.py",
         "```",
@@ -168,7 +174,9 @@ def page(rows: list[str], notes: list[str], absent: list[str], peaks: dict[int, 
         f"  collectives with more than one device; {100 * planner.FRAGMENTATION:.0f} % of the peak for fragmentation.",
         f"- **verdict**: fits up to {100 * planner.FITS_BELOW:.0f} % of the memory, tight up to 100 %.",
         "- **largest batch**: over all devices, compiled and found to fit; the config is otherwise the same.",
-        "- **bound**: no step is faster than its products at the GPU's peak rate, or its bytes at the full bandwidth.",
+        "- **bound**: by roofline, the time of the products at the GPU's peak rate or of the bytes at its full",
+        "  bandwidth, whichever is longer. Every kernel is taken to read and write memory; where small tensors stay in",
+        "  the cache, a step may be faster.",
         f"  **predicted** is {low} to {high} % of it: an assumption about what programs reach, no measurement.",
         "- References count what their own programs take, their allocator's reserve included; ours is another program.",
         "",
@@ -177,6 +185,8 @@ def page(rows: list[str], notes: list[str], absent: list[str], peaks: dict[int, 
         lines += batch_section(peaks)
     if notes:
         lines += ["## Ways out", "", "Of configs that do not fit as they are; each was compiled.", "", *notes, ""]
+    if failures:
+        lines += ["## Not planned", "", *failures, ""]
     if absent:
         lines += [f"Not planned, because there is no such config yet: {', '.join(absent)}.", ""]
     return "\n".join(lines)

@@ -3,7 +3,7 @@
     python scripts/plan.py --config=configs/rapid.py --gpu=rtx4090
     python scripts/plan.py --config=configs/ijepa_in1k_vitb.py --gpu=a100-80,h100 --topology=1x1x8 [--fsdp]
 
-It compiles the training step of the config for the named GPUs (pip install 'jepa_jax[plan]'). Plans are kept, so asking
+It compiles the training step of the config for the named GPUs (pip install -e '.[plan]'). Plans are kept, so asking
 again is free. Exit codes: 0 it fits every GPU asked for, 2 something to fix, 4 it does not fit; ways out are printed.
 """
 
@@ -40,11 +40,10 @@ def main(argv: list[str]) -> int:
         with platforms.without_driver_remarks():
             import jax
 
-        from jepa_jax.errors import UserError
+        from jepa_jax.errors import EXIT_DOES_NOT_FIT, UserError
         from jepa_jax.files import write_atomically, write_json
         from jepa_jax.profiling.plan_command import Options, make_plans, show_plans
         from jepa_jax.profiling.plan_report import fits_everywhere, plans_page
-        from jepa_jax.profiling.planner import EXIT_DOES_NOT_FIT
 
         if not all(size.strip().isdigit() for size in _BATCH_SIZES.value):
             raise UserError(f"--batch_sizes={','.join(_BATCH_SIZES.value)}: write whole numbers, e.g. 512,1024")
@@ -61,20 +60,19 @@ def main(argv: list[str]) -> int:
         name = pathlib.Path(flags.FLAGS["config"].config_filename or "config").stem
         plans, about = make_plans(_CONFIG.value, options, console)
         results = show_plans(plans, about, name, console)
+        if _HTML.value:
+            write_atomically(_HTML.value, plans_page(plans, about, name))
+        if _JSON.value:
+            write_json(_JSON.value, results)  # before a check, which may run out of memory
         if _CHECK.value:
             from jepa_jax.profiling.plan_check import check_flops, check_peak
 
             on_gpu = jax.local_devices()[0].platform == "gpu"
-            predicted = plans[0].row.facts.peak_bytes
-            check = (
-                check_peak(_CONFIG.value, about.data, predicted) if on_gpu else check_flops(_CONFIG.value, about.data)
-            )
+            check = check_peak(plans[0], about.data) if on_gpu else check_flops(_CONFIG.value, about.data)
             console.line(check.line())
             results[0]["check_error_percent"] = check.error_percent
-        if _JSON.value:
-            write_json(_JSON.value, results)
-        if _HTML.value:
-            write_atomically(_HTML.value, plans_page(plans, about, name))
+            if _JSON.value:
+                write_json(_JSON.value, results)
         console.line("")
         for result in results[:-1]:  # one object a GPU, a line each
             print(json.dumps(result))

@@ -98,6 +98,16 @@ class TestCompare:
         found = choice.compare(make_row([100.0]), make_row([50.0], batch_size=128))
         assert found.verdict == noise.UNKNOWN and found.as_dict()["interval"] is None
 
+    def test_says_what_it_can_tell_apart_and_how_many_repeats_would_tell_more(self):
+        rows = simulate(3, sigma=0.08, repeats=4)
+        model = noise.fit(rows)
+        found = choice.compare(rows[0], rows[1], model)
+        assert model.resolution(4) == pytest.approx(found.high / found.ratio - 1, rel=1e-9)
+        needed = model.repeats_to_resolve(0.05)
+        assert model.resolution(needed) == pytest.approx(0.05, rel=0.1)
+        text = " ".join(choice.conclude(rows, config=tiny_config())["text"])
+        assert f"about {needed} would show one of 5 %" in text
+
     def test_equal_rows_are_told_apart_one_time_in_twenty(self):
         verdicts = []
         for seed in range(60):
@@ -178,6 +188,14 @@ class TestConclusion:
         assert result["best"] == {"batch_size": 64, **PLAIN, "num_workers": 2}
         assert len(result["tied"]) == 2
         assert "same within noise" in " ".join(result["text"])
+
+    def test_workers_that_do_nothing_are_not_chosen_for_the_memory_of_a_lucky_reading(self):
+        same = {"pipeline": "device", "program_fingerprint": "p", "pipeline_fingerprint": "device"}
+        rows = [
+            make_row([100, 101, 99], num_workers=0, process_memory_bytes=1.1e9, **same),
+            make_row([100, 99, 102], num_workers=4, process_memory_bytes=1.0e9, **same),
+        ]
+        assert self.conclude(rows)["best"]["num_workers"] == 0
 
     def test_of_equal_rows_few_are_called_slower_than_the_luckiest(self):
         wrong = []

@@ -67,14 +67,16 @@ def test_a_kernel_counts_as_often_as_its_grid_has_cells():
     assert count_flops(call, shape(32, 8)) == 4 * 2 * 8**3
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_convolutions_and_their_gradients_agree_with_xla(stride):
-    def loss(x, kernel):
-        return jnp.sum(
-            lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        )
+@pytest.mark.parametrize("stride, groups", [(1, 1), (2, 1), (1, 8)])
+def test_convolutions_and_their_gradients_agree_with_xla(stride, groups):
+    layout = ("NHWC", "HWIO", "NHWC")
 
-    args = shape(2, 9, 9, 16), shape(3, 3, 16, 8)
+    def loss(x, kernel):
+        strides = (stride, stride)
+        out = lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layout, feature_group_count=groups)
+        return jnp.sum(out)
+
+    args = shape(2, 9, 9, 16), shape(3, 3, 16 // groups, 8)
     ours = count_flops(jax.grad(loss, (0, 1)), *args, rules=CPU_AS_XLA)
     assert ours == pytest.approx(xla_flops(jax.grad(loss, (0, 1)), *args), rel=0.01)
 

@@ -103,6 +103,13 @@ def small_config(**changes):
     return Request(config, TABLE["a100-80"]).changed(**changes).config
 
 
+@on_linux
+def test_products_of_a_float32_encoder_are_seen():
+    """Else no float32 product inside an encoder, above, would mean nothing."""
+    facts = compiler().facts(Request(small_config(train__precision="float32"), TABLE["a100-80"]))
+    assert facts.encoder_float32_products
+
+
 @pytest.fixture(scope="module")
 def small_facts():
     request = Request(small_config(data__batch_size=8192), TABLE["a100-80"], "1x1x8")

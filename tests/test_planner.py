@@ -10,7 +10,7 @@ from jepa_jax.errors import UserError
 from jepa_jax.profiling import plan_command
 from jepa_jax.profiling.gpu_compile import DataSize, Facts, Request
 from jepa_jax.profiling.hardware import load_table
-from jepa_jax.profiling.plan_inputs import planned_data, sequence_note
+from jepa_jax.profiling.plan_inputs import planned_data
 from jepa_jax.profiling.plan_report import Circumstances, plan_json, plan_lines, plans_page
 from jepa_jax.profiling.planner import FITS, FITS_BELOW, NO, TIGHT, Planner, memory_need
 from jepa_jax.writers import Console
@@ -70,6 +70,20 @@ def test_the_largest_batch_is_also_found_from_one_that_does_not_fit():
     assert plan.row.verdict == NO
     assert 4000 < plan.largest[0][1].batch_size < 6000
     assert plan.largest[0][1].row.verdict == FITS
+
+
+def test_the_largest_batch_is_not_one_grain_short_where_grains_are_large():
+    plan, _ = line_plan(batch=8, per_image=1100 * 2**20, state=2**20, variants=False)
+    need = plan.largest[0][1].row.need
+    assert plan.largest[0][1].batch_size == 16
+    assert need.total + 8 * 1100 * 2**20 > FITS_BELOW * plan.row.capacity  # another grain would not fit
+
+
+def test_the_loader_of_each_host_feeds_its_own_devices():
+    plan, _ = line_plan(batch=1024, topology="1x2x8", variants=False)
+    plan.request.config.data.pipeline = "grain"
+    needed = plan.row.speed.predicted[1] / 2
+    assert f"{needed:,.0f} images/s on each host" in "\n".join(plan_lines(plan, Circumstances(CIFAR), "rapid"))
 
 
 def test_the_largest_batch_ends_at_the_data():
@@ -138,7 +152,7 @@ def test_the_margin_is_stated_part_by_part():
     assert need.workspace == GIB and need.collectives > 0  # the workspace is capped
     assert memory_need(facts, config).collectives == 0
     config.data.pipeline = "grain"
-    assert memory_need(facts, config).data == 2 * facts.batch_bytes  # batches that wait on the device
+    assert memory_need(facts, config).data == 3 * facts.batch_bytes  # batches that wait on the device
 
 
 @pytest.mark.parametrize("share, verdict", [(0.9, FITS), (0.97, TIGHT), (1.05, NO)])
@@ -187,13 +201,6 @@ def test_the_loader_is_compared_with_what_the_gpu_takes():
     assert any(line.endswith("enough") for line in fast)
 
 
-def test_sequences_are_planned_for_the_longest():
-    config = rapid.get_config()
-    assert sequence_note(config) == ""
-    config.data.sequence_buckets = (4, 16, 8)
-    assert "planned for the longest, 16" in sequence_note(config)
-
-
 def test_data_that_is_not_there_is_assumed():
     config = rapid.get_config()
     config.data.dir = "nowhere"
@@ -210,6 +217,7 @@ def test_mistakes_are_answered_before_anything_is_compiled(tmp_path):
         (plan_command.Options(("rtx9999",)), "--gpu=rtx9999: unknown"),
         (plan_command.Options(("h100",), topology="8"), "--topology=8"),
         (plan_command.Options(("h100",), batch_sizes=(1,)), "at least 2 images"),
+        (plan_command.Options(("h100",), topology="1x1x8", batch_sizes=(500,)), "use a multiple of 8"),
     ):
         with pytest.raises(UserError, match=message):
             plan_command.make_plans(rapid.get_config(), options, Console(io.StringIO()))

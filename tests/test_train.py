@@ -225,7 +225,7 @@ def test_a_batch_that_does_not_divide_over_the_devices_is_refused(tmp_path):
 
 def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"file.*choose another --workdir"):
+    with pytest.raises(UserError, match=r"file.*choose another place"):
         run(tmp_path / "file" / "run")
 
 

@@ -15,15 +15,22 @@ import numpy as np
 import pytest
 
 from jepa_jax import processes, runtime
-from jepa_jax.data.pipeline import BatchLoader, BatchPlan
+from jepa_jax.data.pipeline import BatchLoader, BatchPlan, batches_ready
+from jepa_jax.describe import abstract_batch
 from jepa_jax.errors import UserError
 from jepa_jax.files import write_json
-from jepa_jax.profiling import measurement, memory_growth, process_memory, trial_evaluation, trial_process
+from jepa_jax.profiling import (
+    measurement,
+    memory_growth,
+    process_memory,
+    result_header,
+    trial_evaluation,
+    trial_process,
+)
 from jepa_jax.profiling.compilations import traced_flops
 from jepa_jax.profiling.dummy_data import DummySource, open_dummy
-from jepa_jax.profiling.gpu_compile import abstract_batch
 from jepa_jax.profiling.gpus import only_gpu
-from jepa_jax.profiling.measurement import StepLoop, batches_ready, measure, pipeline_fingerprint, slowed
+from jepa_jax.profiling.measurement import StepLoop, measure, pipeline_fingerprint, slowed
 from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
 from jepa_jax.profiling.out_of_memory import is_out_of_memory
 from jepa_jax.profiling.peak import peak_flops
@@ -273,7 +280,7 @@ def test_the_fingerprint_tells_programs_apart_and_knows_a_knob_without_effect():
 
 def test_what_remat_computes_again_is_no_use_of_the_device():
     config = tiny_masked_config("ijepa", train__remat="full")
-    batch = abstract_batch(config)
+    batch = abstract_batch(config.data)
     shapes = {"num_train": 96, "num_classes": 8, "sample": batch["image"], "mesh": runtime.make_mesh(1, 1)}
     program = build_program(config, **shapes)
     state = program.factory.abstract
@@ -377,6 +384,15 @@ def test_one_gpu_is_that_of_those_that_may_be_used(tmp_path, monkeypatch):
         measure(request_of(tiny_config(), gpu_index=0))
 
 
+def test_the_cpu_is_not_measured_in_the_name_of_a_gpu(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(result_header, "first_gpu", lambda index: ("NVIDIA GeForce RTX 4090", 25386352640))
+    with pytest.raises(UserError, match=r"those of the CPU: there is a NVIDIA GeForce RTX 4090.*cuda12.*JAX_PLATFORMS"):
+        measure(request_of(tiny_config()))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert result_header.unused_gpu() == ""
+
+
 def test_the_peak_of_the_process_can_be_set_back():
     with mmap.mmap(-1, 200 * MB) as large:
         large.write(b"x" * (200 * MB))
@@ -404,7 +420,7 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
     )  # fmt: skip
     result = run_trial(request_of(tiny_config()), tmp_path, time_limit=7, limit_flag="--time_limit")
     assert result["status"] == "timed_out"
-    assert result["reason"] == "stopped after 7 s (--time_limit); its last line: compiling"
+    assert result["reason"] == "stopped after 7 s (--time_limit: raise it for a slow machine); its last line: compiling"
 
 
 def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from jepa_jax.errors import UserError
 from jepa_jax.profiling import result_header, tune_command, tuned
+from jepa_jax.profiling.planner import pool_fraction
 from jepa_jax.profiling.trial import Combination, combination_of
 from jepa_jax.profiling.tune_command import Options
 from jepa_jax.profiling.tuner import Search
@@ -315,15 +316,15 @@ class TestCommand:
     def test_another_config_does_not_go_on_in_its_folder(self, tmp_path):
         self.tune(tmp_path, Machine())
         self.config = tiny_config(data__batch_size=64)
-        with pytest.raises(UserError, match="other config_hash"):
+        with pytest.raises(UserError, match=r"config\.data\.batch_size: \d+ -> 64"):
             self.tune(tmp_path, Machine(), resume=True)
 
     def test_another_memory_limit_or_version_does_not_go_on(self, tmp_path, monkeypatch):
         self.tune(tmp_path, Machine())
-        with pytest.raises(UserError, match=r"settings\.memory_limit_gb"):
+        with pytest.raises(UserError, match="--memory_limit_gb: 24.0 -> 8.0"):
             self.tune(tmp_path, Machine(), resume=True, memory_limit_gb=8.0)
         monkeypatch.setattr(result_header.metadata, "version", lambda name: "0")
-        with pytest.raises(UserError, match=r"versions\.jax, "):
+        with pytest.raises(UserError, match=r"jax: \S+ -> 0"):
             self.tune(tmp_path, Machine(), resume=True)
 
     def test_the_memory_that_is_told_is_the_one_that_counts(self, tmp_path):
@@ -365,12 +366,14 @@ def test_a_set_is_tried_on_the_device_only_if_it_is_small(tmp_path):
     assert pipelines(data__source="tfds:imagenet2012", data__image_size=224) == ("grain",)
 
 
-def test_the_pool_of_the_present_name_counts():
-    assert tune_command.pool_share({}) == 0.75
-    shares = {"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}
-    assert tune_command.pool_share(shares) == 0.9
+def test_the_share_of_the_pool_is_read_from_the_environment():
+    assert pool_fraction({}) == 0.75
+    assert pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9"}) == 0.9
+    assert pool_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}) == 0.5
     with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
-        tune_command.pool_share({"XLA_CLIENT_MEM_FRACTION": "much"})
+        pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
+    with pytest.raises(UserError, match="both set"):
+        pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"})
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("10m", 600), ("1.5h", 5400), ("45", 45)])

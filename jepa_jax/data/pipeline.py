@@ -335,3 +335,12 @@ def eval_batches(
         part = source.batch(np.arange(own, own + local) % n)
         batch = {key: jax.make_array_from_process_local_data(sharding, part[key]) for key in ("image", "label")}
         yield batch, min(batch_size, n - first)
+
+
+def batches_ready(data: Any) -> int:
+    """The most batches that a loader may have made before anyone asked for them.
+
+    Those on the device and the one that waits to follow them; and of each worker process of Grain's four: in its hands,
+    in its queue, in the hands of the thread that reads it, and in that one's queue.
+    """
+    return 0 if data.pipeline == "device" else data.prefetch + 1 + 4 * data.num_workers

@@ -36,6 +36,7 @@ BY_CONSTRUCTION, NOT_MEASURABLE, EFFECT = "none by construction", "none measurab
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
 # Shares of a step above which something is named as what limits.
 WAITING, FULL = 0.10, 0.85
+WORTH_SEEING = 0.05  # a difference of speeds for which one would measure more
 MOST_TOLD = 10.0  # times the speed: where a device waits for 90 % of the time, its own speed is hardly known
 
 
@@ -124,10 +125,15 @@ def choose(candidates: Sequence[Row], model: Fit, most_loss: float = 1.0) -> tup
         return found.verdict == SAME and found.ratio >= 1 - most_loss
 
     tied = [row for row in candidates if row is fastest or is_tied(row)]
-    least = min(memory_of(row) for row in tied)
+
+    def memory_needed(row: Row) -> float:
+        """What runs the same program from the same pipeline needs the same memory: readings of processes vary."""
+        return min(memory_of(other) for other in candidates if other is row or same_execution(other, row))
+
+    least = min(memory_needed(row) for row in tied)
 
     def preference(row: Row) -> tuple:
-        memory = memory_of(row)
+        memory = memory_needed(row)
         light = memory <= EQUAL_MEMORY * least
         return (not light, 0 if light else memory, row["combination"]["num_workers"], -model.effect(row))
 
@@ -181,8 +187,21 @@ def choice_sentences(
     if model.noise_percent is None:
         sentences.append("Each combination was measured once: no difference can be told from noise (--repeats=3).")
     else:
-        sentences.append(f"One repeat scatters by {model.noise_percent:.1f} %.")
+        sentences.append(resolution_sentence(model, repeats=len(speeds(best))))
     return [*sentences, what_limits(best, memory_limit_bytes)]
+
+
+def resolution_sentence(model: Fit, repeats: int) -> str:
+    """What this sweep can tell apart, and what it would take to tell more."""
+    scatter = f"One repeat scatters by {model.noise_percent:.1f} %"
+    if repeats < 2:
+        return f"{scatter}."
+    seen = model.resolution(repeats)
+    sentence = f"{scatter}: with {repeats} repeats a difference of less than {100 * seen:.1f} % stays within noise"
+    if seen <= WORTH_SEEING:
+        return f"{sentence}."
+    needed = model.repeats_to_resolve(WORTH_SEEING)
+    return f"{sentence}, and about {needed} would show one of {100 * WORTH_SEEING:.0f} %."
 
 
 def what_limits(row: Row, memory_limit_bytes: float | None = None) -> str:

@@ -131,7 +131,8 @@ def _conv_flops(equation: Any) -> int:
             before=params["padding"][axis][0], hole=params["lhs_dilation"][axis], spread=params["rhs_dilation"][axis],
         )  # fmt: skip
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
-    return 2 * batch * features * right[numbers.rhs_spec[1]] * products // params["batch_group_count"]
+    # Of a grouped convolution the kernel has the inputs of one group and the output the batch of one: that divides it.
+    return 2 * batch * features * right[numbers.rhs_spec[1]] * products
 
 
 def _meeting_pairs(*, size: int, taps: int, outputs: int, stride: int, before: int, hole: int, spread: int) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 
 from jepa_jax import runtime
 from jepa_jax.config import flatten, validate
+from jepa_jax.describe import abstract_batch
 from jepa_jax.errors import UserError
 from jepa_jax.files import write_json
 from jepa_jax.platforms import without_driver_remarks
@@ -31,9 +32,10 @@ from jepa_jax.profiling.hardware import Gpu, num_devices, target_config
 from jepa_jax.profiling.hlo import parse_hlo
 from jepa_jax.program import Program, build_program
 
-FORMAT = 3  # of the cached facts; a new one makes old files invisible
+FORMAT = 3  # of the cached facts; another one makes old files invisible
 WHEELS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 PTXAS_VERSION = "12.9.86"
+READERS = ("gpu_compile.py", "hlo.py", "flops.py")
 # Without a device XLA cannot try out tiles for Triton's matrix products, and those it takes instead do not always
 # compile; cuBLAS needs none. The peak of `rapid` differs by 0.4 %.
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
@@ -143,21 +145,12 @@ def topology_devices(gpu: Gpu, topology: str) -> list[Any]:
     return list(description.devices)
 
 
-def abstract_batch(config: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of one batch. A method with inputs of several lengths is planned for the longest."""
-    size, count = config.data.image_size, config.data.batch_size
-    return {
-        "image": jax.ShapeDtypeStruct((count, size, size, 3), np.uint8),
-        "label": jax.ShapeDtypeStruct((count,), np.int32),
-    }
-
-
 def program_for(config: Any, data: DataSize, devices: Sequence[Any]) -> Program:
     """The program of a config over these devices, by the way that training takes."""
     validate(config)
     mesh = runtime.make_mesh(config.mesh.data, config.mesh.fsdp, devices)
     runtime.check_batch(config, mesh)
-    sample = abstract_batch(config)["image"]
+    sample = abstract_batch(config.data)["image"]
     # A batch larger than the set is planned all the same: the search for the largest one passes through it.
     num_train = max(data.num_train, config.data.batch_size)
     return build_program(config, num_train=num_train, num_classes=data.num_classes, sample=sample, mesh=mesh)
@@ -196,19 +189,18 @@ class StepCompiler:
             return [future if isinstance(future, Facts) else future.result() for future in pending]
 
     def _start(self, request: Request, pool: concurrent.futures.Executor) -> "Facts | concurrent.futures.Future[Facts]":
-        asked = self._digest(
-            json.dumps(flatten(request.config), sort_keys=True, default=list), str(self.data), sources_digest(), request
-        )
+        config_text = json.dumps(flatten(request.config), sort_keys=True, default=list)
+        asked = self._digest(config_text, str(self.data), sources_digest(), *tracing_circumstances(), request)
         kept = self._read(asked)
         if kept is not None:
             return kept
         config = request.config
         devices = self._topology(request)
         program = program_for(config, self.data, devices)
-        batch = abstract_batch(config)
+        batch = abstract_batch(config.data)
         traced = trace_step(program, batch)
         lowered = traced.lower()
-        built = self._digest(lowered.as_text(), request)
+        built = self._digest(lowered.as_text(), readers_digest(), request)
         kept = self._read(built)
         if kept is not None:
             self._write(asked, kept)
@@ -234,9 +226,8 @@ class StepCompiler:
     def _digest(self, *parts: Any) -> str:
         *program, request = parts
         versions = [f"{wheel} {metadata.version(wheel)}" for wheel in ("jax", "jaxlib", *WHEELS) if _installed(wheel)]
-        text = "\0".join(
-            [str(FORMAT), str(COMPILER_OPTIONS), *program, target_config(request.gpu), request.topology, *versions]
-        )
+        target = [target_config(request.gpu), request.topology, os.environ.get("XLA_FLAGS", "")]
+        text = "\0".join([str(FORMAT), str(COMPILER_OPTIONS), *program, *target, *versions])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _read(self, digest: str) -> Facts | None:
@@ -323,15 +314,31 @@ def describe_request(request: Request) -> str:
 
 def default_folder() -> pathlib.Path:
     """Where plans are kept between runs."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "jepa_jax" / "plans"
+    return runtime.cache_folder() / "plans"
+
+
+def tracing_circumstances() -> list[str]:
+    """What, beside config and code of this package, decides which program is traced."""
+    versions = [f"{package} {metadata.version(package)}" for package in ("flax", "optax")]
+    settings: Any = jax.config
+    return [*versions, str(settings.jax_default_matmul_precision), str(settings.jax_enable_x64)]
 
 
 @functools.lru_cache(maxsize=1)
 def sources_digest() -> str:
     """Changes whenever the code of this package does."""
-    root = pathlib.Path(__file__).parents[1]
+    return _files_digest(sorted(pathlib.Path(__file__).parents[1].rglob("*.py")))
+
+
+@functools.lru_cache(maxsize=1)
+def readers_digest() -> str:
+    """Changes whenever the code does that reads facts off a program."""
+    return _files_digest([pathlib.Path(__file__).with_name(name) for name in READERS])
+
+
+def _files_digest(paths: Sequence[pathlib.Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

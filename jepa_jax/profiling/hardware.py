@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,10 @@ MULTIPROCESSORS = {
     (8, 6): (102400, 101376, 1536, 128),
     (8, 9): (102400, 101376, 1536, 128),
     (9, 0): (233472, 232448, 2048, 128),
+    (10, 0): (233472, 232448, 2048, 128),
+    (12, 0): (102400, 101376, 1536, 128),
 }
+WHOLE = ("cores", "memory_bytes", "l2_bytes")
 TOPOLOGY = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
@@ -69,6 +73,8 @@ def _parse_gpu(path: pathlib.Path, key: str, values: Any) -> Gpu:
     for name in fields:
         if name not in values:
             raise UserError(f"{path}: [{key}] {name}: missing; see {TABLE_FILE.name} for an example")
+        if name in WHOLE and not (_positive(values[name]) and isinstance(values[name], int)):
+            raise UserError(f"{path}: [{key}] {name} = {values[name]!r}: must be a whole number above 0")
         if name not in ("name", "compute_capability") and not _positive(values[name]):
             raise UserError(f"{path}: [{key}] {name} = {values[name]!r}: must be a number above 0")
     capability = values["compute_capability"]
@@ -109,11 +115,20 @@ def gpu_of_device(kind: str, memory_bytes: int | None, table: Mapping[str, Gpu])
 
 def num_devices(topology: str) -> int:
     """Of "slices x hosts x GPUs a host", e.g. 1x1x8."""
+    return math.prod(_counts(topology))
+
+
+def num_hosts(topology: str) -> int:
+    slices, hosts, _ = _counts(topology)
+    return slices * hosts
+
+
+def _counts(topology: str) -> list[int]:
     match = TOPOLOGY.fullmatch(topology)
     counts = [int(part) for part in match.groups()] if match else [0]
     if min(counts) < 1:
         raise UserError(f"--topology={topology}: write slices x hosts x GPUs a host, e.g. 1x1x8")
-    return counts[0] * counts[1] * counts[2]
+    return counts
 
 
 def target_config(gpu: Gpu) -> str:

@@ -21,7 +21,7 @@ import psutil
 
 from jepa_jax import runtime
 from jepa_jax.config import validate
-from jepa_jax.data.pipeline import train_batches
+from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.errors import UserError
 from jepa_jax.profiling import memory_growth, monitor, peak, process_memory
@@ -30,14 +30,14 @@ from jepa_jax.profiling.compilations import traced_flops
 from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.dummy_data import open_dummy
 from jepa_jax.profiling.record import gpu_figures
+from jepa_jax.profiling.result_header import unused_gpu
 from jepa_jax.profiling.timers import Segment
-from jepa_jax.profiling.trial import SLOW, TrialRequest, with_key
+from jepa_jax.profiling.trial import WAITS, TrialRequest, with_key
 from jepa_jax.program import Program, build_program
 from jepa_jax.step import TrainState
 from jepa_jax.train import INIT_IMAGES, first_images
 
 MONITOR_SECONDS = 0.5
-SLOWER_BY = 0.10  # what a trial with the fault `slow` adds to the time of a step
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 OnStep = Callable[[dict[str, jax.Array], dict[str, jax.Array]], None]  # hears of each step's batch and metrics
@@ -147,8 +147,10 @@ def measure(
     if request.gpu_index is not None and jax.default_backend() != "gpu":
         raise UserError(
             f"--gpu_index = {request.gpu_index}: JAX computes on {jax.default_backend()} here; "
-            "install JAX for the GPU (nvidia-smi has to list it), or leave the flag away"
+            "install JAX for the GPU (nvidia-smi has to list it), or leave the flag out"
         )
+    if unused := unused_gpu(request.gpu_index):
+        raise UserError(f"figures would be those of the CPU: {unused}")
     runtime.check_batch(config, mesh)
     open_split = open_dummy if request.use_dummy_data else open_source
     source = open_split(config.data, "train")
@@ -167,7 +169,7 @@ def measure(
         flops = compiled.flops if config.train.remat == "none" else useful_flops(config, state, first[0], **shapes)
         before_steps()
         process_memory.reset_peak()  # compiling may have taken more than any step will
-        step = slowed(compiled.call, SLOWER_BY) if request.fault == SLOW else compiled.call
+        step = slowed(compiled.call, WAITS[request.fault]) if request.fault in WAITS else compiled.call
         loop = StepLoop(step, state, itertools.chain([first], batches), device, on_step)
         del state, first  # the loop donates the one and is done with the other soon
         loop.take(1)
@@ -248,15 +250,6 @@ def _measured_steps(config: Any, request: TrialRequest, loop: StepLoop) -> dict[
         "data_wait_fraction": min(1.0, waited / elapsed),
         "notes": _notes(config, loop, growth),
     }
-
-
-def batches_ready(data: Any) -> int:
-    """The most batches that a loader may have made while the step was compiled.
-
-    Those on the device and the one that waits to follow them; and of each worker process of Grain's four: in its hands,
-    in its queue, in the hands of the thread that reads it, and in that one's queue.
-    """
-    return 0 if data.pipeline == "device" else data.prefetch + 1 + 4 * data.num_workers
 
 
 def pipeline_fingerprint(data: Any, dummy: bool) -> str:

@@ -3,17 +3,18 @@
 Both are help, never a hindrance: whatever goes wrong while planning, training goes on.
 """
 
+import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jepa_jax.errors import UserError
 from jepa_jax.profiling import out_of_memory
 from jepa_jax.profiling.gpu_compile import DataSize, Request, StepCompiler, default_folder
 from jepa_jax.profiling.hardware import Gpu, gpu_of_device, load_table
-from jepa_jax.profiling.plan_report import gib, pool_line, ways_out_lines
-from jepa_jax.profiling.planner import NO, POOL_FRACTION, Planner
+from jepa_jax.profiling.plan_report import gib, pool_lines, ways_out_lines
+from jepa_jax.profiling.planner import NO, Planner, pool_fraction
 from jepa_jax.program import Program
 from jepa_jax.writers import Console
 
@@ -39,15 +40,16 @@ def warn_if_too_large(
 ) -> bool:
     """Warns if the plan of `config` for the present GPU (or `gpu`) says that it does not fit; True if it warned.
 
-    A plan costs one compilation the first time and is kept; one that cannot be made is no reason to stop.
+    A plan costs one compilation the first time and is kept.
     """
-    gpu = gpu or present_gpu()
-    if gpu is None:
-        return False
     try:
-        planner, request = _planner(config, program, gpu, num_train, num_classes, folder)
+        gpu = gpu or present_gpu()
+        if gpu is None:
+            return False
+        planner, request = _planner(config, program, gpu, num_train, num_classes, folder, console.line)
         row = planner.row(request)
-    except (UserError, RuntimeError, ValueError):
+    except Exception as error:  # a plan that cannot be made is no reason to stop a run that may work
+        console.line(f"no plan of the memory ({_first_line(error)}); config.profile.plan=False makes none")
         return False
     if row.verdict == NO:
         console.warn(
@@ -55,8 +57,8 @@ def warn_if_too_large(
             f"and will run out of memory; python scripts/plan.py --gpu={gpu.key} with the same --config says what fits"
         )
         return True
-    if row.need.pool > POOL_FRACTION * row.capacity:
-        console.line(pool_line(row))
+    for line in pool_lines(row, pool_fraction(os.environ)):
+        console.line(line)
     return False
 
 
@@ -67,6 +69,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def ways_out_message(
     config: Any,
     program: Program,
+    console: Console,
     *,
     num_train: int,
     num_classes: int,
@@ -81,25 +84,39 @@ def ways_out_message(
     if gpu is None:
         return f"{head}; {general}"
     try:
-        planner, request = _planner(config, program, gpu, num_train, num_classes, folder)
+        console.line("out of memory; looking for what fits (some compilations)")
+        planner, request = _planner(config, program, gpu, num_train, num_classes, folder, console.line)
         row = planner.row(request)
         if row.verdict != NO:
-            return (
-                f"{head}, although {gib(row.need.total)} of {gib(row.capacity)} should do: "
-                f"see with nvidia-smi who else uses it; {pool_line(row)}; or {general}"
-            )
+            pool = pool_lines(row, pool_fraction(os.environ))
+            hints = ["see with nvidia-smi who else uses it", *pool, f"or {general}"]
+            return f"{head}, although {gib(row.need.total)} of {gib(row.capacity)} should do: {'; '.join(hints)}"
         largest = planner.largest_batches([(request, row)])[0]
         ways = planner.ways_out(request, row, largest)
-    except (UserError, RuntimeError, ValueError):
+    except Exception:  # the advice must not take the place of the error it is about
         return f"{head}; {general}"
     need = f"the step needs about {gib(row.need.total)} of the {gib(row.capacity)} of a {gpu.name}"
     return "\n".join([f"{head}: {need}", *ways_out_lines(ways)])
 
 
 def _planner(
-    config: Any, program: Program, gpu: Gpu, num_train: int, num_classes: int, folder: pathlib.Path | None
+    config: Any,
+    program: Program,
+    gpu: Gpu,
+    num_train: int,
+    num_classes: int,
+    folder: pathlib.Path | None,
+    say: Callable[[str], None],
 ) -> tuple[Planner, Request]:
-    compiler = StepCompiler(DataSize(num_train, num_classes), folder or default_folder())
+    compiler = StepCompiler(
+        DataSize(num_train, num_classes),
+        folder or default_folder(),
+        on_compile=lambda what: say(f"planning memory: compiling for {what}"),
+    )
     hosts = jax.process_count()
     topology = f"1x{hosts}x{max(1, program.mesh.size // hosts)}"
     return Planner(compiler, load_table()), Request(config, gpu, topology)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -69,6 +69,15 @@ class Fit:
         """Scatter of one repeat; None without repeats."""
         return 100 * math.sqrt(self.variance) if self.freedom > 0 else None
 
+    def resolution(self, repeats: int) -> float:
+        """Two combinations whose speeds differ by a smaller share than this are within the noise of so many repeats."""
+        return math.expm1(quantile(self.freedom) * math.sqrt(2 * self.variance / repeats))
+
+    def repeats_to_resolve(self, share: float) -> int:
+        """About so many repeats are needed for a difference of this share to leave the noise, as often as not."""
+        normal = 1.96
+        return max(2, math.ceil(2 * self.variance * (normal / math.log1p(share)) ** 2))
+
     def effect(self, row: Row) -> float:
         """Logarithm of a row's speed, up to a constant that all rows share, freed of the rounds it was measured in."""
         return float(self.effects[self.columns[row_key(row)]])

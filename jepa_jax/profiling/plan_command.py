@@ -9,7 +9,7 @@ from jepa_jax.config import validate
 from jepa_jax.errors import UserError
 from jepa_jax.profiling.gpu_compile import Request, StepCompiler, default_folder, require_wheels
 from jepa_jax.profiling.hardware import find_gpus, load_table, num_devices
-from jepa_jax.profiling.plan_inputs import measure_loader, planned_data, sequence_note
+from jepa_jax.profiling.plan_inputs import measure_loader, planned_data
 from jepa_jax.profiling.plan_report import Circumstances, plan_json, plan_lines
 from jepa_jax.profiling.planner import Plan, Planner
 from jepa_jax.writers import Console
@@ -39,6 +39,12 @@ def make_plans(config: Any, options: Options, console: Console) -> tuple[list[Pl
     require_wheels()
     if min(options.batch_sizes, default=2) < 2:
         raise UserError(f"--batch_sizes={','.join(map(str, options.batch_sizes))}: a batch has at least 2 images")
+    for size in options.batch_sizes:
+        if size % (devices * config.train.accum_steps):
+            raise UserError(
+                f"--batch_sizes={size}: {devices} devices x {config.train.accum_steps} accumulation steps do not "
+                f"divide it; use a multiple of {devices * config.train.accum_steps}"
+            )
     compiler = StepCompiler(
         planned_data(config.data),
         options.cache or default_folder(),
@@ -50,7 +56,7 @@ def make_plans(config: Any, options: Options, console: Console) -> tuple[list[Pl
         requests = [request.changed(mesh__data=-1, mesh__fsdp=devices) for request in requests]
     plans = planner.plans(requests, batch_sizes=options.batch_sizes, variants=options.variants)
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
-    about = Circumstances(compiler.data, options.price_per_hour, rate, note, sequence_note(config))
+    about = Circumstances(compiler.data, options.price_per_hour, rate, note)
     return plans, about
 
 

@@ -1,18 +1,16 @@
-"""What a plan is told of data and machine: the size of the data set, the rate of its loader, lengths that vary."""
+"""What a plan is told of data and machine: the size of the data set, the rate of its loader."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
-from jepa_jax.data.pipeline import train_batches
+from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.describe import data_size
 from jepa_jax.errors import UserError
 from jepa_jax.profiling.gpu_compile import DataSize
 
-# Sets whose files are usually elsewhere: train images, classes.
-LARGE_SETS = {"imagenet": (1_281_167, 1000), "cifar100": (50_000, 100), "stl10": (100_000, 10)}
-UNKNOWN_SET = (50_000, 10)
+UNKNOWN_SET = (50_000, 10)  # train images and classes of a set whose files are not there
 MEASURED_SECONDS = 1.0
 
 
@@ -22,8 +20,7 @@ def planned_data(data: Any) -> DataSize:
         images, classes, found = data_size(data)
         return DataSize(images, classes, assumed=not found)
     except UserError:
-        words = f"{data.source} {data.dir}".lower()
-        images, classes = next((size for name, size in LARGE_SETS.items() if name in words), UNKNOWN_SET)
+        images, classes = UNKNOWN_SET
         return DataSize(data.num_train or images, classes, assumed=True)
 
 
@@ -40,21 +37,14 @@ def measure_loader(config: Any, clock: Callable[[], float] = time.perf_counter) 
     except UserError:
         return None, "the data is not there"
     sharding = runtime.batch_sharding(runtime.make_mesh(1, 1, jax.devices()[:1]))
-    with train_batches(config.data, source, seed=0, sharding=sharding) as batches:
-        jax.block_until_ready(next(batches)[0])  # workers start, files open
-        started, images = clock(), 0
-        while clock() - started < MEASURED_SECONDS:
-            jax.block_until_ready(next(batches)[0])
-            images += config.data.batch_size
-        return images / (clock() - started), ""
-
-
-def sequence_note(config: Any) -> str:
-    """For data in several lengths: which one the plan is for."""
-    lengths = config.data.get("sequence_buckets", ())
-    if not lengths:
-        return ""
-    return (
-        f"Sequences come in buckets of {', '.join(map(str, sorted(lengths)))}: planned for the longest, "
-        f"{max(lengths)}. Memory follows the longest sequence of a batch, not the mean."
-    )
+    try:
+        with train_batches(config.data, source, seed=0, sharding=sharding) as batches:
+            for _ in range(1 + batches_ready(config.data)):  # workers start, files open; what waits was made before
+                jax.block_until_ready(next(batches)[0])
+            started, images = clock(), 0
+            while clock() - started < MEASURED_SECONDS:
+                jax.block_until_ready(next(batches)[0])
+                images += config.data.batch_size
+            return images / (clock() - started), ""
+    except UserError as error:  # the plan itself does not need the data
+        return None, str(error)

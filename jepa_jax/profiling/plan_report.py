@@ -5,10 +5,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from jepa_jax.profiling.gpu_compile import DataSize
-from jepa_jax.profiling.planner import EFFICIENCY, FITS, FITS_BELOW, GIB, NO, POOL_FRACTION, Largest, Plan, Row
+from jepa_jax.profiling.hardware import num_hosts
+from jepa_jax.profiling.planner import (
+    BATCH_GRAIN,
+    EFFICIENCY,
+    FITS,
+    FITS_BELOW,
+    GIB,
+    NO,
+    POOL_FRACTION,
+    POOL_VARIABLE,
+    Largest,
+    Plan,
+    Row,
+)
 from jepa_jax.program import Length
 
 DAY = 86400.0
+ACCUMULATION = "Accumulation keeps the batch; losses and norms over a batch see one part at a time."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +33,6 @@ class Circumstances:
     price_per_hour: float = 0.0  # of one GPU, in any currency
     loader_images_per_sec: float | None = None
     loader_note: str = ""  # why there is no rate
-    sequence_note: str = ""
 
 
 def gib(num_bytes: float) -> str:
@@ -45,12 +58,10 @@ def plan_lines(plan: Plan, about: Circumstances, name: str) -> list[str]:
         "",
         *speed_lines(plan, about),
     ]
-    if about.sequence_note:
-        lines += ["", about.sequence_note]
     if row.verdict == NO:
         lines += ["", *ways_out_lines(plan.ways_out)]
-    elif row.need.pool > POOL_FRACTION * row.capacity:
-        lines += ["", pool_line(row)]
+    elif pool := pool_lines(row):
+        lines += ["", *pool]
     return lines
 
 
@@ -109,8 +120,14 @@ def table_lines(plan: Plan) -> list[str]:
     for row, largest in plan.largest:
         lines.append(row_line(row) + f"{largest_text(largest):>15}")
     lines += [row_line(row) for row in plan.batches]
-    if any(row.facts.accum_steps > 1 for row, _ in plan.largest):
-        lines.append("Accumulation keeps the batch; losses and norms over a batch see one part at a time.")
+    if any("train.accum_steps" in row.changes for row, _ in plan.largest):
+        lines.append(ACCUMULATION)
+    others = [largest.row for _, largest in plan.largest if largest.row] + plan.batches
+    if any(pool_lines(row) for row in others):
+        lines.append(
+            f"Batches that need more than the {100 * POOL_FRACTION:.0f} % of a card that JAX takes, such as the "
+            f"largest ones, need {POOL_VARIABLE}=0.95 in the environment."
+        )
     return lines
 
 
@@ -130,26 +147,29 @@ def largest_text(largest: Largest) -> str:
 def ways_out_lines(ways: Sequence[Row]) -> list[str]:
     if not ways:
         return [
-            "No way out was found: not even the smallest batch fits. Use more devices with --fsdp, or a smaller model."
+            f"No way out was found: not even {BATCH_GRAIN} images a device fit. "
+            "Use more devices with config.mesh.fsdp, or a smaller model."
         ]
-    lines = ["ways out, each compiled, the fastest first:"]
+    lines = ["ways out, each compiled: the fastest first, then another card:"]
     for way in ways:
-        changes = " ".join(
-            f"--gpu={value}" if key == "gpu" else f"--config.{key}={value}" for key, value in way.changes.items()
-        )
         lines.append(
             f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} img/s"
         )
-        lines.append(f"      {changes}")
+        changes = [f"--config.{key}={value}" for key, value in way.changes.items() if key != "gpu"]
+        lines += [f"      {' '.join(changes)}"] if changes else []
+    if any("train.accum_steps" in way.changes for way in ways):
+        lines.append(ACCUMULATION)
     return lines
 
 
-def pool_line(row: Row) -> str:
-    fraction = min(0.95, -(-row.need.pool * 100 // row.capacity) / 100 + 0.02)
-    return (
-        f"JAX takes {100 * POOL_FRACTION:.0f} % of a card by default, less than this step needs: "
-        f"set XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f}"
-    )
+def pool_lines(row: Row, fraction: float = POOL_FRACTION) -> list[str]:
+    """What to set if JAX, which takes `fraction` of a card, takes too little."""
+    if row.need.pool <= fraction * row.capacity:
+        return []
+    enough = min(0.95, -(-row.need.pool * 100 // row.capacity) / 100 + 0.02)
+    return [
+        f"JAX takes {100 * fraction:.0f} % of the card, less than this step needs: set {POOL_VARIABLE}={enough:.2f}"
+    ]
 
 
 def speed_lines(plan: Plan, about: Circumstances) -> list[str]:
@@ -158,7 +178,7 @@ def speed_lines(plan: Plan, about: Circumstances) -> list[str]:
     low, high = speed.predicted
     moved = facts.bytes_moved * facts.devices
     lines = [
-        f"a step: {facts.flops / 1e12:,.2f} TFLOP, {moved / 1e9:,.1f} GB moved: at least "
+        f"a step: {facts.flops / 1e12:,.2f} TFLOP, {moved / 1e9:,.1f} GB moved: "
         f"{1e3 * speed.compute_seconds:,.1f} ms of products at {gpu.tflops(facts.precision):g} TFLOP/s, "
         f"{1e3 * speed.memory_seconds:,.1f} ms of memory traffic at {gpu.bandwidth_gb_per_second:,.0f} GB/s"
         + (f", {1e3 * speed.network_seconds:,.1f} ms of exchange" if facts.collectives else ""),
@@ -194,10 +214,12 @@ def duration(seconds: float) -> str:
 
 
 def loader_line(plan: Plan, about: Circumstances) -> str:
-    needed = plan.row.speed.predicted[1]
+    hosts = num_hosts(plan.request.topology)
+    needed = plan.row.speed.predicted[1] / hosts
     if plan.request.config.data.pipeline == "device":
         return "loader: none to keep up with, the data set lies on the device (data.pipeline = device)"
-    text = f"loader: must deliver {needed:,.0f} images/s to keep up with the predicted range"
+    where = " on each host" if hosts > 1 else ""
+    text = f"loader: must deliver {needed:,.0f} images/s{where} to keep up with the predicted range"
     if about.loader_images_per_sec is None:
         return f"{text}; not measured here ({about.loader_note})"
     rate = about.loader_images_per_sec

@@ -1,8 +1,9 @@
 """Says before a run whether it fits a GPU, how large its batch may be, what to change if not, and how fast it can be.
 
 Memory is that of the compiled step (`gpu_compile`), a lower bound: what only a real device decides (workspace of
-convolutions, CUDA's own memory, buffers of collectives) is added as a margin, each part of it stated. Speed is a bound:
-the larger of the time the products need at the GPU's peak and the time the bytes need at its bandwidth.
+convolutions, CUDA's own memory, buffers of collectives) is added as a margin, each part of it stated. Speed is a bound
+by roofline: the larger of the time the products need at the GPU's peak and the time the bytes need at its bandwidth, if
+every kernel reads and writes memory and nothing stays in the cache.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jepa_jax.errors import UserError
 from jepa_jax.profiling.gpu_compile import Facts, Request, StepCompiler
 from jepa_jax.profiling.hardware import Gpu
 
@@ -20,7 +22,8 @@ WORKSPACE_MOST_BYTES = GIB  # of the largest convolution; up to here it is taken
 COLLECTIVE_BYTES = 512 * 2**20  # NCCL's buffers, with more than one device
 FRAGMENTATION = 0.02  # of the peak: holes that the allocator cannot use
 FITS_BELOW = 0.95  # of the memory; above it a plan is called tight
-POOL_FRACTION = 0.75  # of the memory that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+POOL_FRACTION = 0.75  # of the memory that JAX takes unless a variable says otherwise
+POOL_VARIABLE, OLD_POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 EFFICIENCY = (0.3, 0.7)  # of the bound: what training programs reach
 BATCH_GRAIN = 8  # images a device and part: largest batches are multiples of this
 CLOSE_ENOUGH = 0.025  # of the memory: a batch that leaves less free is the largest
@@ -31,7 +34,6 @@ MOST_PARTS = 64
 FEWEST_WAYS = 2  # out of a config that does not fit, before changes are combined
 
 FITS, TIGHT, NO = "fits", "tight", "does not fit"
-EXIT_DOES_NOT_FIT = 4  # of scripts/plan.py: a plan was made and says no
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Plan:
 
 def memory_need(facts: Facts, config: Any, data_bytes: int = 0) -> Need:
     """What a device has to hold; `data_bytes`: of a data set that is kept on the device."""
-    waiting = facts.batch_bytes * config.data.prefetch
+    waiting = facts.batch_bytes * (config.data.prefetch + 1)  # one more is in the hands of the thread that puts them
     return Need(
         peak=facts.peak_bytes,
         data=data_bytes if config.data.pipeline == "device" else waiting,
@@ -147,6 +149,19 @@ def speed_bound(facts: Facts, gpu: Gpu) -> Speed:
         memory_seconds=facts.bytes_moved / (gpu.bandwidth_gb_per_second * 1e9),
         network_seconds=sent / (gpu.interconnect_gb_per_second * 1e9),
     )
+
+
+def pool_fraction(environment: Mapping[str, str]) -> float:
+    """Of a GPU's memory, that JAX takes for its pool."""
+    given = [name for name in (POOL_VARIABLE, OLD_POOL_VARIABLE) if environment.get(name)]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are both set, which JAX refuses; unset the second")
+    for name in given:
+        try:
+            return float(environment[name])
+        except ValueError:
+            raise UserError(f"{name} = {environment[name]}: not a number; give a share of 1, or unset it") from None
+    return POOL_FRACTION
 
 
 class Planner:
@@ -338,8 +353,10 @@ def next_batch(points: Sequence[Row], request: Request) -> int:
     while most - fewest > 1:
         middle = (fewest + most) // 2
         fewest, most = (middle, most) if predicted_need(points, middle * grain) <= limit else (fewest, middle)
-    # A little less than the line says: a guess that fits is an answer, one that does not is only a point.
-    return max(1, math.floor(fewest * (FIRST_GUESS if len(points) == 1 else LATER_GUESS))) * grain
+    # A little less than the line says: a guess that fits is an answer, one that does not is only a point. Where grains
+    # are large, less than half of one is no reason to give up a whole one.
+    spare = fewest * (1 - (FIRST_GUESS if len(points) == 1 else LATER_GUESS))
+    return (fewest if spare < 0.5 else math.floor(fewest - spare)) * grain
 
 
 def predicted_need(points: Sequence[Row], batch_size: int) -> float:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from jepa_jax.config import config_hash
+from jepa_jax.config import config_hash, differing_keys, flatten
 
 SCHEMA_VERSION = 1
+SAME_TO_RESUME = ("settings", "hardware", "versions")
 
 
 def base_header(config: Any, config_name: str, hardware: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,6 +30,22 @@ def base_header(config: Any, config_name: str, hardware: Mapping[str, Any]) -> d
         "config_hash": config_hash(config),
         "config": json.loads(json.dumps(config.to_dict())),  # as it will be read back
     }
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What keeps two measurements from being one, by name: config keys, flags, machine and packages."""
+    found = differing_keys(there["config"], here["config"])
+    for part in SAME_TO_RESUME:
+        before, after = flatten(there[part]), flatten(here[part])
+        for key in after:
+            if before.get(key) != after[key]:
+                flag = f"--{key.split('.')[-1]}" if part == "settings" else key
+                found.append(f"{flag}: {_as_flag(before.get(key))} -> {_as_flag(after[key])}")
+    return found
+
+
+def _as_flag(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def describe_hardware(gpu_index: int | None) -> dict[str, Any]:
@@ -48,6 +65,19 @@ def describe_hardware(gpu_index: int | None) -> dict[str, Any]:
         "gpu_name": gpu_name,
         "gpu_memory_bytes": gpu_memory,
     }
+
+
+def unused_gpu(gpu_index: int | None = None) -> str:
+    """What to tell where there is a GPU and JAX computes without it; empty where all is well. Starts JAX."""
+    import jax
+
+    name = describe_hardware(gpu_index)["gpu_name"]
+    if not name or jax.default_backend() != "cpu":
+        return ""
+    return (
+        f"there is a {name}, but JAX computes on the CPU: pip install -e '.[cuda12]' gives it what it needs, "
+        "JAX_PLATFORMS=cpu says that it is meant"
+    )
 
 
 def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:

@@ -10,14 +10,14 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jepa_jax import html, processes
-from jepa_jax.config import differing_keys
+from jepa_jax.data.sources import open_source
 from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
 from jepa_jax.files import write_atomically, write_json
-from jepa_jax.profiling.result_header import base_header, describe_hardware
+from jepa_jax.profiling.result_header import base_header, describe_hardware, differences
 from jepa_jax.profiling.sweep_rows import (
     Row,
     is_open,
@@ -33,7 +33,6 @@ from jepa_jax.profiling.trial_process import CACHE, STOP_SECONDS, finished_resul
 from jepa_jax.progress import ProgressBar
 
 EXIT_NONE_MEASURED = 1  # every combination has a row, none of them a figure
-SAME_TO_RESUME = ("settings", "hardware", "versions")  # of the header
 
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
 OnRepeat = Callable[[int, Document], None]  # hears which row has a new repeat
@@ -55,6 +54,8 @@ def conduct(
             f"{','.join(map(str, batches))}; a batch size counts all images of an optimizer step, "
             "accumulation included: add it there"
         )
+    if not sweep.use_dummy_data:
+        open_source(sweep.config.data, "train")  # data that is not there is said once, not by every trial
     document = open_document(sweep, resume or retry_failed)
     if retry_failed:
         document["rows"] = [without_failures(row) for row in document["rows"]]
@@ -176,17 +177,6 @@ def open_document(sweep: Sweep, resume: bool) -> Document:
     return document
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What keeps two sweeps from being one, by name."""
-    found = differing_keys(there["config"], here["config"])
-    for part in SAME_TO_RESUME:
-        for key in here[part]:
-            if there[part].get(key) != here[part][key]:
-                flag = f"--{key}" if part == "settings" else key
-                found.append(f"{flag}: {there[part].get(key)} -> {here[part][key]}")
-    return found
-
-
 def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None) -> str:
     """Writes the conclusion, the page and the table beside the results; returns the table."""
     from jepa_jax.profiling import choice, sweep_report
@@ -208,7 +198,7 @@ def make_header(sweep: Sweep) -> dict[str, Any]:
     if sweep.address_space_gb is not None and hardware["gpu_name"]:
         raise UserError(
             f"--address_space_gb = {sweep.address_space_gb:g}: there is a {hardware['gpu_name']}, and CUDA reserves "
-            "more address space than there is memory; leave the flag away, or set JAX_PLATFORMS=cpu"
+            "more address space than there is memory; leave the flag out, or set JAX_PLATFORMS=cpu"
         )
     return {
         **base_header(sweep.config, sweep.config_name, hardware),

@@ -181,7 +181,8 @@ def memory_by_batch(rows: Sequence[Row], header: Mapping[str, Any]) -> str:
         memory = memory_of(row)
         return memory / GIB if math.isfinite(memory) else None
 
-    limit = html.number(header.get("memory_limit_bytes"))
+    pools = [row["device_limit_bytes"] for row in rows if row.get("device_limit_bytes")]
+    limit = max(pools, default=None) or html.number(header.get("memory_limit_bytes"))  # JAX may take a part of a card
     levels = [(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else []
     where = "device" if any(row.get("peak_memory_bytes") for row in rows) else "process"
     lines = _lines(rows, name, "batch_size", gib, lambda row: gib(row) or 0.0)

@@ -25,8 +25,9 @@ from jepa_jax.profiling.out_of_memory import is_out_of_memory
 
 OK, OUT_OF_MEMORY, CRASHED, TIMED_OUT, REFUSED = "ok", "out_of_memory", "crashed", "timed_out", "refused"
 SKIPPED, PENDING = "skipped", "pending"  # of a row whose trial was not run, or not yet
-SLOW = "slow"
-FAULTS = ("out_of_memory", "crash", "hang", SLOW)  # that a self-test may ask for
+# Steps that wait until they are complete, and for a share of their time after that.
+WAITS = {"wait": 0.0, "slow": 0.10}
+FAULTS = ("out_of_memory", "crash", "hang", *WAITS)  # that a self-test may ask for
 # The knobs of a combination and the keys of a config that they set.
 KNOBS = {
     "batch_size": "data.batch_size",

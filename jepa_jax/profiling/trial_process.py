@@ -80,7 +80,8 @@ def run_trial(
     if result is not None and (result["status"] == OK or not ended.timed_out):
         return result
     if ended.timed_out:
-        after = f"stopped after {time_limit:g} s" + (f" ({limit_flag})" if limit_flag else "")
+        advice = f" ({limit_flag}: raise it for a slow machine)" if limit_flag else ""
+        after = f"stopped after {time_limit:g} s{advice}"
         return {"status": TIMED_OUT, "reason": f"{after}; {_last(ended.message)}"}
     log = processes.tail(folder / processes.LOG)
     status, reason = explain_exit(ended.exit_code, log, limited=is_limited(request))

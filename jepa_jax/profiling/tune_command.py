@@ -16,7 +16,7 @@ from jepa_jax.profiling import sweep_report
 from jepa_jax.profiling.dummy_data import open_dummy
 from jepa_jax.profiling.peak import num_cores
 from jepa_jax.profiling.plan_inputs import planned_data
-from jepa_jax.profiling.planner import POOL_FRACTION
+from jepa_jax.profiling.planner import POOL_VARIABLE, pool_fraction
 from jepa_jax.profiling.result_header import describe_hardware
 from jepa_jax.profiling.sweep import EXIT_NONE_MEASURED
 from jepa_jax.profiling.sweep_settings import grid_values
@@ -33,7 +33,6 @@ from jepa_jax.writers import Console
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
 MOST_RESIDENT_BYTES = 2**31  # of images that a search tries to keep on the device
-POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the present name and the old one
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -171,24 +170,13 @@ def memory_limit(options: Options, hardware: Mapping[str, Any]) -> tuple[float, 
     if options.memory_limit_gb is not None:
         return options.memory_limit_gb * 2**30, "by --memory_limit_gb"
     if hardware["gpu_memory_bytes"]:
-        share = pool_share(os.environ)
+        share = pool_fraction(os.environ)
         return share * hardware["gpu_memory_bytes"], (
             f"about: {100 * share:.0f} % of a {hardware['gpu_name']}, until the first trial has read what JAX takes "
-            f"({POOL_VARIABLES[0]} sets another share)"
+            f"({POOL_VARIABLE} sets another share)"
         )
     words = f"{100 * MEMORY_SHARE:.0f} % of what is free (--memory_limit_gb sets another limit)"
     return MEMORY_SHARE * psutil.virtual_memory().available, words
-
-
-def pool_share(environment: Mapping[str, str]) -> float:
-    """Of a GPU's memory, that JAX takes for its pool."""
-    for name in POOL_VARIABLES:
-        if environment.get(name):
-            try:
-                return float(environment[name])
-            except ValueError:
-                raise UserError(f"{name} = {environment[name]}: not a number; give a share of 1, or unset it") from None
-    return POOL_FRACTION
 
 
 class Watch(ProgressBar):
@@ -260,5 +248,6 @@ def finish(config: Any, options: Options, search: Search, outcome: Outcome, stor
         )  # fmt: skip
         shutil.rmtree(folder / "trials" / CACHE, ignore_errors=True)
         result["tuned"] = str(path)
-        result["text"] = [*result["text"], f"Train with: python scripts/train.py --config=... --tuned={path}"]
+        same = "--config=<the same, with its overrides>"
+        result["text"] = [*result["text"], f"Train with: python scripts/train.py {same} --workdir=DIR --tuned={path}"]
     return result

@@ -9,7 +9,7 @@ from jepa_jax.errors import UserError
 from jepa_jax.files import write_json
 from jepa_jax.profiling import choice
 from jepa_jax.profiling.noise import Comparison, compare, fit
-from jepa_jax.profiling.result_header import base_header
+from jepa_jax.profiling.result_header import base_header, differences
 from jepa_jax.profiling.sweep_rows import with_compile_seconds
 from jepa_jax.profiling.trial import OK, Combination, combination_of
 from jepa_jax.profiling.tuner import Outcome, Search
@@ -32,8 +32,6 @@ def make_header(
 class Store:
     """tune.json: the document of a sweep, and the trials in order, from which a search goes on."""
 
-    SAME = ("config_hash", "settings", "hardware", "versions")
-
     def __init__(self, folder: pathlib.Path, header: dict[str, Any]):
         self.folder, self.header = folder, header
         self.path = folder / "tune.json"
@@ -51,13 +49,13 @@ class Store:
         try:
             found = json.loads(self.path.read_text())
             header, trials = found["header"], list(found["trials"])
-            differ = [name for key in self.SAME for name in differing(key, header[key], self.header[key])]
-        except (OSError, ValueError, KeyError, TypeError):
+            differ = differences(header, self.header)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{self.path}: not the results of a search; use another --output_dir") from None
         if differ:
             raise UserError(
-                f"--output_dir = {self.folder}: holds a search with other {', '.join(differ)}; "
-                "give the same to --resume, or use another"
+                f"--output_dir = {self.folder}: holds a search with other settings ({'; '.join(differ)}); "
+                "give the same ones to --resume, or use another"
             )
         self.header = {**header, "budget_seconds": self.header["budget_seconds"]}
         return trials
@@ -69,13 +67,6 @@ class Store:
         document = {"header": self.header, "rows": rows, "conclusion": conclusion, "trials": trials}
         write_json(self.path, document)
         return document
-
-
-def differing(key: str, there: Any, here: Any) -> list[str]:
-    """Names of what is not the same in a part of two headers."""
-    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
-        return [key] if there != here else []
-    return [f"{key}.{name}" for name in {**there, **here} if there.get(name) != here.get(name)]
 
 
 def best_so_far(search: Search) -> Outcome:
