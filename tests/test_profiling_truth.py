@@ -21,6 +21,7 @@ STEP_SECONDS = 0.2  # of every step on the device: long against the delays of a 
 STEPS = 4  # an epoch
 SHARES = (0.8, 0.5, 0.2)  # the slowest first: it empties all buffers, and they stay empty
 TOLERANCE = 3.0  # points of percent
+ATTEMPTS = 3
 THRESHOLD = 30.0  # percent of waiting for data from which on it is a bottleneck
 computed: list[tuple[float, float]] = []  # when steps ran, by the test's own clock
 
@@ -103,7 +104,23 @@ def test_a_loader_that_sleeps_is_found_to_the_point(tmp_path, monkeypatch, slow_
     The truth is what was injected as the test's own clock saw it: on a busy machine a sleep is longer than asked for,
     and workers that got ahead make the wait shorter.
     """
-    control = tmp_path / "seconds"
+    at_last_once(lambda attempt: check_waits(tmp_path / f"attempt_{attempt}", monkeypatch, workers))
+
+
+def at_last_once(check):
+    """A stall of a shared machine may fall between two clocks; a profiler that is wrong is so every time."""
+    for attempt in range(ATTEMPTS):
+        computed.clear()
+        try:
+            return check(attempt)
+        except AssertionError:
+            if attempt == ATTEMPTS - 1:
+                raise
+
+
+def check_waits(folder, monkeypatch, workers):
+    folder.mkdir()
+    control = folder / "seconds"
     monkeypatch.setattr(loop, "open_source", lambda data, split: Sleepy(open_source(data, split), control))
     loaders = max(workers, 1)
     paces = [loaders * STEP_SECONDS / (1 - share) for share in SHARES for _ in range(2)]
@@ -117,9 +134,9 @@ def test_a_loader_that_sleeps_is_found_to_the_point(tmp_path, monkeypatch, slow_
             write_atomically(control, str(paces[min(len(ends), len(paces) - 1)]))
 
     options = config(optim__epochs=float(len(paces)), data__num_workers=workers)
-    train(options, tmp_path / "run", console=Silent(on_line))
-    epochs = records(tmp_path / "run")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    train(options, folder / "run", console=Silent(on_line))
+    epochs = records(folder / "run")
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     metrics = {round(row["epoch"]): row for row in rows if "profiling/mfu" in row}
     for index, share in enumerate(SHARES):
         number = 2 + 2 * index
