@@ -41,10 +41,10 @@ class LineCompiler:
         return Facts(
             batch_size=batch, accum_steps=config.train.accum_steps, precision=config.train.precision,
             remat=config.train.remat, devices=devices, fsdp=config.mesh.fsdp, argument_bytes=state + 3072 * batch,
-            output_bytes=state, alias_bytes=state, temp_bytes=peak - state, peak_bytes=peak, state_bytes=state,
+            alias_bytes=state, temp_bytes=peak - state, peak_bytes=peak, state_bytes=state,
             parameter_bytes=state // 2, optimizer_bytes=state // 2, target_bytes=0, batch_bytes=3072 * batch // devices,
             flops=10**10 * batch, bytes_moved=round(5 * each * images), collectives={},
-            largest_convolution_bytes=0, convolutions=1, matmuls=1, encoder_float32_products=[], host_calls=[],
+            largest_convolution_bytes=0, convolutions=1, encoder_float32_products=[], host_calls=[],
             compile_seconds=1.0,
         )  # fmt: skip
 

@@ -306,6 +306,19 @@ def test_address_space_is_limited_without_a_gpu_alone(make, monkeypatch):
         open_document(sweep, resume=False)
 
 
+def test_data_that_is_not_there_is_said_once_and_not_asked_for_again(make, trials):
+    absent = tiny_config(data__source="cifar10", data__dir="nowhere", data__image_size=32)
+    sweep = dataclasses.replace(make(absent, batch_sizes="8,16", repeats=1), use_dummy_data=False)
+    with pytest.raises(UserError, match="nowhere"):
+        conduct(sweep, time_limit=1, resume=False)
+    assert trials.run == []
+    whole = dataclasses.replace(make(batch_sizes="8", repeats=1), use_dummy_data=False)
+    conduct(whole, time_limit=1, resume=False)
+    measured = list(trials.run)
+    conduct(whole, time_limit=1, resume=True)  # nothing is left to measure
+    assert trials.run == measured
+
+
 def test_other_settings_are_refused_by_name(make, trials):
     sweep = make(batch_sizes="8", repeats=1)
     execute(sweep, open_document(sweep, resume=False), time_limit=1)

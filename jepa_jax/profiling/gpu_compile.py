@@ -86,7 +86,6 @@ class Facts:
     devices: int
     fsdp: int
     argument_bytes: int  # state and batch
-    output_bytes: int
     alias_bytes: int  # of the outputs that take the place of donated arguments
     temp_bytes: int
     peak_bytes: int  # arguments included
@@ -100,7 +99,6 @@ class Facts:
     collectives: dict[str, list[int]]  # kind: how often, bytes a device sends
     largest_convolution_bytes: int
     convolutions: int
-    matmuls: int
     encoder_float32_products: list[str]
     host_calls: list[str]
     compile_seconds: float
@@ -268,7 +266,6 @@ def compile_step(lowered: Any, config: Any, program: Program, batch: Any, flops:
         devices=program.mesh.size,
         fsdp=program.mesh.shape["fsdp"],
         argument_bytes=memory.argument_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
@@ -282,7 +279,6 @@ def compile_step(lowered: Any, config: Any, program: Program, batch: Any, flops:
         collectives={c.kind: [c.count, c.wire_bytes] for c in module.collectives()},
         largest_convolution_bytes=module.largest_convolution_bytes(),
         convolutions=sum(p.kind == "convolution" for p in products),
-        matmuls=sum(p.kind == "matmul" for p in products),
         encoder_float32_products=[p.scope for p in products if "encoder" in p.scope and "f32" in p.types],
         host_calls=module.host_calls(),
         compile_seconds=seconds,

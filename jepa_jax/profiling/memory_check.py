@@ -77,7 +77,10 @@ def ways_out_message(
     folder: pathlib.Path | None = None,
 ) -> str:
     """What to tell a user whose run has run out of memory: the need, and changes that were compiled and fit."""
-    gpu = gpu or present_gpu()
+    try:
+        gpu = gpu or present_gpu()
+    except Exception:  # a device that is out of memory may not even tell its name
+        gpu = None
     whose = "the GPU's" if gpu else "this machine's"
     head = f"config.data.batch_size = {config.data.batch_size}: {whose} memory is used up"
     general = "use a smaller batch, config.train.remat=full or more config.train.accum_steps"

@@ -54,11 +54,11 @@ def conduct(
             f"{','.join(map(str, batches))}; a batch size counts all images of an optimizer step, "
             "accumulation included: add it there"
         )
-    if not sweep.use_dummy_data:
-        open_source(sweep.config.data, "train")  # data that is not there is said once, not by every trial
     document = open_document(sweep, resume or retry_failed)
     if retry_failed:
         document["rows"] = [without_failures(row) for row in document["rows"]]
+    if not sweep.use_dummy_data and any(open_trials(document["rows"], sweep.repeats)):
+        open_source(sweep.config.data, "train")  # data that is not there is said once, not by every trial
     code = EXIT_OK
     try:
         with processes.sigterm_raises(), Progress(document, sweep.repeats) as progress:
