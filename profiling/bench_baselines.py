@@ -9,7 +9,7 @@ its quadrants (2,048 numbers). The ridge penalty is chosen on 5,000 images held 
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _DIR = flags.DEFINE_string("dir", None, "CIFAR-10: folder or archive.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the patches that become filters.")
@@ -101,12 +101,12 @@ def main(argv: list[str]) -> int:
         import numpy as np
         from ml_collections import ConfigDict
 
-        from jepa_jax import runtime
         from jepa_jax.data.sources import open_source
-        from jepa_jax.memory import keep_freed_memory
+        from jepa_jax.runtime.allocator import keep_freed_memory
+        from jepa_jax.runtime.start import start_compile_cache
 
         keep_freed_memory()
-        runtime.start_compile_cache()
+        start_compile_cache()
         data = ConfigDict({"source": "cifar10", "dir": _DIR.value, "image_size": 32, "num_train": 0, "num_test": 0})
         splits = []
         for name in ("train", "test"):

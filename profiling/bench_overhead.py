@@ -17,7 +17,7 @@ import time
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _PAIRS = flags.DEFINE_integer("pairs", 12, "Pairs of epochs.", lower_bound=2)
 _CASES = flags.DEFINE_list("cases", ["quickstart", "small"], "Which of quickstart and small to run.")
@@ -44,7 +44,7 @@ class StopWatch:
 def make_config(case, pairs):
     from ml_collections import ConfigDict
 
-    from jepa_jax.config import load_config_file
+    from jepa_jax.config.schema import load_config_file
 
     config = load_config_file(str(CONFIG))
     if case == "small":
@@ -61,11 +61,11 @@ class Arm:
     """A session that trains an epoch at a time."""
 
     def __init__(self, config, program, source, compiled, folder, stack):
-        from jepa_jax import runtime
+        from jepa_jax.base.console import Console
         from jepa_jax.data.pipeline import train_batches
-        from jepa_jax.session import Session
-        from jepa_jax.workdir import Workdir
-        from jepa_jax.writers import Console
+        from jepa_jax.program.workdir import Workdir
+        from jepa_jax.runtime.mesh import batch_sharding
+        from jepa_jax.train.session import Session
 
         self.watch, self.step, self.length = StopWatch(), 0, program.length
         workdir = Workdir(folder)
@@ -79,7 +79,7 @@ class Arm:
             self.session.profiler.compiled = compiled
             self.session.profiler.monitor.stop()
         self.batches = stack.enter_context(
-            train_batches(config.data, source, seed=0, sharding=runtime.batch_sharding(program.mesh))
+            train_batches(config.data, source, seed=0, sharding=batch_sharding(program.mesh))
         )
         self.started = False
 
@@ -135,15 +135,15 @@ def bench(case, pairs, console):
 
     import numpy as np
 
-    from jepa_jax import runtime
-    from jepa_jax.config import validate
+    from jepa_jax.config.schema import validate
     from jepa_jax.data.sources import open_source
     from jepa_jax.profiling.compilations import CompiledStep
-    from jepa_jax.program import build_program
+    from jepa_jax.program.build import build_program
+    from jepa_jax.runtime.start import setup
 
     config = make_config(case, pairs)
     validate(config)
-    mesh = runtime.setup(config)
+    mesh = setup(config)
     source = open_source(config.data, "train")
     sample = source.batch(np.arange(config.data.batch_size))["image"]
     program = build_program(
@@ -195,10 +195,10 @@ def main(argv: list[str]) -> int:
     commands.refuse_arguments(argv)
 
     def command(console):
-        from jepa_jax import runtime
+        from jepa_jax.runtime.provenance import environment
 
         results = {case: bench(case, _PAIRS.value, console) for case in _CASES.value}
-        environment = runtime.environment()
+        environment = environment()
         return results | {key: environment[key] for key in ("devices", "processor", "cores", "jax")}
 
     return commands.run(command)

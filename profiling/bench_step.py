@@ -15,7 +15,7 @@ import time
 from absl import flags
 from ml_collections import config_flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _BATCH = flags.DEFINE_integer("batch_size", 64, "Images a step.", lower_bound=2)
@@ -51,14 +51,14 @@ def build(config):
     import jax
     import numpy as np
 
-    from jepa_jax import runtime
-    from jepa_jax.program import build_program
+    from jepa_jax.program.build import build_program
+    from jepa_jax.runtime.mesh import make_mesh
 
     size, count = config.data.image_size, config.data.batch_size
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, size, size, 3), np.uint8)
     batch = {"image": images, "label": rng.integers(0, 10, count).astype(np.int32)}
-    program = build_program(config, num_train=50_000, num_classes=10, sample=images, mesh=runtime.make_mesh(1, 1))
+    program = build_program(config, num_train=50_000, num_classes=10, sample=images, mesh=make_mesh(1, 1))
     step, factory = program.train_step, program.factory
     start = time.perf_counter()
     state, metrics = step(factory.create(0, images), batch)
@@ -83,14 +83,15 @@ def main(argv: list[str]) -> int:
     def command(console):
         import jax
 
-        from jepa_jax import runtime
-        from jepa_jax.config import validate
-        from jepa_jax.memory import keep_freed_memory
+        from jepa_jax.config.schema import validate
+        from jepa_jax.runtime.allocator import keep_freed_memory
+        from jepa_jax.runtime.provenance import environment
+        from jepa_jax.runtime.start import setup
 
         config = _CONFIG.value
         config.data.batch_size, config.train.precision = _BATCH.value, _PRECISION.value
         validate(config)
-        runtime.setup(config)
+        setup(config)
         with plain_convolution():
             lax_conv = build(config)
         ours = build(config)
@@ -119,8 +120,8 @@ def main(argv: list[str]) -> int:
             "precision": config.train.precision,
             "device": jax.devices()[0].device_kind,
             "machine": platform.machine(),
-            "cores": runtime.environment()["cores"],
-            "processor": runtime.environment()["processor"],
+            "cores": environment()["cores"],
+            "processor": environment()["processor"],
         }
 
     return commands.run(command)

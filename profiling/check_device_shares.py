@@ -13,7 +13,7 @@ import pathlib
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "Interleaved rounds.", lower_bound=1)
 
@@ -34,20 +34,20 @@ def build(model=None, *, batch_size, projector=(64, 64)):
     import numpy as np
     from ml_collections import ConfigDict
 
-    from jepa_jax import runtime
-    from jepa_jax.config import load_config_file
-    from jepa_jax.program import build_program
+    from jepa_jax.config.schema import load_config_file
+    from jepa_jax.program.build import build_program
+    from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
     config = load_config_file(str(CONFIG))
     config.data.batch_size, config.data.augment.crop.size = batch_size, 0
     config.method.views, config.method.projector = 2, projector
     if model:
         config.model = ConfigDict(model)
-    mesh = runtime.make_mesh(1, 1)
+    mesh = make_mesh(1, 1)
     images = np.random.default_rng(0).integers(0, 256, (batch_size, 32, 32, 3), np.uint8)
     program = build_program(config, num_train=10 * batch_size, num_classes=10, sample=images, mesh=mesh)
     batch = {"image": images, "label": np.zeros(batch_size, np.int32)}
-    return program, program.factory.create(0, images), jax.device_put(batch, runtime.batch_sharding(mesh))
+    return program, program.factory.create(0, images), jax.device_put(batch, batch_sharding(mesh))
 
 
 class Running:
@@ -149,7 +149,7 @@ def doubled_optimizer(rounds):
     import jax
     import optax
 
-    from jepa_jax import optim
+    from jepa_jax.program import optim
 
     make = optim.make_optimizer
 
@@ -186,11 +186,11 @@ def main(argv):
     commands.refuse_arguments(argv)
 
     def command(console):
-        from jepa_jax import runtime
-        from jepa_jax.memory import keep_freed_memory
+        from jepa_jax.runtime.allocator import keep_freed_memory
+        from jepa_jax.runtime.start import start_compile_cache
 
         keep_freed_memory()
-        runtime.start_compile_cache()
+        start_compile_cache()
         result = {"rounds": _ROUNDS.value}
         for encoder in ENCODERS:
             found = result[encoder] = shares_of(encoder, _ROUNDS.value)

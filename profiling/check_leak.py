@@ -41,8 +41,8 @@ def keeper(kind: str, num_bytes: int):
 
 def main(argv: list[str]) -> int:
     del argv
-    from jepa_jax.profiling.measurement import measure
-    from jepa_jax.profiling.trial import TrialRequest, combination_of
+    from jepa_jax.tuning.measurement import measure
+    from jepa_jax.tuning.trial import TrialRequest, combination_of
 
     config = _CONFIG.value
     request = TrialRequest(config.to_dict(), combination_of(config), max_batches=_MAX_BATCHES.value)

@@ -31,7 +31,7 @@ SLOWED = 1  # of the two trials, numbered from 0
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax.profiling.trial import WAITS
+    from jepa_jax.tuning.trial import WAITS
 
     folder = pathlib.Path(_OUTPUT.value)
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,14 +80,14 @@ def overlap(a: list[float] | None, b: list[float] | None) -> bool:
 
 def slow_down(rows: list[dict[str, Any]]):
     """The slowed trial against its twin, which differs from it in the number of workers alone."""
-    from jepa_jax.profiling.choice import compare, fit
+    from jepa_jax.tuning.choice import compare, fit
 
     return compare(rows[SLOWED], rows[1 - SLOWED], fit(rows))
 
 
 def idle_knob(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is said of num_workers where nothing is loaded."""
-    from jepa_jax.profiling.choice import fit, knob_effects
+    from jepa_jax.tuning.choice import fit, knob_effects
 
     kept = [row for row in rows if row["combination"]["pipeline"] == "device"]
     return next(entry for entry in knob_effects(kept, fit(rows)) if entry["knob"] == "num_workers")

@@ -6,7 +6,7 @@ python profiling/check_reconstruction.py --workdir=runs/mae_quickstart
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of method mae.")
 flags.mark_flags_as_required(["workdir"])

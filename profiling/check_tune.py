@@ -20,8 +20,8 @@ from typing import Any
 
 from absl import app, flags
 
-from jepa_jax.profiling.noise import FASTER, SAME, t_interval, typical
-from jepa_jax.study import split_overrides
+from jepa_jax.studies.study import split_overrides
+from jepa_jax.tuning.noise import FASTER, SAME, t_interval, typical
 
 _CONFIG = flags.DEFINE_string("config", "configs/quickstart.py", "Config file; --config.key=value is passed on.")
 _BUDGET = flags.DEFINE_string("budget", "5m", "Of the search.")
@@ -59,10 +59,10 @@ def duel(
     config: Any, chosen: dict[str, Any], best: dict[str, Any], folder: pathlib.Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Speed of the choice over that of the best, from trials in turn."""
-    from jepa_jax.profiling.noise import compare
-    from jepa_jax.profiling.sweep_rows import new_row, with_repeat
-    from jepa_jax.profiling.trial import Combination, TrialRequest
-    from jepa_jax.profiling.trial_process import run_trial
+    from jepa_jax.tuning.noise import compare
+    from jepa_jax.tuning.sweep_rows import new_row, with_repeat
+    from jepa_jax.tuning.trial import Combination, TrialRequest
+    from jepa_jax.tuning.trial_process import run_trial
 
     rows = [new_row(Combination.from_dict(values)) for values in (chosen, best)]
     for number in range(_ROUNDS.value):
@@ -78,8 +78,8 @@ def trainings(
     config: Any, chosen: dict[str, Any], steps: int, folder: pathlib.Path, arguments: tuple[str, ...]
 ) -> tuple[list[float], list[float]]:
     """Images a second of trials of the choice and of trainings with it, in turn."""
-    from jepa_jax.profiling.trial import Combination, TrialRequest
-    from jepa_jax.profiling.trial_process import run_trial
+    from jepa_jax.tuning.trial import Combination, TrialRequest
+    from jepa_jax.tuning.trial_process import run_trial
 
     request = TrialRequest(config, Combination.from_dict(chosen), max_batches=steps)
     trials, trained = [], []
@@ -102,7 +102,7 @@ def distinct_executions(rows: list[dict[str, Any]]) -> int:
 
 def main(argv: list[str], overrides: tuple[str, ...]) -> int:
     del argv
-    from jepa_jax.profiling.tuned import read_tuned
+    from jepa_jax.tuning.tuned import read_tuned
 
     folder = pathlib.Path(_OUTPUT.value)
     shared = (f"--config={_CONFIG.value}", *overrides)

@@ -11,7 +11,8 @@ from importlib import metadata
 
 from absl import flags
 
-from jepa_jax import commands, platforms
+from jepa_jax.cli import commands
+from jepa_jax.runtime import platforms
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ONE, EIGHT = "1x1x1", "1x1x8"
@@ -47,10 +48,10 @@ def main(argv: list[str]) -> int:
         with platforms.without_driver_remarks():
             import jax  # noqa: F401
 
-        from jepa_jax.config import load_config_file
-        from jepa_jax.errors import UserError
-        from jepa_jax.files import write_atomically
-        from jepa_jax.profiling.plan_command import Options, make_plans
+        from jepa_jax.base.errors import UserError
+        from jepa_jax.base.files import write_atomically
+        from jepa_jax.config.schema import load_config_file
+        from jepa_jax.planning.plan_command import Options, make_plans
 
         if _ONLY.value and flags.FLAGS["out"].using_default_value:
             raise UserError(f"--only={','.join(_ONLY.value)}: name another --out, or the page of all plans is lost")
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def table_row(name: str, plan) -> str:
-    from jepa_jax.profiling.plan_report import gib, largest_text
+    from jepa_jax.reports.plan_report import gib, largest_text
 
     row, facts, request = plan.row, plan.row.facts, plan.request
     count = f"{request.devices} x " if request.devices > 1 else ""
@@ -107,7 +108,7 @@ def table_row(name: str, plan) -> str:
 
 def ways_out_notes(name: str, plan) -> list[str]:
     """For a config that does not fit: what does, compiled."""
-    from jepa_jax.profiling.plan_report import gib
+    from jepa_jax.reports.plan_report import gib
 
     return [
         f"- `{name}` on {plan.request.devices} x {plan.request.gpu.key} fits with {way.label}: "
@@ -138,7 +139,7 @@ def batch_section(peaks: dict[int, int]) -> list[str]:
 def page(
     rows: list[str], notes: list[str], failures: list[str], absent: list[str], peaks: dict[int, int], *, whole: bool
 ) -> str:
-    from jepa_jax.profiling import planner
+    from jepa_jax.planning import planner
 
     versions = ", ".join(
         f"{name} {metadata.version(name)}" for name in ("jax", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")

@@ -5,14 +5,14 @@ python scripts/compare.py runs/a runs/b [runs/c ...] [--output=comparison.html]
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _OUTPUT = flags.DEFINE_string("output", None, "The page; default: comparison.html beside the first run.")
 
 
 def main(argv: list[str]) -> int:
     def command(console):
-        from jepa_jax.comparison import compare, table_text
+        from jepa_jax.reports.comparison import compare, table_text
 
         result = compare(argv[1:], _OUTPUT.value)
         differing = ", ".join(result["differing_keys"]) or "nothing"

@@ -7,8 +7,8 @@ import sys
 
 from absl import app, flags
 
-from jepa_jax import commands
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli import commands
 
 
 def main(argv: list[str]) -> int:

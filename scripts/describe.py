@@ -6,7 +6,7 @@ python scripts/describe.py --config=configs/rapid.py
 from absl import flags
 from ml_collections import config_flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 flags.mark_flags_as_required(["config"])
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     commands.refuse_arguments(argv)
 
     def command(console):
-        from jepa_jax.describe import describe
+        from jepa_jax.program.describe import describe
 
         result = describe(_CONFIG.value)
         assumed = "" if result["data_found"] else " (assumed: the data is not there)"

@@ -14,7 +14,9 @@ import sys
 
 from absl import flags
 
-from jepa_jax import commands, study
+from jepa_jax.base.text import parse_numbers
+from jepa_jax.cli import commands
+from jepa_jax.studies import study
 
 CONFIG = flags.DEFINE_string(
     "config", None, "Config file; --config.key=value is passed on to every run.", required=True
@@ -35,9 +37,9 @@ def compare(argv: list[str], overrides: tuple[str, ...]) -> int:
         command=(sys.executable, str(pathlib.Path(__file__).with_name("train.py"))),
         overrides=overrides,
     )
-    epochs = study.parse_numbers("epochs", EPOCHS.value, int, smallest=1)
+    epochs = parse_numbers("epochs", EPOCHS.value, int, smallest=1)
     warmup = study.warmup_share(CONFIG.value, overrides)
-    runs = study.plan_runs([None], epochs, study.parse_numbers("seeds", SEEDS.value, int), warmup)
+    runs = study.plan_runs([None], epochs, parse_numbers("seeds", SEEDS.value, int), warmup)
     return commands.conduct_study(tradeoff_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
 
 

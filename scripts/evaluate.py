@@ -7,7 +7,7 @@ Writes eval/eval.json, eval.md, eval.html and figures into the workdir. Features
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.")
 _PROTOCOLS = flags.DEFINE_string(
@@ -24,9 +24,9 @@ def main(argv: list[str]) -> int:
     commands.refuse_arguments(argv)
 
     def command(console):
+        from jepa_jax.cli.evaluation import evaluate, without_large_parts
         from jepa_jax.evals.protocols import Limits
-        from jepa_jax.evaluation import evaluate, without_large_parts
-        from jepa_jax.evaluation_page import table_markdown
+        from jepa_jax.reports.evaluation_page import table_markdown
 
         limits = Limits(fine_tune_epochs=_EPOCHS.value, fine_tune_images=_IMAGES.value)
         record = evaluate(

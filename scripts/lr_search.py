@@ -13,7 +13,9 @@ import sys
 
 from absl import flags
 
-from jepa_jax import commands, study
+from jepa_jax.base.text import parse_numbers
+from jepa_jax.cli import commands
+from jepa_jax.studies import study
 
 CONFIG = flags.DEFINE_string(
     "config", None, "Config file; --config.key=value is passed on to every run.", required=True
@@ -37,8 +39,8 @@ def search(argv: list[str], overrides: tuple[str, ...]) -> int:
         fixed={"epochs": EPOCHS.value},
     )
     warmup = study.warmup_share(CONFIG.value, overrides)
-    lrs = study.parse_numbers("lrs", LRS.value)
-    runs = study.plan_runs(lrs, [EPOCHS.value], study.parse_numbers("seeds", SEEDS.value, int), warmup)
+    lrs = parse_numbers("lrs", LRS.value)
+    runs = study.plan_runs(lrs, [EPOCHS.value], parse_numbers("seeds", SEEDS.value, int), warmup)
     return commands.conduct_study(search_study, runs, timeout=TIMEOUT.value, resume=RESUME.value)
 
 

@@ -14,7 +14,8 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from jepa_jax import commands, platforms
+from jepa_jax.cli import commands
+from jepa_jax.runtime import platforms
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _GPU = flags.DEFINE_multi_string("gpu", ["rtx4090"], "Names from the table, with commas or repeated.")
@@ -40,10 +41,10 @@ def main(argv: list[str]) -> int:
         with platforms.without_driver_remarks():
             import jax
 
-        from jepa_jax.errors import EXIT_DOES_NOT_FIT, UserError
-        from jepa_jax.files import write_atomically, write_json
-        from jepa_jax.profiling.plan_command import Options, make_plans, show_plans
-        from jepa_jax.profiling.plan_report import fits_everywhere, plans_page
+        from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, UserError
+        from jepa_jax.base.files import write_atomically, write_json
+        from jepa_jax.planning.plan_command import Options, make_plans, show_plans
+        from jepa_jax.reports.plan_report import fits_everywhere, plans_page
 
         if not all(size.strip().isdigit() for size in _BATCH_SIZES.value):
             raise UserError(f"--batch_sizes={','.join(_BATCH_SIZES.value)}: write whole numbers, e.g. 512,1024")
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
         if _JSON.value:
             write_json(_JSON.value, results)  # before a check, which may run out of memory
         if _CHECK.value:
-            from jepa_jax.profiling.plan_check import check_flops, check_peak
+            from jepa_jax.planning.plan_check import check_flops, check_peak
 
             on_gpu = jax.local_devices()[0].platform == "gpu"
             check = check_peak(plans[0], about.data) if on_gpu else check_flops(_CONFIG.value, about.data)

@@ -13,8 +13,8 @@ import pathlib
 import sys
 from types import SimpleNamespace
 
+from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.data.download import RemoteFile, download
-from jepa_jax.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 
 ARCHIVES = {
     "cifar10": RemoteFile(

@@ -17,9 +17,9 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from jepa_jax import commands
-from jepa_jax.errors import UserError
-from jepa_jax.profiling.sweep_settings import FLAGS, Sweep, grid_values, parse_faults, with_study
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli import commands
+from jepa_jax.tuning.sweep_settings import FLAGS, Sweep, grid_values, parse_faults, with_study
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _OUTPUT = flags.DEFINE_string("output_json", None, "Where the results go, a JSON file.")
@@ -63,8 +63,8 @@ def main(argv: list[str]) -> int:
 
     def command(console):
         nonlocal code
-        from jepa_jax.config import validate
-        from jepa_jax.profiling.sweep import conduct
+        from jepa_jax.config.schema import validate
+        from jepa_jax.tuning.sweep import conduct
 
         validate(_CONFIG.value)
         values = grid_values(_CONFIG.value, {flag: flags.FLAGS[flag].value for flag in FLAGS})

@@ -5,7 +5,7 @@ python scripts/show_summary.py --workdir=runs/quickstart
 
 from absl import flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.")
 flags.mark_flags_as_required(["workdir"])
@@ -15,8 +15,8 @@ def main(argv: list[str]) -> int:
     commands.refuse_arguments(argv)
 
     def command(console):
-        from jepa_jax.errors import UserError
-        from jepa_jax.workdir import Workdir
+        from jepa_jax.base.errors import UserError
+        from jepa_jax.program.workdir import Workdir
 
         folder = Workdir(_WORKDIR.value)
         summary = folder.read_summary()

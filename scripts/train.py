@@ -10,7 +10,7 @@ Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss d
 from absl import flags
 from ml_collections import config_flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: config, metrics, checkpoints, report.")
@@ -26,10 +26,10 @@ def main(argv: list[str]) -> int:
     commands.refuse_arguments(argv)
 
     def command(console):
-        from jepa_jax.train import train
+        from jepa_jax.train.loop import train
 
         if _TUNED.value:
-            from jepa_jax.profiling.tuned import use_tuned
+            from jepa_jax.tuning.tuned import use_tuned
 
             explicit = config_flags.get_override_values(flags.FLAGS["config"])
             use_tuned(_CONFIG.value, _TUNED.value, explicit, console)

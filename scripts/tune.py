@@ -13,7 +13,7 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from jepa_jax import commands
+from jepa_jax.cli import commands
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _BUDGET = flags.DEFINE_string("budget", "10m", "Time for everything: 90s, 10m, 1.5h.")
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
     def command(console):
         nonlocal code
-        from jepa_jax.profiling.tune_command import Options, tune
+        from jepa_jax.tuning.tune_command import Options, tune
 
         options = Options(
             output_dir=pathlib.Path(_OUTPUT_DIR.value).expanduser(),

@@ -16,8 +16,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 import pytest
 from absl import flags
 
-from jepa_jax.memory import keep_freed_memory
-from jepa_jax.platforms import prepare_to_plan
+from jepa_jax.runtime.allocator import keep_freed_memory
+from jepa_jax.runtime.platforms import prepare_to_plan
 
 keep_freed_memory()
 prepare_to_plan()  # tests of the planner compile for GPUs in this process

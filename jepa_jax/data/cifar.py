@@ -8,8 +8,8 @@ import zlib
 
 import numpy as np
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGES_PER_FILE = 10_000

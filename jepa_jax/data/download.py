@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 
 CHUNK_BYTES = 1 << 18
 TIMEOUT_SECONDS = 30

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data.in_memory import require_count
-from jepa_jax.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}

@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.errors import UserError
 
 PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
 IMAGES, LABELS = 3, 1  # number of axes, the last byte of the magic number

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 
 Arrays = tuple[np.ndarray, np.ndarray]  # images uint8 [N, H, W, 3], labels int32 [N]
 

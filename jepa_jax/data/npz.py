@@ -6,8 +6,8 @@ import zlib
 
 import numpy as np
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.errors import UserError
 
 ONE_SPLIT = {"image": ("image", "images", "x"), "label": ("label", "labels", "y")}
 BOTH_SPLITS = {"image": ("x_{}", "{}_images"), "label": ("y_{}", "{}_labels")}

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from absl import flags
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data.sources import Source
-from jepa_jax.errors import UserError
 
 PIPELINES = ("grain", "device")
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data import cifar, folder, idx, npz, synthetic, tfds
 from jepa_jax.data.in_memory import Arrays, InMemorySource, require_count, require_size
-from jepa_jax.errors import UserError
 
 
 class Source(Protocol):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.data.folder import decode
 from jepa_jax.data.in_memory import require_count, require_size
-from jepa_jax.errors import UserError
 
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing

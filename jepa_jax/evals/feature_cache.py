@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from jepa_jax.base.files import write_atomically
 from jepa_jax.data.sources import Source
 from jepa_jax.evals.features import Split
-from jepa_jax.files import write_atomically
 
 FINGERPRINTED_IMAGES = 64
 

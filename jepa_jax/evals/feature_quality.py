@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jepa_jax.collapse import collapse_warning, effective_rank, feature_spread, singular_values
+from jepa_jax.evals.collapse import collapse_warning, effective_rank, feature_spread, singular_values
 
 RANKME_EPSILON = 1e-7  # as in the paper: for float32 features
 SMALLEST_SINGULAR = 1e-6  # of the largest: below it, the spectrum of float32 features is rounding noise

@@ -8,7 +8,7 @@ import numpy as np
 
 from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.data.sources import Source
-from jepa_jax.runtime import whole_array
+from jepa_jax.runtime.mesh import whole_array
 
 HELD_OUT = 0.1
 

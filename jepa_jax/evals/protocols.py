@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 from jepa_jax.evals import fine_tune as fine_tuning
 from jepa_jax.evals.feature_quality import feature_quality, lidar
 from jepa_jax.evals.features import Split

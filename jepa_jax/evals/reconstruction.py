@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 from jepa_jax.evals.trained_encoder import TrainedEncoder
-from jepa_jax.masking import random_split, take_tokens
 from jepa_jax.methods.mae import MaskedAutoencoder
+from jepa_jax.methods.masking import random_split
+from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import patchify
 
 

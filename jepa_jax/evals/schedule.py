@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jepa_jax.collapse import feature_spread
 from jepa_jax.data.sources import Source
+from jepa_jax.evals.collapse import feature_spread
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import linear_probe, top1
-from jepa_jax.program import Program
-from jepa_jax.runtime import batch_sharding
-from jepa_jax.step import TrainState, evaluated_params, make_feature_step, make_statistics_step
+from jepa_jax.program.build import Program
+from jepa_jax.program.step import TrainState, evaluated_params, make_feature_step, make_statistics_step
+from jepa_jax.runtime.mesh import batch_sharding
 
 UNTRAINED_CALIBRATION_IMAGES = 1024
 COLLAPSE_IMAGES = 1024  # test images that the collapse watch looks at

@@ -10,20 +10,21 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from jepa_jax import runtime
-from jepa_jax.checkpoint import Checkpoints, params_sha256
-from jepa_jax.config import validate
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_error
+from jepa_jax.config.schema import validate
 from jepa_jax.data.augment import augment_views
 from jepa_jax.data.sources import Source, open_source
-from jepa_jax.errors import UserError
 from jepa_jax.evals.feature_cache import FeatureCache, fingerprint
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.schedule import Evaluator
-from jepa_jax.files import disk_error
-from jepa_jax.memory import keep_freed_memory
-from jepa_jax.program import Program, build_program
-from jepa_jax.step import evaluated_params, make_feature_step
-from jepa_jax.workdir import Workdir
+from jepa_jax.program.build import Program, build_program
+from jepa_jax.program.checkpoint import Checkpoints, params_sha256
+from jepa_jax.program.step import evaluated_params, make_feature_step
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.allocator import keep_freed_memory
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh
+from jepa_jax.runtime.start import start_compile_cache
 
 Progress = Callable[[int], None]  # hears how much was done
 QUALITY_IMAGES = 4096  # test images whose features are looked at without labels
@@ -58,7 +59,7 @@ class TrainedEncoder:
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
-        return runtime.batch_sharding(self.program.mesh)
+        return batch_sharding(self.program.mesh)
 
     def feature_step(self, level: int, normalised: bool = True) -> Callable:
         """The compiled function of `make_feature_step`, one for each level and kind."""
@@ -164,8 +165,8 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
         raise UserError(f"--workdir={folder.path}: holds no checkpoint yet; train first, or check the path")
     sources = open_source(config.data, "train"), open_source(config.data, "test")
     keep_freed_memory()
-    runtime.start_compile_cache()
-    mesh = runtime.make_mesh(-1, 1)
+    start_compile_cache()
+    mesh = make_mesh(-1, 1)
     config.eval.batch_size += -config.eval.batch_size % mesh.size
     size = config.data.image_size
     sample = jax.ShapeDtypeStruct((config.eval.batch_size, size, size, 3), np.uint8)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from flax import nnx
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 
 
 class Output(NamedTuple):

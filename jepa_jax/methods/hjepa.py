@@ -19,11 +19,12 @@ from flax import nnx
 from jepa_jax.losses.jepa import prediction_loss, standardised
 from jepa_jax.losses.sigreg import random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
-from jepa_jax.masking import BlockMasks, covers, take_tokens
 from jepa_jax.methods import Output
 from jepa_jax.methods.masked import MaskedMethod, slow_target, target_patches
+from jepa_jax.methods.masking import BlockMasks, covers
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.registry import DTYPES
+from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, layer_norm, linear
 
 

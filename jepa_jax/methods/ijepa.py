@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jepa_jax.losses.jepa import prediction_loss, standardised
-from jepa_jax.masking import BlockMasks, take_tokens
 from jepa_jax.methods import Output
 from jepa_jax.methods.masked import MaskedMethod, slow_target, target_patches
+from jepa_jax.methods.masking import BlockMasks
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT
 
 

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.masking import random_split, take_tokens
 from jepa_jax.methods import Ema, Output
 from jepa_jax.methods.masked import MaskedMethod
+from jepa_jax.methods.masking import random_split
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, patchify, unpatchify
 
 PATCH_EPS = 1e-6  # of a patch's variance, where patches are normalised

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax import optim
 from jepa_jax.data.augment import augment_views, normalise, whole_view
-from jepa_jax.masking import covers
-from jepa_jax.methods import Ema
+from jepa_jax.methods import Ema, schedules
+from jepa_jax.methods.masking import covers
 from jepa_jax.models.registry import DTYPES, build_encoder
 from jepa_jax.models.vit import ViT, patchify, unpatchify
 
@@ -78,7 +77,7 @@ def slow_target(config: Any, total_steps: int) -> Ema | None:
     """The copy of the encoder that a JEPA predicts, with a momentum that rises linearly; None without one."""
     if config.target != "ema":
         return None
-    return Ema(("encoder",), optim.linear(config.ema_start, config.ema_end, total_steps))
+    return Ema(("encoder",), schedules.linear(config.ema_start, config.ema_end, total_steps))
 
 
 def target_patches(model: Any, target: Any, view: jax.Array, kind: str) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.masking import take_tokens
+from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import Block, layer_norm, linear, run_blocks, sincos_positions
 
 

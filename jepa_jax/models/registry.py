@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 from jepa_jax.models import patchnet, resnet, vit
 
 Encoder = patchnet.PatchNet | resnet.ResNet | vit.ViT

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jepa_jax.masking import take_tokens
+from jepa_jax.models.tokens import take_tokens
 
 SIZES = {  # width, depth, heads
     "vit_tiny": (192, 12, 3),

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jepa_jax.errors import UserError
+from jepa_jax.base.errors import UserError
 
 CONFIDENCE = 0.95
 # Sections that happen between steps: seconds an epoch, one value an epoch.

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.profiling.flops import Rules, jaxpr_flops
+from jepa_jax.program.flops import Rules, jaxpr_flops
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 

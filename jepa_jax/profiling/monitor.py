@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import psutil
 
-from jepa_jax.profiling.gpus import GPU_FIELDS, Gpus
+from jepa_jax.runtime.gpus import GPU_FIELDS, Gpus
 
 Sample = dict[str, Any]  # time, step, the HOST_FIELDS, and "gpus": a dict of GPU_FIELDS and ALLOCATOR_FIELDS for each
 HOST_FIELDS = ("cpu_percent", "process_cpu_percent", "ram_percent", "ram_available_gb", "process_ram_gb")

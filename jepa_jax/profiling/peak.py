@@ -1,17 +1,17 @@
 """The most FLOP a second that the devices of this process can do, for the MFU: a table of GPUs, a product on CPUs."""
 
 import json
-import os
 import pathlib
 import time
 
 import jax
 import jax.numpy as jnp
 
-from jepa_jax.errors import UserError
-from jepa_jax.files import write_json
-from jepa_jax.profiling import hardware
-from jepa_jax.runtime import cache_folder, processor
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import write_json
+from jepa_jax.runtime import hardware
+from jepa_jax.runtime.provenance import num_cores, processor
+from jepa_jax.runtime.start import cache_folder
 
 MATRIX = 1024  # rows of the square float32 product that is timed
 REPEATS = 5
@@ -53,11 +53,6 @@ def measured_cpu_flops(path: pathlib.Path) -> float:
     except (OSError, UserError):
         pass  # a read-only home costs a measurement, not the run
     return flops
-
-
-def num_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_product() -> float:

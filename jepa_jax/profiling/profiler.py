@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.files import write_json
+from jepa_jax.base.files import write_json
 from jepa_jax.profiling import peak, trace
 from jepa_jax.profiling.accounting import SECTIONS, Ledger, Spent
 from jepa_jax.profiling.bottlenecks import Setting, as_rows, find_bottlenecks
@@ -22,7 +22,7 @@ from jepa_jax.profiling.device_time import DeviceTime, device_time, instruction_
 from jepa_jax.profiling.monitor import Monitor
 from jepa_jax.profiling.record import Block, EpochRecord, Loading, make_record
 from jepa_jax.profiling.timers import Timeline
-from jepa_jax.program import Length
+from jepa_jax.program.build import Length
 
 WRITE_EVERY = 500  # times longer between two profile.json than writing one takes
 SETTLING_STEPS = 200  # after which memory is watched, if an epoch is not shorter

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import psutil
 
-from jepa_jax.profiling import process_memory
 from jepa_jax.profiling.timers import Timeline
+from jepa_jax.runtime import process_memory
 
 
 class Speedometer:

@@ -1,0 +1,215 @@
+"""Programs run as processes of their own: each with a log, stopped cleanly, and nothing of it left behind."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import write_json
+
+if TYPE_CHECKING:
+    import psutil
+
+LOG, PROCESS_FILE = "log.txt", "process.json"
+POLL_SECONDS = 0.05
+TICK_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a process ended; `message` is the last that its log says."""
+
+    exit_code: int
+    timed_out: bool
+    message: str
+
+
+def run(
+    command: Sequence[str],
+    folder: pathlib.Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    grace: float,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Starts a command in its own process group, its output going to the log in `folder`, and waits.
+
+    Args:
+      environment: variables set in addition to those of this process.
+      timeout: seconds after which it is asked to stop (SIGTERM).
+      grace: seconds it has to stop by itself, then or after an exception (SIGINT), before its group is killed.
+      on_tick: called a few times a second.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / LOG
+    with open(log, "ab") as output:
+        begin = output.tell()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the other and waits for it
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),  # the error is the log's last line
+        )
+    timed_out = False
+    try:
+        write_process_file(folder, process.pid)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        next_tick = 0.0
+        while not has_ended(process):
+            now = time.monotonic()
+            if now > deadline:
+                timed_out = True
+                stop_group(process, signal.SIGTERM, grace)
+                break
+            if now >= next_tick:
+                next_tick = now + TICK_SECONDS
+                on_tick()
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        stop_group(process, signal.SIGINT, grace)
+        raise
+    finally:
+        kill_group(process)  # workers that outlived it
+        process.wait()
+    return Ended(process.returncode, timed_out, last_message(log, begin))
+
+
+def has_ended(process: subprocess.Popen) -> bool:
+    # WNOWAIT leaves the process unreaped, so that its group id cannot pass to another before the group is killed.
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def stop_group(process: subprocess.Popen, how: signal.Signals, grace: float) -> None:
+    """Asks a process to stop and gives it time for a checkpoint; a second Ctrl-C ends the waiting."""
+    os.kill(process.pid, how)  # to the process alone: it stops its own workers
+    with contextlib.suppress(KeyboardInterrupt):
+        wait_until(lambda: has_ended(process), grace)
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def write_process_file(folder: pathlib.Path, pid: int) -> None:
+    """Which process works in `folder`, for whoever finds it there after this one was killed."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        write_json(folder / PROCESS_FILE, {"pid": pid, "created": psutil.Process(pid).create_time()})
+
+
+def stop_left_over(folder: pathlib.Path, grace: float) -> None:
+    """Ends a process that works in `folder` although the one that started it was killed."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError, KeyError, TypeError, ValueError):
+        record = json.loads((folder / PROCESS_FILE).read_text())
+        process = psutil.Process(record["pid"])
+        if abs(process.create_time() - record["created"]) > 0.01:
+            return  # the number belongs to another process by now
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        wait_until(lambda: is_gone(process), grace)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        wait_until(lambda: all(map(is_gone, family)), 5.0)
+
+
+def is_gone(process: "psutil.Process") -> bool:
+    """Ended, if only as a zombie: in a container the first process may never reap it."""
+    import psutil
+
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not happened():
+        time.sleep(POLL_SECONDS)
+
+
+def end_with_parent(every: float = 1.0) -> None:
+    """From here on this process does not outlive the one that started it, even if that is killed with SIGKILL."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # with its workers; started by `run`, it leads a group of its own
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def signal_name(exit_code: int) -> str:
+    """Of the signal that a negative exit code stands for."""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def last_message(path: pathlib.Path, begin: int = 0) -> str:
+    """The last error of a log from `begin` on, all its lines, or else the last line; at most 400 characters."""
+    lines = [line.strip() for line in tail(path, begin).splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    return " ".join(lines[starts[-1] if starts else -1 :]).removeprefix("error: ")[:400]
+
+
+def tail(path: pathlib.Path, begin: int = 0, size: int = 16384) -> str:
+    """The end of a file, not before byte `begin`."""
+    with open(path, "rb") as file:
+        file.seek(max(begin, os.path.getsize(path) - size))
+        return file.read().decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
+    """Holds `lock_file`; a second process that asks for it is refused with a UserError."""
+    import fcntl
+
+    with open(lock_file, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        yield
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception, so that the process under way is stopped cleanly."""
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises `Terminated` here."""
+
+    def terminate(*_):
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def python_path(first: pathlib.Path) -> str:
+    """A PYTHONPATH by which another Python finds the modules in `first` before others."""
+    return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH", "")]))

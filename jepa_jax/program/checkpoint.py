@@ -1,0 +1,126 @@
+"""Checkpoints: the only place that knows Orbax. Saves are asynchronous and atomic; a restore continues bit for bit."""
+
+import contextlib
+import hashlib
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_error
+from jepa_jax.program.step import TrainState
+from jepa_jax.runtime.mesh import whole_array
+
+
+class Checkpoints:
+    """The checkpoints of one run, newest last."""
+
+    def __init__(self, directory: pathlib.Path, keep: int = 1, *, read_only: bool = False):
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=ocp.checkpoint_managers.LatestN(keep),
+            enable_async_checkpointing=True,
+            step_prefix="step",
+        )
+        self.directory = directory
+        if not read_only and jax.process_index() == 0:
+            self._remove_unfinished()  # of a process that was killed
+        handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
+
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
+        """Copies the state and returns; writing goes on in the background. `progress`: counters, best so far; JSON."""
+        if step == self.latest_step():
+            return
+        items = ocp.args.Composite(state=ocp.args.StandardSave(_by_path(state)), progress=ocp.args.JsonSave(progress))
+        with self._disk_errors():
+            self._manager.save(step, args=items)
+
+    def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The newest state, laid out as `abstract` says, and its progress."""
+        step = self.latest_step()
+        wanted = _by_path(abstract)
+        self._check_shapes(step, wanted)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), progress=ocp.args.JsonRestore())
+        restored = self._manager.restore(step, args=items)
+        paths, structure = jax.tree_util.tree_flatten_with_path(abstract)
+        state = jax.tree.unflatten(structure, [restored["state"][_name(path)] for path, _ in paths])
+        return state, restored["progress"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one array of the newest checkpoint, without reading it."""
+        return self._saved_shapes(self.latest_step())[name]
+
+    def _saved_shapes(self, step: int | None) -> dict[str, tuple[int, ...]]:
+        saved = self._manager.item_metadata(step)["state"]
+        return _shapes(saved.tree if hasattr(saved, "tree") else saved)
+
+    def _check_shapes(self, step: int | None, wanted: Any) -> None:
+        """A checkpoint of another architecture names the first array that differs."""
+        saved, wanted = self._saved_shapes(step), _shapes(wanted)
+        for name in sorted(wanted.keys() | saved.keys()):
+            if wanted.get(name) != saved.get(name):
+                raise UserError(
+                    f"{self.directory}: the checkpoint is of another architecture: {name} is "
+                    f"{saved.get(name, 'absent')} there and {wanted.get(name, 'absent')} in this config; "
+                    "use the config it was made with, or another --workdir"
+                )
+
+    def wait(self) -> None:
+        """Until everything is on disk."""
+        with self._disk_errors():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """An asynchronous write fails in whatever call comes next, and TensorStore says it with a ValueError."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._remove_unfinished()
+            raise disk_error(error, self.directory) from error
+
+    def _remove_unfinished(self) -> None:
+        for folder in self.directory.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, *exc: object) -> None:
+        try:
+            with self._disk_errors():
+                self._manager.close()
+        except UserError:
+            if kind is None:  # else what ended the run is the better message
+                raise
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    """A flat dict by the path of each leaf: what Orbax stores without knowing our types."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(leaf.shape) for name, leaf in flat.items()}
+
+
+def params_sha256(params: Any) -> str:
+    """A digest of every parameter's name, shape and bits."""
+    digest = hashlib.sha256()
+    for path, leaf in sorted(_by_path(params).items()):
+        array = whole_array(leaf)
+        digest.update(f"{path} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,63 @@
+"""The device mesh: its axes, and how batches and parameters are laid out on it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jepa_jax.base.errors import UserError
+
+BATCH_AXES = ("data", "fsdp")  # every device holds a part of the batch
+
+
+def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """Axes `data` and `fsdp`; data = -1 takes every device that fsdp leaves.
+
+    Args:
+        devices: those of another machine, to compile for it; by default the ones that are here.
+    """
+    devices = jax.devices() if devices is None else devices
+    if data == -1:
+        if len(devices) % fsdp:
+            raise UserError(f"config.mesh.fsdp = {fsdp}: does not divide the {len(devices)} devices; use a divisor")
+        data = len(devices) // fsdp
+    if data * fsdp > len(devices):
+        raise UserError(
+            f"config.mesh = {data} x {fsdp} (data x fsdp): there are {len(devices)} devices; use mesh.data = -1"
+        )
+    return Mesh(np.array(devices[: data * fsdp]).reshape(data, fsdp), BATCH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The batch axis split over all devices."""
+    return NamedSharding(mesh, P(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def whole_array(array: Any) -> np.ndarray:
+    """The array on this host, also when other processes hold parts of it."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+def check_batch(config: Any, mesh: Mesh) -> None:
+    """Every device must get the same number of images in each part of a batch."""
+    part = config.data.batch_size // config.train.accum_steps
+    if part % mesh.size:
+        raise UserError(
+            f"config.data.batch_size = {config.data.batch_size} in {config.train.accum_steps} accumulation steps: "
+            f"{part} images a part do not divide over {mesh.size} devices; "
+            f"use a multiple of {mesh.size * config.train.accum_steps}, or set config.mesh.data"
+        )
+    if config.eval.batch_size % mesh.size:
+        raise UserError(
+            f"config.eval.batch_size = {config.eval.batch_size}: not divisible by {mesh.size} devices; use a multiple"
+        )

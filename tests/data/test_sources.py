@@ -1,0 +1,311 @@
+"""Files on disk: what is read equals what was written, and every kind of damage ends in one clear message."""
+
+import gzip
+import io
+import pickle
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.data import folder
+from jepa_jax.data.sources import open_source
+
+
+def opened(source, directory, split="train", **kwargs):
+    keys = {"image_size": 32, "num_train": 0, "num_test": 0, "seed": 0, "on_error": "refuse", **kwargs}
+    return open_source(SimpleNamespace(source=source, dir=str(directory), **keys), split)
+
+
+def everything(source):
+    return source.batch(np.arange(len(source)))
+
+
+def assert_survives_pickling(source):
+    data = pickle.dumps(source)
+    assert len(data) < 2000
+    np.testing.assert_array_equal(everything(pickle.loads(data))["image"], everything(source)["image"])
+
+
+def test_unknown_source_lists_the_known_ones():
+    with pytest.raises(UserError, match="data.source = cifar100: unknown; use one of shapes, cifar10, .*tfds:<name>"):
+        opened("cifar100", "")
+    with pytest.raises(UserError, match="unknown"):
+        opened("tfds:", "")
+
+
+# The MNIST family.
+
+
+def idx_bytes(array):
+    shape = np.array(array.shape, ">u4").tobytes()
+    return bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+
+
+def write_idx(directory, compress=False):
+    images = np.random.default_rng(1).integers(0, 256, (6, 28, 28), np.uint8)
+    labels = np.array([3, 1, 4, 1, 5, 9])
+    pack, ending = (gzip.compress, ".gz") if compress else (bytes, "")
+    for prefix in ("train", "t10k"):
+        (directory / f"{prefix}-images-idx3-ubyte{ending}").write_bytes(pack(idx_bytes(images)))
+        (directory / f"{prefix}-labels-idx1-ubyte{ending}").write_bytes(pack(idx_bytes(labels)))
+    return images, labels
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_idx_repeats_grey_and_pads(tmp_path, compress, split):
+    images, labels = write_idx(tmp_path, compress)
+    plain, padded = opened("idx", tmp_path, split, image_size=28), opened("idx", tmp_path, split, image_size=32)
+    np.testing.assert_array_equal(everything(plain)["image"], np.stack([images] * 3, -1))
+    np.testing.assert_array_equal(everything(padded)["image"][:, 2:-2, 2:-2], everything(plain)["image"])
+    assert everything(padded)["image"][:, :2].max() == 0 and padded.image_shape == (32, 32, 3)
+    np.testing.assert_array_equal(everything(plain)["label"], labels)
+    assert len(plain.classes) == 10
+    assert_survives_pickling(plain)
+
+
+def test_idx_damage_is_named(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        opened("idx", "")
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\[.gz\]: missing"):
+        opened("idx", tmp_path)
+    images, _ = write_idx(tmp_path)
+    with pytest.raises(UserError, match="data.image_size = 20: .*28 x 28"):
+        opened("idx", tmp_path, image_size=20)
+    file = tmp_path / "train-images-idx3-ubyte"
+    good = file.read_bytes()
+    file.write_bytes(good[:-5])
+    with pytest.raises(UserError, match="train-images-idx3-ubyte: 4,715 bytes, expected 4,720"):
+        opened("idx", tmp_path)
+    file.write_bytes(b"\0\0\x0d\x03" + good[4:])
+    with pytest.raises(UserError, match="starts with 00000d03, expected 00000803"):
+        opened("idx", tmp_path)
+    file.write_bytes(idx_bytes(images[:5]))
+    with pytest.raises(UserError, match="6 labels for 5 images"):
+        opened("idx", tmp_path)
+    file.unlink()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(good)[:-100])
+    with pytest.raises(UserError, match="train-images-idx3-ubyte.gz: cannot be read"):
+        opened("idx", tmp_path)
+
+
+# Folders of images.
+
+
+def write_image(file, colour, size=(40, 50)):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(file)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for split in ("train", "test"):
+        for label, name in enumerate(("ant", "bee")):
+            for i, ending in enumerate(("jpg", "png", "webp", "JPEG")):
+                write_image(tmp_path / split / name / f"{i}.{ending}", (200 * label, 60 * i, 30))
+    (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_folder_labels_and_sizes(photos):
+    source = opened("folder", photos)
+    batch = everything(source)
+    assert source.classes == ("ant", "bee") and len(source) == 8 and source.image_shape == (32, 32, 3)
+    assert batch["image"].shape == (8, 32, 32, 3) and batch["skipped"] == []
+    # Colours were chosen by label; JPEG keeps them within a few levels.
+    np.testing.assert_allclose(batch["image"][:, 16, 16, 0], 200.0 * batch["label"], atol=6)
+    assert_survives_pickling(source)
+    limited = everything(opened("folder", photos, num_train=5))
+    np.testing.assert_array_equal(limited["image"], batch["image"][:5])
+    assert set(limited["label"]) == {0, 1}  # the first images are a mixture of classes
+
+
+def test_folder_decodes_shorter_side_then_centre(tmp_path):
+    # Left third red, middle third green, right third blue: the centre square of a 3:1 picture is the green third.
+    picture = np.zeros((40, 120, 3), np.uint8)
+    for third in range(3):
+        picture[:, 40 * third : 40 * (third + 1), third] = 255
+    Image.fromarray(picture).save(tmp_path / "x.png")
+    decoded = folder.decode(tmp_path / "x.png", 20)
+    assert decoded.shape == (20, 20, 3)
+    np.testing.assert_array_equal(decoded[:, 2:-2], np.broadcast_to(np.uint8([0, 255, 0]), (20, 16, 3)))
+    Image.fromarray(picture[..., 0]).save(tmp_path / "grey.png")
+    grey = folder.decode(tmp_path / "grey.png", 20)
+    np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
+
+
+def test_folder_without_splits_is_split_by_path(tmp_path):
+    for label in "ab":
+        for i in range(60):
+            write_image(tmp_path / label / f"{i}.png", (i, 0, 0), (8, 8))
+    train, test = (opened("folder", tmp_path, split, image_size=8) for split in ("train", "test"))
+    assert len(train) + len(test) == 120 and 3 <= len(test) <= 25
+    assert not set(train._names) & set(test._names)
+    write_image(tmp_path / "a" / "new.png", (0, 0, 0), (8, 8))  # a new image moves no other
+    assert set(opened("folder", tmp_path, "test", image_size=8)._names) >= set(test._names)
+
+
+def test_folder_unreadable_image_is_refused_or_skipped(photos):
+    broken = photos / "train" / "bee" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(UserError, match=f"{broken}: cannot be read as an image .*data.on_error = skip"):
+        everything(opened("folder", photos))
+    source = opened("folder", photos, on_error="skip")
+    batch = everything(source)
+    assert batch["skipped"] == [str(broken)]
+    place = [name.decode() for name in source._names].index("bee/1.png")
+    replaced = (place + 1) % 8
+    np.testing.assert_array_equal(batch["image"][place], batch["image"][replaced])
+    assert batch["label"][place] == batch["label"][replaced]
+    for file in (photos / "train").rglob("*.*"):
+        file.write_bytes(b"nothing")
+    with pytest.raises(UserError, match="not one of its 8 images can be read"):
+        everything(opened("folder", photos, on_error="skip"))
+
+
+def test_folder_bad_trees_are_refused(photos, tmp_path_factory):
+    with pytest.raises(UserError, match="data.on_error = ignore: unknown; use one of refuse, skip"):
+        opened("folder", photos, on_error="ignore")
+    with pytest.raises(UserError, match="no such folder"):
+        opened("folder", photos / "nowhere")
+    with pytest.raises(UserError, match="no class folders"):
+        opened("folder", tmp_path_factory.mktemp("empty"))
+    (photos / "train" / "cow").mkdir()
+    with pytest.raises(UserError, match="train/cow: no image in this class folder"):
+        opened("folder", photos)
+    (photos / "train" / "cow").rmdir()
+    write_image(photos / "test" / "dog" / "1.png", (0, 0, 0))
+    with pytest.raises(UserError, match="test/dog: a class that .*train does not have"):
+        opened("folder", photos, "test")
+    (photos / "test").rename(photos / "other")
+    with pytest.raises(UserError, match="has train but neither test nor val"):
+        opened("folder", photos, "test")
+    (photos / "other" / "dog" / "1.png").unlink()
+    (photos / "other" / "dog").rmdir()
+    (photos / "other").rename(photos / "val")
+    assert len(opened("folder", photos, "test")) == 8
+
+
+# npz
+
+
+def npz_arrays(n=5, channels=(3,)):
+    rng = np.random.default_rng(2)
+    return rng.integers(0, 256, (n, 12, 12, *channels), np.uint8), rng.integers(0, 4, n)
+
+
+def test_npz_one_file_two_files_and_grey(tmp_path):
+    images, labels = npz_arrays()
+    np.savez(tmp_path / "train.npz", images=images, labels=labels)
+    np.savez(tmp_path / "test.npz", x=images[..., 0], y=labels[:, None])
+    np.savez(tmp_path / "both.npz", x_train=images, y_train=labels, x_test=images[:2], y_test=labels[:2])
+    train = opened("npz", tmp_path, image_size=12)
+    np.testing.assert_array_equal(everything(train)["image"], images)
+    np.testing.assert_array_equal(everything(train)["label"], labels)
+    test = everything(opened("npz", tmp_path, "test", image_size=12))
+    np.testing.assert_array_equal(test["image"], np.repeat(images[..., :1], 3, -1))
+    assert len(opened("npz", tmp_path / "both.npz", "test", image_size=12)) == 2
+    assert_survives_pickling(train)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"image": npz_arrays()[0] / 255, "label": np.zeros(5, int)}, "images are float64, expected uint8"),
+        ({"image": npz_arrays(channels=(4,))[0], "label": np.zeros(5, int)}, r"images have shape \(5, 12, 12, 4\)"),
+        ({"image": npz_arrays()[0], "label": np.zeros(4, int)}, r"labels are int64 \(4,\) for 5 images"),
+        ({"image": npz_arrays()[0], "label": np.zeros(5)}, "labels are float64"),
+        ({"image": npz_arrays()[0], "label": np.full(5, -1)}, "expected integers from 0 on"),
+        ({"image": npz_arrays(0)[0], "label": np.zeros(0, int)}, "holds no image"),
+        ({"picture": npz_arrays()[0]}, "holds picture; expected an array named image or images or x"),
+        ({"image": np.array([{}]), "label": np.zeros(1, int)}, "not a readable .npz file"),  # would need a pickle
+    ],
+)
+def test_npz_wrong_content_is_named(tmp_path, arrays, message):
+    np.savez(tmp_path / "train.npz", **arrays)
+    with pytest.raises(UserError, match=f"train.npz: .*{message}"):
+        opened("npz", tmp_path, image_size=12)
+
+
+def test_npz_missing_and_truncated(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        opened("npz", tmp_path / "x.npz")
+    with pytest.raises(UserError, match="train.npz: missing"):
+        opened("npz", tmp_path)
+    images, labels = npz_arrays()
+    np.savez(tmp_path / "train.npz", image=images, label=labels)
+    data = (tmp_path / "train.npz").read_bytes()
+    (tmp_path / "train.npz").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match="train.npz: not a readable .npz file"):
+        opened("npz", tmp_path)
+
+
+# TFDS, prepared here without TensorFlow: images are handed over as PNG bytes.
+
+
+@pytest.fixture(scope="module")
+def prepared_tfds(tmp_path_factory):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    rng = np.random.default_rng(3)
+    images = {
+        "train": rng.integers(0, 256, (6, 16, 16, 3), np.uint8),
+        "test": rng.integers(0, 256, (2, 16, 16, 3), np.uint8),
+    }
+
+    class TinyPictures(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(16, 16, 3)),
+                "label": tfds.features.ClassLabel(names=["a", "b"]),
+            }
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, manager):
+            return {split: self._generate_examples(images[split]) for split in images}
+
+        def _generate_examples(self, pictures):
+            for i, picture in enumerate(pictures):
+                buffer = io.BytesIO()
+                Image.fromarray(picture).save(buffer, format="PNG")
+                yield i, {"image": buffer.getvalue(), "label": i % 2}
+
+    directory = tmp_path_factory.mktemp("tfds")
+    TinyPictures(data_dir=str(directory), file_format="array_record").download_and_prepare()
+    return directory, images
+
+
+def test_tfds_reads_prepared_array_records(prepared_tfds):
+    directory, images = prepared_tfds
+    source = opened("tfds:tiny_pictures", directory, image_size=16)
+    assert (len(source), source.classes, source.image_shape) == (6, ("a", "b"), (16, 16, 3))
+    first, again = everything(source), everything(source)  # decoded, then from memory
+    np.testing.assert_array_equal(first["image"], again["image"])
+    assert sorted(i.tobytes() for i in first["image"]) == sorted(i.tobytes() for i in images["train"])
+    place = {image.tobytes(): i for i, image in enumerate(images["train"])}
+    assert [place[image.tobytes()] % 2 for image in first["image"]] == first["label"].tolist()
+    np.testing.assert_array_equal(source.batch(np.array([4, 4, 0]))["image"], first["image"][[4, 4, 0]])
+    assert len(opened("tfds:tiny_pictures", directory, "test", image_size=16)) == 2
+    assert_survives_pickling(source)
+
+
+def test_tfds_missing_data_package_or_size(prepared_tfds, tmp_path, monkeypatch):
+    directory, _ = prepared_tfds
+    with pytest.raises(UserError, match="data.image_size = 32: tfds:tiny_pictures has images of 16 x 16"):
+        opened("tfds:tiny_pictures", directory)
+    with pytest.raises(UserError, match="data.dir = .*: holds no prepared tiny_pictures; prepare it with"):
+        opened("tfds:tiny_pictures", tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        opened("tfds:tiny_pictures", "")
+    with pytest.raises(UserError, match="data.source = tfds:no_such_set: .*not found"):
+        opened("tfds:no_such_set", directory)
+    with pytest.raises(UserError, match="data.num_train = 7: the data has 6 images"):
+        opened("tfds:tiny_pictures", directory, image_size=16, num_train=7)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(UserError, match=r"pip install 'jepa_jax\[tfds\]'"):
+        opened("tfds:tiny_pictures", directory)

@@ -1,0 +1,152 @@
+"""The evaluation command: every protocol on a tiny run, features computed once, clear answers to mistakes."""
+
+import io
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import hjepa_cifar10_cpu
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli.evaluation import evaluate, without_large_parts
+from jepa_jax.data.sources import open_source
+from jepa_jax.evals import trained_encoder
+from jepa_jax.evals.feature_cache import FeatureCache
+from jepa_jax.evals.features import Split
+from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
+from jepa_jax.program.build import build_program
+from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.runtime.mesh import make_mesh
+from tests.tiny import tiny_config
+
+LIMITS = Limits(fine_tune_epochs=1, lidar_images=20, lidar_views=4, pictured_points=40)
+
+
+def quiet():
+    return Console(io.StringIO())
+
+
+def write_run(config, folder: pathlib.Path) -> pathlib.Path:
+    """The folder of a run that has an encoder and has not trained it: nothing needs a training step compiled."""
+    source = open_source(config.data, "train")
+    sample = source.batch(np.arange(min(64, len(source))))["image"]
+    program = build_program(config, num_train=len(source), num_classes=10, sample=sample, mesh=make_mesh(1, 1))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(7, program.factory.create(0, sample), {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> pathlib.Path:
+    config = tiny_config(data__num_train=160, data__num_test=80)
+    return write_run(config, tmp_path_factory.mktemp("evaluate") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def record(run):
+    return evaluate(run, limits=LIMITS, console=quiet())
+
+
+def test_every_protocol_has_figures(record):
+    assert list(record["levels"]) == ["0"]
+    results = record["levels"]["0"]
+    assert list(results) == list(PROTOCOLS)
+    for name in ("linear_probe", "knn", "fine_tune"):
+        assert 0 <= results[name]["accuracy"] <= 100
+    assert np.sum(results["linear_probe"]["confusion"]) == 80
+    assert results["knn"]["fixed_k"] == 20 and results["knn"]["fixed_temperature"] == 0.07
+    assert results["fine_tune"]["encoder_change"] > 0
+    assert results["feature_quality"]["lidar"] >= 1
+    assert all("interval_95" in shot for shot in results["few_shot"]["shots"].values())
+
+
+def test_files_are_written_and_caps_are_stated(run, record):
+    folder = run / "eval"
+    names = {path.name for path in folder.iterdir()}
+    assert {"eval.json", "eval.md", "eval.html", "confusion_level0.png", "knn_level0.png", "spectrum.png"} <= names
+    assert "scatter_level0.png" in names
+    stored = json.loads((folder / "eval.json").read_text())
+    assert stored["limits"]["fine_tune_epochs"] == 1 and stored["train_images"] == 160
+    assert "| Linear probe, top-1 |" in (folder / "eval.md").read_text()
+    page = (folder / "eval.html").read_text()
+    assert "http-equiv" in page and 'src="http' not in page and page.count("data:image/png") == 3
+    assert json.dumps(without_large_parts(record)).count("confusion") == 0
+
+
+def test_features_are_computed_once(run, record, monkeypatch):
+    monkeypatch.setattr(trained_encoder, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
+    again = evaluate(run, protocols="linear_probe,feature_quality", limits=LIMITS, console=quiet())
+    for name in ("linear_probe", "feature_quality"):
+        before, after = (dict(r["levels"]["0"][name], seconds=0) for r in (record, again))
+        assert before == after
+    # What was measured before and not now is kept.
+    assert again["levels"]["0"]["few_shot"] == record["levels"]["0"]["few_shot"]
+
+
+def test_levels_of_a_hierarchy(tmp_path):
+    config = hjepa_cifar10_cpu.get_config()
+    tiny = tiny_config()
+    config.data.update({key: tiny.data[key] for key in ("source", "image_size", "batch_size")})
+    config.data.num_train, config.data.num_test = 64, 40
+    config.model.update(width=16, depth=1, heads=2)
+    config.method.level_weights, config.method.predictor_depth, config.method.predictor_heads = (1.0, 0.5), 1, 2
+    config.method.mask.min_context = 2
+    config.eval.batch_size = 32
+    write_run(config, tmp_path / "run")
+    record = evaluate(tmp_path / "run", protocols="knn,feature_quality", limits=LIMITS, console=quiet())
+    assert list(record["levels"]) == ["0", "1"]
+    assert (tmp_path / "run" / "eval" / "patches.png").exists()
+    with pytest.raises(UserError, match="--levels=2.*levels 0, 1"):
+        evaluate(tmp_path / "run", protocols="knn", levels="2", console=quiet())
+
+
+def test_names_are_checked():
+    assert parse_protocols("few_shot, knn") == ["knn", "few_shot"]
+    assert parse_protocols("all") == list(PROTOCOLS)
+    assert parse_levels("1,0,1", 3) == [0, 1] and parse_levels("all", 2) == [0, 1]
+    with pytest.raises(UserError, match="'k-nn' is no protocol.*linear_probe,knn,feature_quality"):
+        parse_protocols("k-nn")
+    with pytest.raises(UserError, match="'x' is no level.*level 0 alone"):
+        parse_levels("x", 1)
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(UserError, match="there is no such folder"):
+        evaluate(tmp_path / "nowhere", console=quiet())
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config().to_dict()))
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        evaluate(tmp_path, console=quiet())
+
+
+def test_missing_data_is_named(run, tmp_path):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    config = ConfigDict(json.loads((run / "config.json").read_text()))
+    config.data.source, config.data.dir, config.data.image_size = "cifar10", str(tmp_path / "none"), 32
+    (moved / "config.json").write_text(config.to_json())
+    (moved / "checkpoints").symlink_to(run / "checkpoints")
+    with pytest.raises(UserError, match="none"):
+        evaluate(moved, console=quiet())
+
+
+def test_limits_that_leave_nothing_are_refused(run):
+    with pytest.raises(UserError, match="--fine_tune_epochs=0: must be at least 1"):
+        evaluate(run, limits=Limits(fine_tune_epochs=0), console=quiet())
+
+
+def test_the_cache_forgets_other_encoders_and_survives_damage(tmp_path):
+    split = Split(np.ones((3, 2), np.float32), np.arange(3))
+    first = FeatureCache(tmp_path, {"step": 1})
+    first.get("a", lambda: split)
+    np.testing.assert_array_equal(first.get("a", lambda: pytest.fail("not cached")).features, split.features)
+    assert first.hits == 1
+    stored = next(tmp_path.glob("*.npz"))
+    stored.write_bytes(stored.read_bytes()[:40])
+    np.testing.assert_array_equal(first.get("a", lambda: split).labels, split.labels)
+    FeatureCache(tmp_path, {"step": 2})
+    assert not list(tmp_path.glob("*.npz"))

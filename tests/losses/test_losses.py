@@ -1,0 +1,113 @@
+"""Losses against the reference's values, closed forms, and a sharded batch."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jepa_jax.losses.infonce import infonce_loss
+from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg, sigreg_loss
+from jepa_jax.losses.vicreg import invariance, off_diagonal_covariance, vicreg_loss
+
+GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "eb_jepa.npz")
+VIEWS = jnp.stack([GOLDEN["z1"], GOLDEN["z2"]])
+
+
+def value_terms_grad(loss):
+    (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(VIEWS)
+    return value, terms, gradient[0]
+
+
+@pytest.mark.parametrize("case", ["a", "b"])
+def test_vicreg_equals_the_reference(case):
+    std, cov = map(float, GOLDEN[f"vicreg_{case}_coeffs"])
+    value, terms, gradient = value_terms_grad(lambda z: vicreg_loss(z, std_weight=std, cov_weight=cov))
+    np.testing.assert_allclose(value, GOLDEN[f"vicreg_{case}_loss"], rtol=1e-5)
+    np.testing.assert_allclose(terms["invariance"], GOLDEN[f"vicreg_{case}_invariance_loss"], rtol=1e-5)
+    np.testing.assert_allclose(terms["variance"], GOLDEN[f"vicreg_{case}_var_loss"], rtol=1e-5)
+    np.testing.assert_allclose(terms["covariance"], GOLDEN[f"vicreg_{case}_cov_loss"], rtol=1e-5)
+    np.testing.assert_allclose(gradient, GOLDEN[f"vicreg_{case}_grad_z1"], atol=1e-5, rtol=1e-5)
+
+
+def test_bcs_equals_the_reference():
+    value, terms, gradient = value_terms_grad(lambda z: bcs_loss(z, jnp.asarray(GOLDEN["bcs_A"]), weight=10.0))
+    np.testing.assert_allclose(terms["bcs"], GOLDEN["bcs_loss"], rtol=1e-5)
+    np.testing.assert_allclose(terms["invariance"], GOLDEN["bcs_invariance"], rtol=1e-5)
+    np.testing.assert_allclose(value, GOLDEN["bcs_total"], rtol=1e-5)
+    np.testing.assert_allclose(gradient, GOLDEN["bcs_grad_z1"], atol=1e-5, rtol=1e-5)
+
+
+def test_the_two_covariance_normalisations_differ_by_the_number_of_other_dimensions():
+    z = VIEWS[0]
+    ratio = off_diagonal_covariance(z, "dimensions") / off_diagonal_covariance(z, "pairs")
+    np.testing.assert_allclose(ratio, z.shape[1] - 1, rtol=1e-5)
+
+
+def test_invariance_of_many_views_is_the_mean_over_pairs():
+    z = jax.random.normal(jax.random.key(0), (4, 5, 3))
+    pairs = [jnp.mean((z[i] - z[j]) ** 2) for i in range(4) for j in range(i)]
+    np.testing.assert_allclose(invariance(z), jnp.mean(jnp.array(pairs)), rtol=1e-5)
+
+
+def test_collapsed_embeddings_pay_the_full_variance_term_and_no_other():
+    value, terms = vicreg_loss(jnp.ones((2, 8, 4)), std_weight=25.0, cov_weight=1.0)
+    np.testing.assert_allclose(terms["variance"], 2 * (1 - 0.01), rtol=1e-5)  # sqrt(eps) = 0.01
+    assert terms["invariance"] == 0 and terms["covariance"] == 0 and value > 49
+
+
+def test_sigreg_of_a_point_mass_has_a_closed_form():
+    # All samples at 0: the empirical characteristic function is 1, so the integrand is phi (1 - phi)^2.
+    t = np.linspace(0, 3, 17)
+    phi = np.exp(-(t**2) / 2)
+    weights = np.full(17, 2 * 3 / 16)
+    weights[[0, -1]] /= 2
+    expected = 8 * np.sum(weights * phi * (1 - phi) ** 2)
+    np.testing.assert_allclose(sigreg(jnp.zeros((8, 5)), random_slices(jax.random.key(0), 5, 7)), expected, rtol=1e-5)
+
+
+def test_sigreg_prefers_a_gaussian_to_anything_else_of_the_same_variance():
+    key = jax.random.key(1)
+    slices = random_slices(jax.random.key(2), 8, 64)
+    gaussian = jax.random.normal(key, (2048, 8))
+    line = jnp.repeat(gaussian[:, :1], 8, axis=1)
+    binary = jnp.sign(gaussian[:, :1]) * jnp.ones(8)
+    statistic = [float(sigreg(z, slices)) for z in (gaussian, line, binary)]
+    assert statistic[0] < 1 < 20 < statistic[1] < statistic[2]
+
+
+def test_slices_have_unit_length():
+    slices = random_slices(jax.random.key(0), 16, 32)
+    np.testing.assert_allclose(jnp.linalg.norm(slices, axis=0), 1, rtol=1e-5)
+
+
+def test_infonce_of_indistinguishable_images_is_the_log_of_the_batch():
+    loss, terms = infonce_loss(jnp.ones((3, 8, 4)), temperature=0.2)
+    np.testing.assert_allclose(loss, np.log(8), rtol=1e-5)
+    np.testing.assert_allclose(terms["similarity"], 1, rtol=1e-5)
+
+
+def test_infonce_of_two_orthogonal_images_has_a_closed_form():
+    z = jnp.stack([jnp.eye(2), jnp.eye(2)])
+    loss, terms = infonce_loss(z, temperature=0.5)
+    np.testing.assert_allclose(loss, np.log1p(np.exp(-2)), rtol=1e-5)
+    assert terms["retrieval"] == 100
+
+
+@pytest.mark.parametrize("name", ["vicreg", "sigreg", "bcs", "infonce"])
+def test_value_and_gradient_do_not_depend_on_how_the_batch_is_split(name):
+    slices = random_slices(jax.random.key(0), VIEWS.shape[-1], 16)
+    loss = {
+        "vicreg": lambda z: vicreg_loss(z, std_weight=1.0, cov_weight=80.0)[0],
+        "sigreg": lambda z: sigreg_loss(z, slices, weight=0.05)[0],
+        "bcs": lambda z: bcs_loss(z, slices, weight=10.0)[0],
+        "infonce": lambda z: infonce_loss(z, temperature=0.2)[0],
+    }[name]
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.device_put(VIEWS, NamedSharding(mesh, P(None, "data")))
+    one = jax.jit(jax.value_and_grad(loss))(VIEWS)
+    eight = jax.jit(jax.value_and_grad(loss))(split)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, eight)

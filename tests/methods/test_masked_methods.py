@@ -1,0 +1,205 @@
+"""I-JEPA, hierarchical JEPA and MAE: sizes, costs, targets, and what must not change a result."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jepa_jax.evals.reconstruction import reconstruction_errors
+from jepa_jax.losses.jepa import prediction_loss, smooth_l1, standardised
+from jepa_jax.methods.hjepa import area_weights, level_side, resample
+from jepa_jax.models.vit import patchify, sincos_positions, unpatchify
+from jepa_jax.program.build import build_program
+from jepa_jax.program.describe import describe
+from jepa_jax.runtime.mesh import make_mesh
+from tests.program.test_step import BATCH, IMAGES, assert_close, take_steps
+from tests.program.test_step import make_mesh as mesh_of
+from tests.tiny import tiny_masked_config
+
+METHODS = ("ijepa", "hjepa", "mae")
+FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one program for all tests that take it
+
+
+def build(config, mesh=None):
+    return build_program(config, num_train=96, num_classes=10, sample=IMAGES, mesh=mesh or make_mesh(1, 1))
+
+
+def model_of(program, seed=0):
+    state = program.factory.create(seed, IMAGES)
+    return nnx.merge(program.factory.graphdef, state.params["model"], state.stats, copy=True)
+
+
+@pytest.mark.parametrize(
+    "name, total, trainable",
+    [
+        ("hjepa_quick_val", 12_051_264, 6_526_848),
+        ("hjepa_20epoch", 12_940_992, 7_416_576),
+        ("hjepa_100epoch", 54_573_312, 32_907_648),
+    ],
+)
+def test_parameters_of_the_published_hierarchies(name, total, trainable):
+    described = describe(importlib.import_module(f"configs.{name}").get_config())
+    assert (described["params_total"], described["params_trainable"]) == (total, trainable)
+
+
+def test_dropping_tokens_saves_two_fifths_of_the_operations():
+    config = importlib.import_module("configs.hjepa_quick_val").get_config()
+    dropped = describe(config)["flops_per_image"]
+    config.method.token_dropping = False
+    assert dropped <= 0.6 * describe(config)["flops_per_image"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_device_and_eight_take_the_same_steps(method):
+    one_state, one_metrics = take_steps(tiny_masked_config(method), mesh_of(1, 1))
+    eight_state, eight_metrics = take_steps(tiny_masked_config(method), mesh_of(8, 1))
+    assert_close(one_metrics, eight_metrics)
+    assert_close(one_state.params, eight_state.params)
+    assert_close(one_state.target, eight_state.target)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_features_of_an_image_do_not_depend_on_the_others(method):
+    program = build(tiny_masked_config(method))
+    model = model_of(program)
+    for level in range(program.method.levels):
+        features = nnx.jit(functools.partial(program.method.features, level=level))
+        together, alone = features(model, IMAGES), features(model, IMAGES[3:4])
+        np.testing.assert_allclose(together[3:4], alone, rtol=1e-4, atol=1e-5)
+    other = np.concatenate([IMAGES[:1], 255 - IMAGES[1:]])
+    feature_map = nnx.jit(program.method.feature_map)
+    grid = feature_map(model, IMAGES)
+    assert grid.shape == (16, 8, 8, 16)
+    np.testing.assert_allclose(feature_map(model, other)[0], grid[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_hundred_random_masks_compile_one_step(method):
+    program = build(tiny_masked_config(method, **FAST))
+    state = program.factory.create(0, IMAGES)
+    for _ in range(200):
+        state, metrics = program.train_step(state, BATCH)
+    assert program.train_step._cache_size() == 1
+    assert np.isfinite(metrics["loss"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_slow_copy_starts_equal_and_follows_the_updated_weights(method):
+    program = build(tiny_masked_config(method, **FAST))
+    state = program.factory.create(0, IMAGES)
+    copied = {name: state.params["model"][name] for name in program.method.ema.modules}
+    jax.tree.map(np.testing.assert_array_equal, state.target, copied)
+    before = jax.device_get(state.target)
+    after, metrics = program.train_step(state, BATCH)
+    momentum = float(metrics["ema_momentum"])
+    assert momentum == pytest.approx({"mae": 0.1}.get(method, program.method.config.get("ema_start")))
+    new = {name: after.params["model"][name] for name in after.target}
+    expected = jax.tree.map(lambda old, online: momentum * old + (1 - momentum) * online, before, new)
+    assert_close(after.target, expected, rtol=1e-5)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after.target), strict=True))
+
+
+def test_hidden_patches_are_never_seen_by_the_encoder():
+    program = build(tiny_masked_config("ijepa"))
+    model, keep = model_of(program), jnp.array([[0, 9, 63]])
+    image = jnp.asarray(IMAGES[:1], jnp.float32)
+    seen = jax.grad(lambda x: jnp.sum(model.encoder.patches(x, keep) ** 2))(image)
+    touched = np.abs(np.asarray(patchify(seen, 2))[0]).sum(axis=-1) > 0
+    assert list(np.flatnonzero(touched)) == [0, 9, 63]
+
+
+def test_without_dropping_the_same_patches_come_out_and_the_hidden_ones_are_zeros():
+    program = build(tiny_masked_config("hjepa", method__token_dropping=False))
+    model, keep = model_of(program), jnp.array([[5, 1]])
+    view = jnp.asarray(IMAGES[:1], jnp.float32) / 255
+    changed = view.at[:, 8:].set(0.0)  # patches 32 and on: none of those that are kept
+    outputs = [program.method._context(model.encoder, image, keep) for image in (view, changed)]
+    assert outputs[0].shape == (1, 2, 16)
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+
+
+def test_a_level_is_an_area_of_the_image():
+    cells = jnp.arange(16.0).reshape(1, 16, 1)  # 4 x 4, row by row
+    np.testing.assert_allclose(resample(cells, 4, 2)[0, :, 0], [2.5, 4.5, 10.5, 12.5])
+    np.testing.assert_allclose(resample(cells, 4, 1)[0, :, 0], [7.5])
+    np.testing.assert_allclose(resample(resample(cells, 4, 2), 2, 4)[0, :, 0].reshape(4, 4)[0], [2.5, 2.5, 4.5, 4.5])
+    assert [level_side(14, level) for level in range(4)] == [14, 7, 4, 2]
+    weights = area_weights(14, 4)  # intervals of 3.5 patches
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(weights[0, :5] * 3.5, [1, 1, 1, 0.5, 0], atol=1e-6)
+    np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-7)
+
+
+@pytest.mark.parametrize("fusion", ["none", "add", "concat"])
+def test_fusion_carries_coarse_levels_down(fusion):
+    program = build(tiny_masked_config("hjepa", method__fusion=fusion))
+    hierarchy = model_of(program).hierarchy
+
+    def finest_corner(patches):
+        return jnp.sum(hierarchy(patches)[0][:, 0] ** 2)
+
+    gradient = jax.grad(finest_corner)(jax.random.normal(jax.random.key(0), (1, 64, 16)))
+    reach = np.abs(np.asarray(gradient)[0]).sum(axis=-1).reshape(8, 8) > 0
+    # Three levels: a cell of the coarsest one covers 4 x 4 patches.
+    expected = np.zeros((8, 8), bool)
+    expected[: 1 if fusion == "none" else 4, : 1 if fusion == "none" else 4] = True
+    np.testing.assert_array_equal(reach, expected)
+
+
+def test_the_regulariser_compares_an_image_with_itself():
+    # Images of one colour each: two masks of one of them look alike, two of them do not.
+    config = tiny_masked_config("hjepa", method__regulariser="vicreg")
+    for operation in ("crop", "flip", "jitter", "grayscale"):
+        config.data.augment[operation].probability = 0.0
+    colours = np.random.default_rng(0).integers(0, 256, (16, 1, 1, 3), np.uint8)
+    flat = np.broadcast_to(colours, IMAGES.shape)
+    program = build(config)
+    model = model_of(program)
+    output = nnx.jit(program.method.loss)(model, model, {"image": flat}, jax.random.key(0), jnp.int32(0))
+    between_images = 2 * jnp.mean(jnp.var(output.features, axis=0))  # what pairs of different images would give
+    assert output.terms["invariance"] < 0.1 * between_images
+
+
+def test_the_loss_of_tokens():
+    np.testing.assert_allclose(smooth_l1(jnp.array([0.5, -0.5, 3.0])), [0.125, 0.125, 2.5])
+    tokens = standardised(jnp.array([[1.0, 2.0, 3.0], [-5.0, 0.0, 5.0]]))
+    np.testing.assert_allclose(tokens[0], np.array([-1, 0, 1]) * np.sqrt(1.5), rtol=1e-5)
+    np.testing.assert_allclose(tokens[0], tokens[1], rtol=1e-5)
+    predicted, target = jnp.zeros((1, 2, 3)), jnp.stack([jnp.ones(3), 3 * jnp.ones(3)])[None]
+    assert prediction_loss(predicted, target) == pytest.approx((0.5 + 2.5) / 2)
+    assert prediction_loss(predicted, target, jnp.array([[3.0, 1.0]])) == pytest.approx((3 * 0.5 + 2.5) / 4)
+
+
+@pytest.mark.parametrize("norm_pix", [False, True])
+def test_reconstructions_keep_what_was_visible(norm_pix):
+    program = build(tiny_masked_config("mae", method__norm_pix=norm_pix, method__mask_ratio=0.75))
+    view, masked, painted = nnx.jit(program.method.pictures)(model_of(program), IMAGES, jax.random.key(1))
+    shown = np.any(np.asarray(patchify(masked, 2)) != 0, axis=-1)  # [B, tokens]
+    assert np.all(shown.sum(axis=1) == 16)  # a quarter of 64
+    np.testing.assert_array_equal(np.asarray(patchify(view, 2))[shown], np.asarray(patchify(painted, 2))[shown])
+    assert not np.allclose(np.asarray(patchify(view, 2))[~shown], np.asarray(patchify(painted, 2))[~shown])
+
+
+def test_patches_come_back_in_place_and_positions_are_distinct():
+    np.testing.assert_array_equal(unpatchify(patchify(jnp.asarray(IMAGES), 4), 4), IMAGES)
+    positions = sincos_positions(8, 16, leading=1)
+    assert positions.shape == (65, 16) and not positions[0].any()
+    distances = np.linalg.norm(positions[1:, None] - positions[None, 1:], axis=-1)
+    assert distances[~np.eye(64, dtype=bool)].min() > 0.1
+
+
+def test_flat_images_are_guessed_from_what_is_visible_and_others_are_not():
+    program = build(tiny_masked_config("mae"))
+    errors = [
+        reconstruction_errors(program.method, model_of(program), images, jax.random.key(0))
+        for images in (np.full_like(IMAGES, 77), IMAGES)
+    ]
+    assert errors[0][1] < 1e-10 and errors[0][0] > 0.01  # an untrained decoder paints something else
+    # Noise around the mean of an image: the guess is as wrong as the pixels vary.
+    pixels = program.method.whole(IMAGES)
+    variance = jnp.mean(jnp.var(pixels.reshape(len(pixels), -1, 3), axis=1))
+    assert errors[1][1] == pytest.approx(float(variance), rel=0.1)

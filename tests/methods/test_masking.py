@@ -1,0 +1,106 @@
+"""Block masks: fixed counts, inside their blocks, nothing seen that is predicted, no favourite row or column."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.methods.masking import BlockMasks, covers, random_split
+from jepa_jax.models.tokens import take_tokens
+
+SAMPLES = 10_000
+
+
+def block_masks(grid, **changes):
+    keys = dict(
+        num_targets=4, target_scale=(0.15, 0.2), target_aspect=(0.75, 1.5), context_scale=(0.85, 1.0), min_context=1
+    )
+    return BlockMasks(grid=grid, **(keys | changes))
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    grid=st.sampled_from([4, 7, 14]),
+    num_targets=st.sampled_from([1, 4]),
+    scale=st.tuples(st.floats(0.05, 0.2), st.floats(0.05, 0.2)).map(sorted),
+    aspect=st.tuples(st.floats(0.4, 2.5), st.floats(0.4, 2.5)).map(sorted),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_targets_lie_in_blocks_and_are_never_seen(grid, num_targets, scale, aspect, seed):
+    masks = block_masks(grid, num_targets=num_targets, target_scale=tuple(scale), target_aspect=tuple(aspect))
+    context, hidden, targets = map(np.asarray, jax.jit(masks.sample, static_argnums=1)(jax.random.key(seed), 8))
+    assert context.shape == (8, masks.context_tokens)
+    assert targets.shape == (8, num_targets, masks.target_tokens)
+    for image in range(8):
+        together = np.concatenate([context[image], hidden[image]])
+        assert sorted(together) == list(range(grid**2))
+        assert not set(context[image]) & set(targets[image].ravel())
+        for target in targets[image]:
+            assert len(set(target)) == masks.target_tokens
+            # The block that these patches span is no larger than the largest that can be drawn.
+            height, width = np.ptp(target // grid) + 1, np.ptp(target % grid) + 1
+            lowest = max(1, np.floor(np.sqrt(scale[0] * grid**2 * aspect[0]) + 0.49))
+            assert height <= max(1, np.sqrt(scale[1] * grid**2 * aspect[1]) + 0.51)
+            assert width <= max(1, scale[1] * grid**2 / lowest + 0.51)
+
+
+@pytest.mark.parametrize("grid", [14, 8])
+def test_no_row_or_column_is_favoured_and_no_patch_is_forgotten(grid):
+    masks = block_masks(grid)
+    context, _, targets = jax.jit(masks.sample, static_argnums=1)(jax.random.key(0), SAMPLES)
+    for index in (context, targets[:, :1], targets):
+        seen = np.minimum(np.asarray(covers(index, grid**2)), 1).mean(axis=0).reshape(grid, grid)
+        assert seen.min() > 0.01
+        sampling_error = np.sqrt(2 * seen * (1 - seen) / SAMPLES)
+        for mirrored in (seen[::-1], seen[:, ::-1], seen[::-1, ::-1]):
+            # The largest of 196 normal deviates is below 4.5 but once in a thousand times.
+            assert np.all(np.abs(seen - mirrored) < 4.5 * sampling_error)
+
+
+def test_area_and_aspect_of_blocks_are_independent_and_cover_their_ranges():
+    masks = block_masks(32, num_targets=1, target_scale=(0.1, 0.3), target_aspect=(0.5, 2.0))
+    blocks = np.asarray(masks._target_blocks(jax.random.uniform(jax.random.key(0), (2000, 4)))).reshape(-1, 32, 32)
+    height, width = blocks.any(axis=2).sum(axis=1), blocks.any(axis=1).sum(axis=1)
+    area, aspect = height * width / 32**2, height / width
+    assert area.min() < 0.11 and area.max() > 0.29 and aspect.min() < 0.55 and aspect.max() > 1.8
+    assert abs(np.corrcoef(area, np.log(aspect))[0, 1]) < 0.07  # 3 / sqrt(2000)
+
+
+def test_the_masks_of_an_image_do_not_depend_on_how_the_batch_is_split():
+    masks = block_masks(8)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    whole = jax.jit(masks.sample, static_argnums=1)(jax.random.key(3), 16)
+    parted = jax.jit(masks.sample, static_argnums=1, out_shardings=split)(jax.random.key(3), 16)
+    jax.tree.map(np.testing.assert_array_equal, whole, parted)
+
+
+def test_too_few_patches_left_for_a_context_is_an_error_that_names_the_numbers():
+    config = ConfigDict(
+        dict(
+            num_targets=4,
+            target_scale=(0.15, 0.2),
+            target_aspect=(0.75, 1.5),
+            context_scale=(0.85, 1.0),
+            min_context=10,
+        )
+    )
+    with pytest.raises(UserError, match=r"mask.min_context = 10: 4 targets of 2 patches leave \d of a 4 x 4 grid"):
+        BlockMasks.of(config, 4)
+
+
+def test_random_split_keeps_each_patch_equally_often():
+    visible, hidden = random_split(jax.random.key(0), 4000, 16, 4)
+    assert np.all(np.sort(np.concatenate([visible, hidden], axis=1), axis=1) == np.arange(16))
+    often = np.asarray(covers(visible, 16)).mean(axis=0)
+    np.testing.assert_allclose(often, 0.25, atol=4.5 * np.sqrt(0.25 * 0.75 / 4000))
+
+
+def test_take_tokens_and_covers():
+    x = jnp.arange(12.0).reshape(1, 6, 2)
+    np.testing.assert_array_equal(take_tokens(x, jnp.array([[4, 0]])), [[[8, 9], [0, 1]]])
+    np.testing.assert_array_equal(covers(jnp.array([[[4, 0], [4, 1]]]), 6), [[1, 1, 0, 0, 2, 0]])

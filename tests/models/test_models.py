@@ -1,0 +1,141 @@
+"""Encoders: parameter counts of the references, invariances, precision and recomputation."""
+
+from types import SimpleNamespace as Config
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.heads import Projector
+from jepa_jax.models.patchnet import whitening_filters
+from jepa_jax.models.registry import build_encoder
+
+RESNET = dict(stem="cifar", width=64)
+
+
+def build(view_size=32, precision="float32", remat="none", **model):
+    sample = jax.random.normal(jax.random.key(1), (64, 32, 32, 3))
+    return build_encoder(
+        Config(**model), sample, view_size=view_size, precision=precision, remat=remat, rngs=nnx.Rngs(0)
+    )
+
+
+def create(**options):
+    """A real encoder, initialised in one compilation instead of one for each operation."""
+    return nnx.jit(lambda: build(**options))()
+
+
+def num_params(module):
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
+@pytest.mark.parametrize(
+    "expected, feature_dim, size, model",
+    [
+        (11_168_832, 512, 32, dict(name="resnet18", **RESNET)),
+        (21_276_992, 512, 32, dict(name="resnet34", **RESNET)),
+        (23_508_032, 2048, 224, dict(name="resnet50", stem="imagenet", width=64)),
+        (5_524_416, 192, 224, dict(name="vit_tiny", patch_size=16, pool="cls", cls_token=True, positions="learned")),
+        (21_665_664, 384, 224, dict(name="vit_small", patch_size=16, pool="cls", cls_token=True, positions="learned")),
+        (85_798_656, 768, 224, dict(name="vit_base", patch_size=16, pool="mean", cls_token=True, positions="learned")),
+    ],
+)
+def test_parameter_counts(expected, feature_dim, size, model):
+    encoder = nnx.eval_shape(lambda: build(size, **model))
+    assert num_params(encoder) == expected
+    assert encoder.feature_dim == feature_dim
+
+
+TINY = [
+    dict(name="resnet10", stem="cifar", width=4),
+    dict(name="vit_tiny", patch_size=16, pool="mean", cls_token=True, positions="learned"),
+    dict(name="patchnet", patch_size=6, stride=2, stem_width=8, widths=(8, 16)),
+]
+
+
+@pytest.mark.parametrize("model", TINY, ids=lambda m: m["name"])
+def test_features_of_an_image_do_not_depend_on_its_batch(model):
+    encoder = create(**model)
+    images = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
+    encode = jax.jit(lambda x: encoder(x))
+    others = images.at[1:].multiply(-3.0)
+    np.testing.assert_allclose(encode(images)[0], encode(others)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", TINY[:2], ids=lambda m: m["name"])
+def test_recomputing_blocks_changes_neither_value_nor_gradient_nor_statistics(model):
+    images = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
+
+    def outcome(remat):
+        graphdef, params, stats = nnx.split(create(remat=remat, **model), nnx.Param, ...)
+
+        def loss(params):
+            encoder = nnx.merge(graphdef, params, stats, copy=True)
+            value = jnp.sum(jnp.square(encoder(images, train=True)))
+            return value, nnx.to_pure_dict(nnx.state(encoder, nnx.Not(nnx.Param)))
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    def close(a, b):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * float(jnp.max(jnp.abs(a))) + 1e-6)
+
+    jax.tree.map(close, outcome("none"), outcome("full"))
+
+
+@pytest.mark.parametrize("model", TINY, ids=lambda m: m["name"])
+def test_bfloat16_computes_in_bfloat16_keeps_float32_parameters_and_statistics(model):
+    encoder = nnx.eval_shape(lambda: build(precision="bfloat16", **model))
+    graphdef, state = nnx.split(encoder)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+    encode = jax.jit(lambda state, x: nnx.merge(graphdef, state, copy=True)(x))
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    program = encode.trace(state, images).lower(lowering_platforms=("cuda",)).as_text()
+    products = [line for line in program.splitlines() if "stablehlo.convolution" in line or "stablehlo.dot" in line]
+    operands = [line.rsplit(" : ", 1)[1].split("->")[0] for line in products]  # a sum may be kept in float32
+    assert operands and all("f32" not in types for types in operands)
+
+
+def test_a_stem_for_cifar_keeps_the_size_and_one_for_imagenet_quarters_it():
+    def first_map(stem):
+        encoder = nnx.eval_shape(lambda: build(name="resnet10", stem=stem, width=8))
+        graphdef, state = nnx.split(encoder)
+        encode = jax.jit(lambda state, x: nnx.merge(graphdef, state, copy=True)(x))
+        images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
+        program = encode.trace(state, images).lower(lowering_platforms=("cuda",)).as_text()
+        return "tensor<1x64x64x8xf32>" in program, "tensor<1x16x16x8xf32>" in program
+
+    assert first_map("cifar") == (True, False)
+    assert first_map("imagenet") == (False, True)
+
+
+def test_a_patch_that_does_not_fit_is_refused():
+    with pytest.raises(UserError, match=r"model.patch_size = 5.*32-pixel"):
+        build(name="vit_tiny", patch_size=5, pool="cls", cls_token=True, positions="learned")
+
+
+def test_whitening_filters_decorrelate_patches():
+    # Smooth images: neighbouring pixels are strongly correlated.
+    noise = np.random.default_rng(0).normal(size=(512, 16, 16, 3))
+    images = jnp.asarray(np.cumsum(np.cumsum(noise, 1), 2) / 10, jnp.float32)
+    images = images - images.mean()
+    filters = whitening_filters(images, 4, 6)
+    patches = images[:, :4, :4].reshape(512, -1)
+    centred = patches - patches.mean(0)
+    before = np.corrcoef(np.asarray(centred), rowvar=False)
+    responses = np.cov(np.asarray(jnp.concatenate([
+        images[:, y : y + 4, x : x + 4].reshape(512, -1) @ filters.reshape(-1, 6)
+        for y in (0, 3, 6, 9, 12) for x in (0, 3, 6, 9, 12)
+    ])), rowvar=False)  # fmt: skip
+    off_diagonal = responses - np.diag(np.diag(responses))
+    assert np.abs(before).mean() > 0.2
+    assert np.abs(off_diagonal).max() < 0.02 * np.diag(responses).max()
+
+
+def test_projector_normalises_hidden_layers_and_not_its_output():
+    projector = Projector(8, (16, 16, 4), rngs=nnx.Rngs(0))
+    assert num_params(projector) == (8 * 16 + 16) + (16 * 16 + 16) + 2 * 32 + (16 * 4 + 4)
+    z = projector(10 + jax.random.normal(jax.random.key(0), (64, 8)), train=True)
+    assert z.shape == (64, 4) and float(jnp.abs(z.mean(0)).max()) > 0.02

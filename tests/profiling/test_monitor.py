@@ -1,0 +1,135 @@
+"""The sampler: what it reads, that it ends, and that a machine without NVML or a GPU is no error."""
+
+import threading
+import time
+import types
+
+import pytest
+
+from jepa_jax.profiling import monitor
+from jepa_jax.profiling.monitor import KEPT_SAMPLES, History, Monitor
+from jepa_jax.profiling.record import gpu_figures, system_figures
+from jepa_jax.runtime.gpus import Gpus
+
+
+class FakeNvml:
+    """Two GPUs; one of them does not tell its power."""
+
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+
+    def nvmlInit(self):
+        pass
+
+    nvmlShutdown = nvmlInit
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        return {"GPU-b": 1}[name]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(used=(6 + handle) * 2**30, total=24 * 2**30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return types.SimpleNamespace(gpu=97)
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return 71
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        if handle:
+            raise RuntimeError("Not Supported")
+        return 350_000
+
+    def nvmlDeviceGetClockInfo(self, handle, clock):
+        return 1800
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, clock):
+        return 2520
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return 0x40 if handle else 0x4  # too hot; at its power cap, which is no fault
+
+
+def test_gpus_are_read_and_fields_that_one_does_not_know_are_empty():
+    first, second = Gpus(FakeNvml(), {}).read()
+    assert first["memory_used_gb"] == 6 and first["memory_total_gb"] == 24 and first["power_watts"] == 350
+    assert (first["utilization"], first["temperature_c"], first["clock_mhz"]) == (97, 71, 1800)
+    assert second["power_watts"] is None and (first["throttled"], second["throttled"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("visible, memory", [("1", [7]), ("GPU-b,0", [7, 6]), ("", []), ("-1", [])])
+def test_only_visible_gpus_count_in_their_order(visible, memory):
+    gpus = Gpus(FakeNvml(), {"CUDA_VISIBLE_DEVICES": visible})
+    assert [gpu["memory_used_gb"] for gpu in gpus.read()] == memory
+
+
+def test_no_driver_is_no_error():
+    class NoDriver(FakeNvml):
+        def nvmlInit(self):
+            raise RuntimeError("Driver Not Loaded")
+
+    gpus = Gpus(NoDriver(), {})
+    assert len(gpus) == 0 and gpus.read() == [] and "Driver Not Loaded" in gpus.problem
+    assert Monitor(0.0, gpus=gpus).gpu_problem
+
+
+def test_the_monitor_samples_in_the_background_and_ends():
+    before = threading.active_count()
+    steps = iter(range(1000))
+    watch = Monitor(0.02, step=lambda: next(steps), gpus=Gpus(FakeNvml(), {}))
+    watch.start()
+    time.sleep(0.3)
+    samples = watch.take()
+    watch.close()
+    assert threading.active_count() == before
+    assert 3 <= len(samples) <= 16 and [s["step"] for s in samples] == sorted(s["step"] for s in samples)
+    assert len(watch.history()) >= len(samples)
+    figures = system_figures(samples)
+    assert 0 <= figures["ram_percent"] <= 100 and figures["process_ram_gb"] > 0.01 and figures["cpu_percent"] >= 0
+    gpus = gpu_figures(samples)
+    assert gpus[0]["memory_gb"] == 6 and gpus[1]["memory_percent"] == pytest.approx(100 * 7 / 24)
+
+
+def test_without_a_thread_there_is_still_a_sample_an_epoch():
+    watch = Monitor(0.0, gpus=Gpus(FakeNvml(), {"CUDA_VISIBLE_DEVICES": ""}))
+    watch.start()
+    assert len(watch.take()) == 1 and len(watch.take()) == 1
+    watch.close()
+
+
+def test_the_allocator_counts_before_nvidia_smi():
+    """JAX takes most of a GPU at once; what it has given out says how full it is."""
+    nvml = {"memory_used_gb": 22.0, "memory_total_gb": 24.0}
+    allocator = {"allocated_gb": 8.0, "allocated_peak_gb": 10.0, "allocator_limit_gb": 20.0}
+    (figures,) = gpu_figures([{"gpus": monitor.join_gpus([nvml], [allocator])}])
+    assert figures["memory_gb"] == 8 and figures["memory_percent"] == 40 and figures["memory_pressure"] == 0.5
+
+
+def test_a_long_run_keeps_evenly_spaced_samples():
+    history = History()
+    for i in range(10_000):
+        history.add({"i": i})
+    kept = [sample["i"] for sample in history.samples]
+    assert KEPT_SAMPLES / 2 <= len(kept) <= KEPT_SAMPLES
+    assert kept == list(range(0, kept[-1] + 1, kept[1]))
+
+
+def test_the_slope_of_a_line_is_found():
+    rate, error = monitor.slope([0, 1, 2, 3, 4], [1, 3, 5, 7, 9])
+    assert rate == pytest.approx(2) and error == pytest.approx(0, abs=1e-12)
+
+
+def test_the_first_sample_of_the_thread_counts_too():
+    # psutil keeps a clock for each thread, which its first call only starts.
+    sampler = Monitor(0.2, gpus=Gpus(types.SimpleNamespace()))
+    sampler.start()
+    until = time.perf_counter() + 0.4
+    while time.perf_counter() < until:
+        sum(range(1000))
+    sampler.stop()
+    assert sampler.take()[0]["cpu_percent"] > 0

@@ -1,0 +1,263 @@
+"""A profiled run as its user meets it: every metric name, monotonic steps, profile.json, report, resume, traces."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jepa_jax.base.signals import Interrupted
+from jepa_jax.profiling.accounting import SECTIONS
+from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
+from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary
+from jepa_jax.profiling.peak import measured_cpu_flops, peak_flops
+from jepa_jax.profiling.record import gpu_figures
+from jepa_jax.profiling.trace import TraceWindow, short_window
+from jepa_jax.reports.run_report import write_report
+from jepa_jax.train.loop import train
+from tests.profiling.test_bottlenecks import record, sample
+from tests.tiny import tiny_config
+from tests.train.test_train import Silent, rows
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Dashboards know these names; i is the number of a GPU.
+NAMES = """
+batch_time_avg batch_time_std batches_per_second epoch_total_time epoch_throughput_batches_per_hour
+timing_data_transfer_avg timing_forward_pass_avg timing_backward_pass_avg timing_optimizer_step_avg
+timing_ema_update_avg timing_validation_epoch_avg timing_visualization_generation_avg
+epoch_forward_pass_percentage epoch_backward_pass_percentage epoch_data_transfer_percentage
+epoch_optimizer_step_percentage epoch_validation_epoch_percentage epoch_ema_update_percentage
+epoch_visualization_generation_percentage epoch_other_percentage
+ram_usage_percent ram_available_gb gpu_i_memory_allocated_gb gpu_i_memory_utilization epoch_max_ram_usage
+epoch_max_gpu_i_memory
+cpu_usage_percent data_generation_time data_transfer_time data_gen_percentage transfer_percentage
+bottleneck_data_generation data_gen_bottleneck_severity bottleneck_memory memory_pressure bottleneck_gpu_i_memory
+gpu_i_memory_pressure
+epoch_data_wait_percentage epoch_augment_percentage epoch_compile_percentage epoch_checkpoint_percentage mfu
+images_per_second
+""".split()
+
+
+def profiled(workdir, **overrides):
+    console = Silent()
+    # 96 images in batches of 16: 6 steps an epoch.
+    settings = dict(mesh__data=1, eval__untrained=False, profile__peak_tflops=0.1, train__checkpoint_every_steps=0)
+    return train(tiny_config(**(settings | overrides)), workdir, console=console), console
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("profiled") / "run"
+    summary, console = profiled(workdir, log__tensorboard=True, profile__trace_steps="8:9")
+    return workdir, summary, console
+
+
+def profile_rows(workdir):
+    return [row for row in rows(workdir) if "profiling/mfu" in row]
+
+
+def test_every_name_is_in_every_epoch_and_steps_never_go_back(finished):
+    workdir, _, _ = finished
+    found = profile_rows(workdir)
+    assert [row["step"] for row in found] == [6, 12]
+    for row in found:
+        assert not [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in row]
+        empty = {name for name, value in row.items() if value is None}
+        assert all("gpu_0" in name for name in empty), empty
+    steps = [row["step"] for row in rows(workdir)]
+    assert steps == sorted(steps)
+
+
+def test_the_percentages_of_every_epoch_add_up_to_100(finished):
+    for row in profile_rows(finished[0]):
+        shares = [value for name, value in row.items() if re.fullmatch(r"profiling/epoch_.*_percentage", name)]
+        assert len(shares) == len(SECTIONS) and sum(shares) == pytest.approx(100, abs=1e-6)
+        assert (
+            row["profiling/epoch_forward_pass_percentage"] > 0 and row["profiling/epoch_backward_pass_percentage"] > 0
+        )
+
+
+def test_figures_agree_with_each_other(finished):
+    workdir, _, _ = finished
+    row = profile_rows(workdir)[1]
+    batch = row["profiling/batch_time_avg"]
+    assert row["profiling/batches_per_second"] == pytest.approx(1 / batch)
+    assert row["profiling/epoch_throughput_batches_per_hour"] == pytest.approx(3600 / batch)
+    assert row["profiling/images_per_second"] == pytest.approx(16 / batch)
+    profile = json.loads((workdir / "profile.json").read_text())
+    assert row["profiling/mfu"] == pytest.approx(profile["flops_per_step"] / batch / 0.1e12 / jax.device_count())
+    device = profile["device"]
+    assert sum(device["phases"].values()) == pytest.approx(1) and device["attributed"] > 0.8
+    assert {"encoder", "optimizer", "augment"} <= {row["scope"] for row in device["scopes"]}
+
+
+def test_tensorboard_has_the_names_too(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished[0] / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert not [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in tags]
+    assert [event.step for event in events.Scalars("profiling/batch_time_avg")] == [6, 12]
+
+
+def log_records(data, block=32768):
+    """Records of a file in LevelDB's log format, which an offline run of W&B is; it begins with 7 bytes of its own."""
+    at, parts = 7, []
+    while at + 7 <= len(data):
+        room = block - at % block
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if room < 7 or kind == 0:
+            at += room
+            continue
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield b"".join(parts)
+            parts = []
+
+
+def test_wandb_offline_holds_the_names(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    from jepa_jax.train.writers import WandB
+
+    with WandB("profiles", tmp_path, tiny_config().to_dict()) as writer:
+        for step in (6, 12):
+            metrics = epoch_metrics(record(samples=[sample()]))
+            writer.write(step, {f"profiling/{name}": value for name, value in metrics.items()})
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    history = []
+    for data in log_records(file.read_bytes()):
+        message = wandb_internal_pb2.Record.FromString(data)
+        if message.WhichOneof("record_type") == "history":
+            items = {"/".join(item.nested_key) or item.key: item.value_json for item in message.history.item}
+            history.append((message.history.step.num or int(items["_step"]), items))
+    assert [step for step, _ in history] == [6, 12]
+    for _, items in history:
+        assert not [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in items]
+    assert wandb.run is None
+
+
+def test_the_terminal_gets_a_table_an_epoch_and_the_line_to_open_the_trace(finished):
+    workdir, _, console = finished
+    (first, second) = [line for line in console.lines if "batches/hour" in line]
+    assert first.startswith("time of epoch 1: ") and second.startswith("time of epoch 2: ")
+    assert any("forward pass" in line and "%" in line for line in console.lines)
+    assert any("tensorboard --logdir=" in line and "ui.perfetto.dev" in line for line in console.lines)
+    assert list((workdir / "trace").rglob("*.xplane.pb")) and list((workdir / "trace").rglob("perfetto_trace.json.gz"))
+
+
+def test_sections_are_listed_largest_first_and_other_last():
+    lines = epoch_summary(record(device=50.0, data_wait=30.0, checkpoint=20.0))
+    shares = [float(line.split("%")[0].split()[-1]) for line in lines[1:-1]]
+    assert shares == sorted(shares, reverse=True) and "other" in lines[-1]
+    assert "1.0000" not in lines[0] and "0.8000 s a batch  4,500 batches/hour" in lines[0]
+
+
+def test_the_report_has_a_profile_part(finished):
+    page = (finished[0] / "report.html").read_text()
+    for words in ("Time by epoch", "Throughput by epoch", "Memory over time", "Device time by scope", "Longest device"):
+        assert words in page, words
+    assert "This part failed" not in page and not re.search(r"https?:", page)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"epochs": []}', '{"epochs": [{"steps": 3}]}'])
+def test_a_broken_profile_is_said_in_words_or_left_out(tmp_path, content):
+    (tmp_path / "profile.json").write_text(content)
+    assert "Profile" in write_report(tmp_path).read_text()
+
+
+def test_the_profiler_can_be_switched_off(tmp_path):
+    summary, console = profiled(tmp_path / "run", profile__enabled=False)
+    assert summary["status"] == "finished" and not profile_rows(tmp_path / "run")
+    assert not (tmp_path / "run" / "profile.json").exists()
+    assert not [line for line in console.lines if "batches/hour" in line]
+
+
+def test_a_resumed_run_keeps_the_epochs_before_and_starts_inside_one(tmp_path):
+    def interrupt(text):
+        if text.startswith("time of epoch 1: "):
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = tiny_config(mesh__data=1, eval__untrained=False, train__checkpoint_every_steps=0)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", console=Silent(interrupt))
+    train(config, tmp_path / "run", console=Silent())
+    epochs = json.loads((tmp_path / "run" / "profile.json").read_text())["epochs"]
+    assert sum(epoch["steps"] for epoch in epochs) == 12
+    assert [epoch["last_step"] for epoch in epochs] == sorted(epoch["last_step"] for epoch in epochs)
+    steps = [row["step"] for row in rows(tmp_path / "run")]
+    assert steps == sorted(steps)
+
+
+def test_a_run_of_one_step_is_accounted_for(tmp_path):
+    profiled(tmp_path / "run", train__max_steps=1)
+    (row,) = profile_rows(tmp_path / "run")
+    assert row["step"] == 1 and row["profiling/timing_forward_pass_avg"] > 0
+
+
+def test_short_recordings_keep_out_of_the_way_of_the_one_for_people(tmp_path):
+    kept = TraceWindow("3:5", tmp_path)
+    window = short_window(0, 100, kept)
+    assert (window.first, window.end) == (6, 8)
+    assert (short_window(100, 200, kept).first, short_window(100, 200, kept).end) == (102, 104)
+    assert (short_window(0, 1, TraceWindow("", tmp_path)).first, short_window(0, 1, TraceWindow("", tmp_path)).end) == (
+        0,
+        1,
+    )
+    assert short_window(0, 6, TraceWindow("0:9", tmp_path)) is None
+
+
+def test_a_second_shape_is_compiled_again_and_counted():
+    step = CompiledStep(jax.jit(lambda state, batch: (state @ state, {"loss": batch["image"].sum()})))
+    moved = []
+    with CompilationCounter(moved.append) as counter:
+        for size in (4, 4, 8):
+            batch = {"image": np.ones(size, np.float32)}
+            if not step.is_ready_for(batch):
+                step.compile(np.eye(3, dtype=np.float32), batch)
+            _, metrics = step(np.eye(3, dtype=np.float32), batch)
+            assert metrics["loss"] == size
+    assert step.count == 2 and counter.count >= 2 and sum(moved) == pytest.approx(counter.seconds)
+    assert step.flops == 2 * 3**3 and "HloModule" in step.text()
+
+
+def test_gpus_have_numbered_names():
+    gpu = {"memory_used_gb": 22.0, "memory_total_gb": 24.0, "allocated_gb": 19.0, "allocated_peak_gb": 19.0,
+           "allocator_limit_gb": 20.0, "utilization": 90.0, "temperature_c": 70.0, "power_watts": 300.0,
+           "clock_mhz": 1700.0, "max_clock_mhz": 2500.0, "throttled": 0.0}  # fmt: skip
+    samples = [sample(gpus=[gpu, gpu])]
+    metrics = epoch_metrics(dataclasses.replace(record(samples=samples), gpus=gpu_figures(samples)))
+    assert metrics["gpu_1_memory_utilization"] == 95 and metrics["bottleneck_gpu_1_memory"] == 1
+    assert metrics["epoch_max_gpu_0_memory"] == 19 and metrics["gpu_0_memory_pressure"] == 0.95
+
+
+def test_the_comparison_script_answers_in_one_json_line(finished):
+    command = [sys.executable, "scripts/compare_profiles.py", str(finished[0]), str(finished[0])]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["changed"] == []
+    wrong = subprocess.run([*command[:2], str(finished[0]), "nowhere"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "nowhere" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_the_peak_of_a_processor_is_measured_once_and_kept(tmp_path):
+    path = tmp_path / "cache" / "cpu_peak.json"
+    flops = measured_cpu_flops(path)
+    assert 1e9 < flops < 1e14
+    (machine,) = json.loads(path.read_text())
+    path.write_text(json.dumps({machine: 5e9}))
+    assert measured_cpu_flops(path) == 5e9
+    assert peak_flops(2.0, "float32") == (2e12 * jax.device_count(), "profile.peak_tflops")

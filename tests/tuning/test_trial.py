@@ -1,0 +1,436 @@
+"""One trial: what is measured, how its end is explained, and that a leak is found and nothing else."""
+
+import dataclasses
+import itertools
+import json
+import mmap
+import os
+import pickle
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jepa_jax.base import processes
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import write_json
+from jepa_jax.data.pipeline import BatchLoader, BatchPlan, batches_ready
+from jepa_jax.profiling import memory_growth
+from jepa_jax.profiling.compilations import traced_flops
+from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
+from jepa_jax.profiling.peak import peak_flops
+from jepa_jax.program.build import build_program
+from jepa_jax.program.describe import abstract_batch
+from jepa_jax.runtime import process_memory, provenance
+from jepa_jax.runtime.gpus import only_gpu
+from jepa_jax.runtime.mesh import make_mesh
+from jepa_jax.runtime.out_of_memory import is_out_of_memory
+from jepa_jax.runtime.provenance import first_gpu
+from jepa_jax.tuning import measurement, trial_evaluation, trial_process
+from jepa_jax.tuning.dummy_data import DummySource, open_dummy
+from jepa_jax.tuning.measurement import StepLoop, measure, pipeline_fingerprint, slowed
+from jepa_jax.tuning.trial import KNOBS, Combination, TrialRequest, attempt, combination_of, with_key
+from jepa_jax.tuning.trial_process import child_environment, explain_exit, finished_result, run_trial
+from tests.tiny import tiny_config, tiny_masked_config
+
+MB = 10**6
+
+
+def request_of(config, **changes):
+    knobs = {name: changes.pop(name) for name in KNOBS if name in changes}
+    return TrialRequest(config.to_dict(), dataclasses.replace(combination_of(config), **knobs), **changes)
+
+
+def test_a_combination_is_what_it_makes_of_a_config():
+    combination = Combination(64, 3, 2, "bfloat16", "full", "device")
+    config = tiny_config()
+    changed = combination.apply(config)
+    assert (
+        combination_of(changed) == combination == Combination.from_dict(json.loads(json.dumps(combination.as_dict())))
+    )
+    assert (changed.data.batch_size, changed.train.accum_steps) == (64, 2)
+    assert config.data.batch_size == 16  # as it was
+    assert combination.label == "batch 64 in 2, 3 workers, bfloat16, remat full, device"
+
+
+def test_a_request_survives_json():
+    request = request_of(tiny_config(), batch_size=8, fault="hang", gpu_index=1)
+    again = TrialRequest.from_dict(json.loads(json.dumps(request.as_dict())))
+    assert again.configuration() == request.configuration()  # tuples are tuples again
+    assert (again.combination, again.fault, again.gpu_index) == (request.combination, "hang", 1)
+
+
+class Lazy:
+    """A device array whose reading is noted."""
+
+    def __init__(self, number, events):
+        self.number, self.events = number, events
+
+    def __array__(self, dtype=None, copy=None):
+        self.events.append(("read", self.number))
+        return np.zeros([], np.float32)
+
+
+def test_the_loop_reads_a_step_after_dispatching_the_next(monkeypatch):
+    events = []
+    monkeypatch.setattr(jax, "device_get", lambda metrics: {k: np.asarray(v) for k, v in metrics.items()})
+
+    def step(state, batch):
+        events.append(("dispatch", state))
+        return state + 1, {"loss": Lazy(state, events)}
+
+    batches = zip(itertools.count(), itertools.repeat(None))
+    loop = StepLoop(step, 0, batches, SimpleNamespace(dispatched=lambda began, loss: None))
+    loop.take(2)
+    loop.discard(5)
+    loop.take(1)
+    loop.drain()
+    assert events == [("dispatch", 0), ("dispatch", 1), ("read", 0), ("dispatch", 2), ("read", 1), ("read", 2)]
+    assert len(loop.completed) == 3 and loop.completed == sorted(loop.completed)
+    assert next(batches)[0] == 8  # three for steps, five for nothing
+
+
+class FormulaMachine:
+    """A loader that takes `loading` seconds a batch and keeps up to `room`, and a device; on a clock of their own."""
+
+    def __init__(self, loading, computing, room):
+        self.now, self.free, self.busy = 0.0, 0.0, []
+        self.loading, self.computing, self.room = loading, computing, room
+        self.made, self.taken, self.made_at = 0, 0, 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return self.now
+
+    def settled(self):
+        self.now += 100  # while memory settles the loader makes all it has room for
+        return {"host": 0}
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._make()
+        if self.made == self.taken:
+            self.now = self.made_at = max(self.made_at, 0.0) + self.loading
+            self.made += 1
+        self.taken += 1
+        return {}, {}
+
+    def _make(self):
+        """What was made up to now; a full loader begins with the next batch when one is taken."""
+        while self.made - self.taken < self.room and self.made_at + self.loading <= self.now:
+            self.made, self.made_at = self.made + 1, self.made_at + self.loading
+        if self.made - self.taken >= self.room:
+            self.made_at = self.now
+
+    def step(self, state, batch):
+        start = max(self.now, self.free)
+        self.free = start + self.computing
+        self.busy.append((start, self.free))
+        return state, {"loss": self.free}
+
+    def read(self, metrics):
+        self.now = max(self.now, metrics["loss"])
+        return metrics
+
+    def dispatched(self, began, loss):
+        pass
+
+    def take(self, until):
+        return [(start, min(end, until)) for start, end in self.busy if start < until]
+
+
+@pytest.mark.parametrize(
+    ("loading", "computing", "step_time", "wait"),
+    [
+        (0.25, 0.125, 0.25, 0.5),  # the loader limits
+        (0.25, 0.2, 0.25, 0.2),  # hardly: a full buffer would last for long
+        (0.25, 0.0, 0.25, 1.0),
+        (0.0625, 0.25, 0.25, 0.0),  # the host waits for data in vain: the device has work
+    ],
+)
+def test_a_full_buffer_is_not_measured_and_the_wait_is_that_of_the_device(
+    monkeypatch, loading, computing, step_time, wait
+):
+    config = tiny_config(data__num_workers=2, data__prefetch=2)
+    machine = FormulaMachine(loading, computing, room=batches_ready(config.data))
+    monkeypatch.setattr(measurement, "time", machine)
+    monkeypatch.setattr(memory_growth, "settled", machine.settled)
+    monkeypatch.setattr(jax, "device_get", machine.read)
+    request = request_of(config, max_batches=8, warmup_batches=2)
+    loop = StepLoop(machine.step, 0, machine, machine)
+    loop.take(1)
+    loop.drain()
+    figures = measurement._measured_steps(config, request, loop)
+    assert figures["avg_step_time"] == pytest.approx(step_time)
+    assert figures["step_time_p50"] == pytest.approx(step_time)
+    assert figures["data_wait_fraction"] == pytest.approx(wait, abs=1e-6)
+    assert (figures["warmup_batches"], figures["discarded_batches"]) == (2, 11)
+
+
+def points(*series):
+    """Readings at the start, after 36 steps and after four times 8 more."""
+    return [(step, dict(zip(("host", "mapped"), values, strict=True))) for step, *values in series]
+
+
+STEPS = (1, 37, 45, 53, 61, 69)
+
+
+def test_growth_that_goes_on_is_a_leak_and_growth_that_stops_is_none():
+    leaking = points(*((step, 100 * MB + MB * step, 7 * MB + step % 3) for step in STEPS))
+    assert is_suspicious(leaking[:2])
+    found = growth(leaking)
+    assert found.leaks == ("host",) and found.bytes_per_step == pytest.approx(MB, rel=0.01)
+    once = points(*((step, 100 * MB + 40 * MB * (step > 1), 7 * MB) for step in STEPS))
+    assert is_suspicious(once[:2]) and not growth(once).leaks
+    jumps = points(*((step, 100 * MB + 30 * MB * (step > 1) + 30 * MB * (step > 50), 7 * MB) for step in STEPS))
+    assert not growth(jumps).leaks
+    small = points(*((step, 100 * MB + 60_000 * step, 7 * MB) for step in STEPS))  # 60 kB a step is not material
+    assert not growth(small).leaks
+    assert not is_suspicious(points((1, 100 * MB, 0), (37, 100 * MB + 36 * 20_000, 0)))
+
+
+def test_a_single_odd_point_does_not_move_the_slope():
+    line = [(x, 3.0 * x) for x in range(9)]
+    assert theil_sen(line) == 3.0
+    assert theil_sen([*line[:4], (4, 1e9), *line[5:]]) == 3.0
+
+
+def test_memory_in_use_counts_what_is_kept_whether_it_is_written_to_or_not():
+    jnp.ones(4 * MB, jnp.uint8).block_until_ready()  # compiled
+    before = memory_growth.memory_in_use()
+    kept = [np.zeros(4 * MB, np.uint8), jnp.ones(4 * MB, jnp.uint8)]
+    after = memory_growth.memory_in_use()
+    assert after["host"] - before["host"] == pytest.approx(8 * MB, rel=0.1)
+    del kept
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """Of a trial as it is, and of one whose loop keeps arrays, numpy's and the device's by turns, and sleeps."""
+    kept = []
+
+    def keep(batch, metrics):
+        kept.append(np.zeros(MB, np.uint8) if len(kept) % 2 else jnp.ones(MB, jnp.uint8))
+        time.sleep(0.03)
+
+    request = request_of(tiny_config(), use_dummy_data=True)
+    return measure(request), measure(request, on_step=keep)
+
+
+def test_a_confirming_run_evaluates_features_of_the_whole_set(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(trial_evaluation, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
+    true_fit = trial_evaluation.fit_softmax
+
+    def fit(x, *arguments, **options):
+        seen["probe"] = x.shape
+        return true_fit(x, *arguments, **options)
+
+    monkeypatch.setattr(trial_evaluation, "fit_softmax", fit)
+    config = tiny_config(data__num_train=1000)
+    figures = measure(request_of(config, max_batches=2, warmup_batches=1, with_evaluation=True))
+    assert figures["finite"] and seen == {"knn": (1000, 16), "probe": (1000, 16)}
+
+
+def test_a_leak_is_found_with_its_slope_and_nothing_else_is(figures):
+    normal, leaking = figures
+    assert not normal["leak"] and abs(normal["memory_slope_bytes_per_step"]) < 64 * 1024
+    assert leaking["leak"] and leaking["memory_slope_bytes_per_step"] == pytest.approx(MB, rel=0.2)
+    assert any("leak" in note for note in leaking["notes"])
+
+
+def test_figures_agree_with_each_other(figures):
+    for row in figures:
+        assert row["measured_batches"] == 32 and row["samples_processed"] == 32 * 16
+        assert row["samples_per_sec"] == pytest.approx(512 / row["elapsed_seconds"])
+        assert row["batches_per_sec"] * row["avg_step_time"] == pytest.approx(1)
+        assert row["step_time_p50"] <= row["step_time_p95"]
+        assert 0 <= row["data_wait_fraction"] <= 1 and 0 < row["mfu"] < 1
+        assert row["cpu_percent"] > 0 and 0 <= row["system_cpu_percent"] <= 100
+        assert (row["peak_memory_bytes"], row["gpu_sm_util"], row["data_source"]) == (None, None, "dummy")
+        assert (row["finite"], row["platform"], row["device_limit_bytes"]) == (True, "cpu", None)
+    normal, slow = figures
+    assert slow["avg_step_time"] >= 0.03  # the planted wait, every step
+    assert normal["program_fingerprint"] == slow["program_fingerprint"]
+
+
+def test_the_fingerprint_tells_programs_apart_and_knows_a_knob_without_effect():
+    config = tiny_config()
+    assert pipeline_fingerprint(config.data, False) != pipeline_fingerprint(config.data, True)
+    prints = set()
+    for workers in (0, 1):
+        config = tiny_config(data__num_workers=workers)
+        prints.add(pipeline_fingerprint(config.data, False))
+        config.data.pipeline = "device"
+        prints.add(pipeline_fingerprint(config.data, False))
+    assert len(prints) == 3  # with pipeline=device the number of workers makes no difference
+    assert (batches_ready(config.data), batches_ready(tiny_config(data__num_workers=2).data)) == (0, 11)
+
+
+def test_what_remat_computes_again_is_no_use_of_the_device():
+    config = tiny_masked_config("ijepa", train__remat="full")
+    batch = abstract_batch(config.data)
+    shapes = {"num_train": 96, "num_classes": 8, "sample": batch["image"], "mesh": make_mesh(1, 1)}
+    program = build_program(config, **shapes)
+    state = program.factory.abstract
+    useful = measurement.useful_flops(config, state, batch, **shapes)
+    assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * useful
+    assert useful == measurement.useful_flops(with_key(config, "train.remat", "none"), state, batch, **shapes)
+
+
+def test_the_peak_is_that_of_the_devices_that_take_part():
+    assert peak_flops(2.0, "float32", 3) == (6e12, "profile.peak_tflops")
+
+
+def test_operations_are_those_of_the_platform():
+    step = jax.jit(lambda x: jax.lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: x @ x))
+    assert traced_flops(step.trace(jnp.ones([4, 4]))) == 0  # the dearest branch is for others
+
+
+def test_dummy_images_are_drawn_by_whoever_loads_the_batch():
+    config = tiny_config(data__source="cifar10", data__dir="nowhere", data__num_train=0)
+    source = open_dummy(config.data, "train")
+    assert (len(source), source.image_shape, len(source.classes)) == (50_000, (16, 16, 3), 10)
+    assert len(pickle.dumps(source)) < 1000  # a worker draws; nothing is shipped to it
+    batch = BatchLoader(BatchPlan(len(source), 8, seed=0), pickle.loads(pickle.dumps(source)))(0)
+    assert batch["image"].shape == (8, 16, 16, 3) and batch["image"].std() > 10
+    few = DummySource(100, image_size=6, num_classes=3, split="test").batch(np.arange(20))
+    assert few["image"].shape == (20, 6, 6, 3) and set(few["label"]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "limited", "status"),
+    [
+        (-6, "terminate called after throwing an instance of 'std::bad_alloc'", False, "out_of_memory"),
+        (1, "LLVM ERROR: out of memory\nAllocation failed", False, "out_of_memory"),
+        (1, "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.", False, "out_of_memory"),
+        (-6, "env.cc:93] Check failed: Thread x creation via pthread_create() failed.", True, "out_of_memory"),
+        (-6, "env.cc:93] Check failed: Thread x creation via pthread_create() failed.", False, "crashed"),
+        (-9, "", False, "out_of_memory"),
+        (-11, "step 3", False, "crashed"),
+        (1, "ValueError: bad", False, "crashed"),
+        (0, "", False, "crashed"),
+    ],
+)
+def test_an_end_without_a_result_is_explained(code, log, limited, status):
+    found, reason = explain_exit(code, log, limited=limited)
+    assert found == status
+    if log and status == "crashed":
+        assert log in reason
+    if code < 0:
+        assert processes.signal_name(code) in reason
+
+
+def test_what_a_config_cannot_be_is_refused_without_a_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "run", lambda *_, **__: pytest.fail("a process was started"))
+    result = run_trial(request_of(tiny_config(), grad_accum_steps=3), tmp_path, time_limit=1)
+    assert result["status"] == "refused" and "config.data.batch_size = 16" in result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("data.dir = x: not there; fetch it"), "refused"),
+        (MemoryError(), "out_of_memory"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."), "out_of_memory"),
+        (ValueError("two\nlines"), "crashed"),
+    ],
+)
+def test_what_a_trial_can_explain_itself_is_its_result(monkeypatch, error, status):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(measurement, "measure", fail)
+    result = attempt(request_of(tiny_config()))
+    assert result["status"] == status and "\n" not in result["reason"] and result["reason"]
+
+
+def test_words_of_every_library_are_known_and_a_failed_attempt_is_no_end():
+    for text in (
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "Failed to allocate 8.00GiB",
+        "MemoryError: ",
+    ):
+        assert is_out_of_memory(text)
+    attempted = "ran out of memory trying to allocate 2GiB. The caller indicates that this is not a failure"
+    assert not is_out_of_memory(attempted) and is_out_of_memory(f"{attempted}\nRESOURCE_EXHAUSTED")
+    long_ago = "out of memory, trying again\n" + "step\n" * 20
+    assert explain_exit(-11, long_ago, limited=False)[0] == "crashed"
+
+
+def test_one_gpu_is_that_of_those_that_may_be_used(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    variables = child_environment(request_of(tiny_config(), gpu_index=3), tmp_path)
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
+    assert variables["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] == "none"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
+    assert only_gpu(1)["CUDA_VISIBLE_DEVICES"] == "GPU-abc" and only_gpu(None) == {}
+    for ask in (only_gpu, first_gpu):
+        with pytest.raises(UserError, match="--gpu_index = 2: CUDA_VISIBLE_DEVICES = 5, GPU-abc leaves 2 GPUs"):
+            ask(2)
+    with pytest.raises(UserError, match="--gpu_index = 0: JAX computes on cpu"):
+        measure(request_of(tiny_config(), gpu_index=0))
+
+
+def test_the_cpu_is_not_measured_in_the_name_of_a_gpu(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(provenance, "first_gpu", lambda index: ("NVIDIA GeForce RTX 4090", 25386352640))
+    with pytest.raises(UserError, match=r"those of the CPU: there is a NVIDIA GeForce RTX 4090.*cuda12.*JAX_PLATFORMS"):
+        measure(request_of(tiny_config()))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert provenance.unused_gpu() == ""
+
+
+def test_the_peak_of_the_process_can_be_set_back():
+    with mmap.mmap(-1, 200 * MB) as large:
+        large.write(b"x" * (200 * MB))
+        before = process_memory.peak_bytes()
+    if not process_memory.reset_peak():
+        pytest.skip("this kernel does not set the peak back")
+    assert process_memory.peak_bytes() < before - 150 * MB
+
+
+@pytest.mark.parametrize("status", ["ok", "crashed"])
+def test_a_trial_that_was_done_and_hung_while_closing_counts(tmp_path, monkeypatch, status):
+    def hang(command, folder, **_):
+        write_json(folder / "result.json", {"status": status, "reason": "x"})
+        return processes.Ended(-9, True, "closing")
+
+    monkeypatch.setattr(trial_process.processes, "run", hang)
+    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=5)
+    assert result["status"] == ("ok" if status == "ok" else "timed_out")
+    assert "--time_limit" not in result["reason"]
+
+
+def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        trial_process.processes, "run", lambda *_, **__: processes.Ended(-15, True, "compiling")
+    )  # fmt: skip
+    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=7, limit_flag="--time_limit")
+    assert result["status"] == "timed_out"
+    assert result["reason"] == "stopped after 7 s (--time_limit: raise it for a slow machine); its last line: compiling"
+
+
+def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # one device
+    monkeypatch.setattr(trial_process, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    request = request_of(tiny_config(), use_dummy_data=True, fault="out_of_memory", max_batches=4)
+    result = run_trial(request, tmp_path, time_limit=300)
+    assert result["status"] == "out_of_memory" and "Out of memory" in result["reason"]
+    assert finished_result(tmp_path / "trial", request)["status"] == "out_of_memory"
+    assert finished_result(tmp_path / "trial", dataclasses.replace(request, fault="")) is None  # another request
+    assert not (tmp_path / "trial" / processes.PROCESS_FILE).exists()
+
+
+def test_a_slowed_step_takes_longer_by_a_share_of_its_own_time():
+    began = time.perf_counter()
+    assert slowed(lambda x: (time.sleep(0.2), x)[1], 0.5)(3) == 3
+    assert 0.3 <= time.perf_counter() - began < 0.5
