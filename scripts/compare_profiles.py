@@ -13,14 +13,14 @@ from jepa_jax.cli import commands
 
 def main(argv: list[str]) -> int:
     def command(console):
-        from jepa_jax.profiling.compare import as_json, compare_profiles, read_profile, table
+        from jepa_jax.profiling.profile_changes import changes_json, changes_table, compare_profiles, read_profile
 
         if len(argv) != 3:
             raise UserError(f"{len(argv) - 1} arguments: give the folders of two runs, A and B")
         changes = compare_profiles(*(read_profile(path) for path in argv[1:]))
-        for line in table(changes):
+        for line in changes_table(changes):
             console.line(line)
-        return as_json(changes)
+        return changes_json(changes)
 
     return commands.run(command)
 

@@ -1,4 +1,4 @@
-"""Recordings of a few steps: one for people, kept for TensorBoard and Perfetto; short ones for the profiler itself."""
+"""Recordings of a few steps: one for people to look at, and short ones for the profiler itself."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,6 @@ import jax
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
-BUDGET = 0.004  # of the run's time, that short recordings after the first may take
 
 
 class TraceWindow:
@@ -18,31 +17,27 @@ class TraceWindow:
 
     def __init__(self, steps: str, directory: pathlib.Path):
         first, last = (int(part) for part in steps.split(":")) if steps else (-1, -1)
-        self._first, self._last = first, max(first, last)
+        self.first, self._last = first, max(first, last)
         self._directory = directory
         self._recording = False
-
-    def starts_at(self, step: int) -> bool:
-        """Whether step number `step` is its first."""
-        return step == self._first
 
     def start(self) -> None:
         jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
         self._recording = True
 
     def ends_at(self, done: int) -> bool:
-        """Whether the last of its steps is the last of `done` steps."""
-        return self._recording and done == self._last + 1
+        """Returns whether its last step is the last of `done` steps."""
+        return self._recording and done == self.end
 
     def marking(self, step: int) -> contextlib.AbstractContextManager:
-        """Around the call of a step: viewers find its beginning and end in the recording."""
+        """Marks the call of a step, so that viewers find its beginning and end."""
         if not self._recording:
             return contextlib.nullcontext()
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def overlaps(self, first: int, end: int) -> bool:
-        """Whether it records any of the steps from `first` up to `end`."""
-        return first <= self._last and end > self._first
+        """Returns whether it records any of the steps from `first` up to `end`."""
+        return first <= self._last and end > self.first
 
     @property
     def end(self) -> int:
@@ -54,8 +49,9 @@ class TraceWindow:
             jax.profiler.stop_trace()
 
     def how_to_open(self) -> str:
+        """Returns a line that says where the trace is and how to look at it."""
         return (
-            f"trace of steps {self._first} to {self._last} in {self._directory}; to look at it: "
+            f"trace of steps {self.first} to {self._last} in {self._directory}; to look at it: "
             f"pip install 'jepa_jax[trace]' and tensorboard --logdir={self._directory}, tab Profile; "
             "or open its perfetto_trace.json.gz at https://ui.perfetto.dev"
         )
@@ -70,7 +66,7 @@ class ShortWindow:
 
 
 def short_window(start: int, epoch_end: int, kept: TraceWindow) -> ShortWindow | None:
-    """The steps to record of an epoch that goes from step `start` to `epoch_end`; around the trace that people want."""
+    """Returns the steps to record of an epoch from step `start` to `epoch_end`, outside the trace that people want."""
     first = start + min(WARM_UP, max(0, epoch_end - start - LENGTH))
     end = min(first + LENGTH, epoch_end)
     if kept.overlaps(first, end):
@@ -79,7 +75,7 @@ def short_window(start: int, epoch_end: int, kept: TraceWindow) -> ShortWindow |
 
 
 class ShortTrace:
-    """A recording of device operations alone, in a folder that is gone afterwards."""
+    """A recording of device operations only, in a temporary folder."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -102,7 +98,7 @@ class ShortTrace:
         self._folder = folder
 
     def stop(self) -> Any:
-        """The recording as `jax.profiler.ProfileData`."""
+        """Ends the recording and returns it as `jax.profiler.ProfileData`."""
         folder, self._folder = self._folder, None
         assert folder is not None
         with folder:
