@@ -174,11 +174,17 @@ def unknown_key(name: str, known: Mapping[str, Entry], given: Mapping[str, Any])
 def nearest_key(name: str, known: Mapping[str, Any]) -> str | None:
     """Returns the key that was probably meant: spelled alike, abbreviated (learning_rate, lr), or in another group."""
     group, _, last = name.rpartition(".")
-    alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-    initials = "".join(word[0] for word in last.split("_") if word)
     same_group = [key for key in known if key.rpartition(".")[0] == group]
-    short = [key for key in same_group if key.rpartition(".")[2] == initials and len(initials) > 1]
-    elsewhere = [key for key in known if key.rpartition(".")[2] in (last, initials if len(initials) > 1 else last)]
-    contains = [key for key in same_group if last in key or key.rpartition(".")[2] in last]
+    alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    short = [key for key in same_group if key.rpartition(".")[2] in _abbreviations(last)]
+    long = [key for key in same_group if last in _abbreviations(key.rpartition(".")[2])]
+    elsewhere = [key for key in known if key.rpartition(".")[2] in (last, *_abbreviations(last))]
+    contained = [key for key in same_group if last in key]
     loose = difflib.get_close_matches(name, same_group, n=1, cutoff=0.6)
-    return next(iter([*alike, *short, *elsewhere, *contains, *loose]), None)
+    return next(iter([*alike, *short, *long, *elsewhere, *contained, *loose]), None)
+
+
+def _abbreviations(name: str) -> tuple[str, ...]:
+    """Returns the initials of a name of several words."""
+    words = name.split("_")
+    return ("".join(word[:1] for word in words),) if len(words) > 1 else ()
