@@ -87,9 +87,7 @@ def account(segments: Sequence[Segment], busy: Sequence[Interval]) -> Spent:
     return Spent(total, device, exposed, host)
 
 
-def breakdown(
-    spent: Spent, shares: Mapping[Phase, float] | None, transfer_share: float
-) -> dict[EpochSection, float]:
+def breakdown(spent: Spent, shares: Mapping[Phase, float] | None, transfer_share: float) -> dict[EpochSection, float]:
     """Returns the seconds of each epoch section, which add up to `spent.seconds`.
 
     Args:

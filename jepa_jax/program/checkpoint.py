@@ -54,9 +54,9 @@ class Checkpoints:
         state = jax.tree.unflatten(structure, [restored["state"][_name(path)] for path, _ in paths])
         return state, restored["progress"]
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of one array of the newest checkpoint, without reading it."""
-        return self._saved_shapes(self.latest_step())[name]
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Returns the shape of one array of the newest checkpoint without reading it; None if it has no such array."""
+        return self._saved_shapes(self.latest_step()).get(name)
 
     def _saved_shapes(self, step: int | None) -> dict[str, tuple[int, ...]]:
         saved = self._manager.item_metadata(step)["state"]
