@@ -12,11 +12,12 @@ import jax
 
 from jepa_jax.base.console import Console
 from jepa_jax.planning.gpu_compile import DataSize, Request, StepCompiler, default_folder
-from jepa_jax.planning.planner import NO, Planner, pool_fraction
+from jepa_jax.planning.planner import NO, Planner
 from jepa_jax.program.build import Program
 from jepa_jax.reports.plan_report import gib, pool_lines, ways_out_lines
-from jepa_jax.runtime import out_of_memory
+from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, gpu_of_device, load_table
+from jepa_jax.runtime.memory import is_out_of_memory as is_out_of_memory
 
 
 def present_gpu() -> Gpu | None:
@@ -60,10 +61,6 @@ def warn_if_too_large(
     for line in pool_lines(row, pool_fraction(os.environ)):
         console.line(line)
     return False
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return out_of_memory.is_out_of_memory(f"{type(error).__name__}: {error}")
 
 
 def ways_out_message(

@@ -12,8 +12,8 @@ from jepa_jax.planning.gpu_compile import DataSize, program_for, trace_step
 from jepa_jax.planning.planner import Plan
 from jepa_jax.program.describe import abstract_batch
 from jepa_jax.program.flops import Rules, jaxpr_flops
-from jepa_jax.runtime import out_of_memory
 from jepa_jax.runtime.hardware import gpu_of_device, load_table
+from jepa_jax.runtime.memory import is_out_of_memory
 
 MEASURED_STEPS = 3
 
@@ -64,7 +64,7 @@ def check_peak(plan: Plan, data: DataSize) -> Check:
             state, metrics = program.train_step(state, batch)
         jax.block_until_ready(metrics)
     except jax.errors.JaxRuntimeError as error:
-        if not out_of_memory.is_out_of_memory(str(error)):
+        if not is_out_of_memory(error):
             raise
         raise UserError(f"--check: memory ran out; the plan says: {plan.row.verdict}") from error
     peak = (devices[0].memory_stats() or {})["peak_bytes_in_use"]

@@ -15,8 +15,8 @@ from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, Use
 from jepa_jax.base.text import duration, short
 from jepa_jax.config.schema import validate
 from jepa_jax.planning.plan_inputs import planned_data
-from jepa_jax.planning.planner import POOL_VARIABLE, pool_fraction
 from jepa_jax.reports import sweep_report
+from jepa_jax.runtime.allocator import POOL_VARIABLE, pool_fraction
 from jepa_jax.runtime.provenance import describe_hardware, num_cores
 from jepa_jax.tuning.dummy_data import open_dummy
 from jepa_jax.tuning.sweep import EXIT_NONE_MEASURED

@@ -24,10 +24,11 @@ from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
 from jepa_jax.profiling.peak import peak_flops
 from jepa_jax.program.build import build_program
 from jepa_jax.program.describe import abstract_batch
-from jepa_jax.runtime import process_memory, provenance
+from jepa_jax.runtime import memory as process_memory
+from jepa_jax.runtime import provenance
 from jepa_jax.runtime.gpus import only_gpu
+from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.mesh import make_mesh
-from jepa_jax.runtime.out_of_memory import is_out_of_memory
 from jepa_jax.runtime.provenance import first_gpu
 from jepa_jax.tuning import measurement, trial_evaluation, trial_process
 from jepa_jax.tuning.dummy_data import DummySource, open_dummy

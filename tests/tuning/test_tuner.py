@@ -11,8 +11,8 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning.planner import pool_fraction
 from jepa_jax.runtime import provenance
+from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.tuning import tune_command, tuned
 from jepa_jax.tuning.trial import Combination, combination_of
 from jepa_jax.tuning.tune_command import Options
