@@ -44,7 +44,5 @@ def pool_fraction(environment: Mapping[str, str]) -> float:
         try:
             return float(environment[name])
         except ValueError:
-            raise UserError(
-                f"{name} = {environment[name]}: not a number; use 0 to 1, or unset it"
-            ) from None
+            raise UserError(f"{name} = {environment[name]}: not a number; use 0 to 1, or unset it") from None
     return POOL_FRACTION
