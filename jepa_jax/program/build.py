@@ -9,7 +9,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jepa_jax.base.errors import UserError
+from jepa_jax.data.augment import check_augment
+from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods import Method, build_method
 from jepa_jax.program import optim
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
@@ -24,12 +25,7 @@ class Length:
 
     @classmethod
     def of(cls, config: Any, num_train: int) -> "Length":
-        if config.data.batch_size > num_train:
-            raise UserError(
-                f"config.data.batch_size = {config.data.batch_size}: the train split has {num_train} images; "
-                "use a smaller batch"
-            )
-        steps_per_epoch = num_train // config.data.batch_size
+        steps_per_epoch = BatchPlan(num_train, config.data.batch_size).steps_per_epoch
         total_steps = config.train.max_steps or max(1, round(config.optim.epochs * steps_per_epoch))
         return cls(steps_per_epoch, total_steps)
 
@@ -47,6 +43,7 @@ class Program:
 
 def build_program(config: Any, *, num_train: int, num_classes: int, sample: Any, mesh: Mesh) -> Program:
     """The program of a validated config; `sample` is a uint8 batch of images, or only its ShapeDtypeStruct."""
+    check_augment(config.data)
     length = Length.of(config, num_train)
     method = build_method(config, total_steps=length.total_steps)
     tx, learning_rate = optim.make_optimizer(
