@@ -12,6 +12,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.schema import check_overrides
+from jepa_jax.runtime.platforms import import_jax
 from jepa_jax.studies.study import Run, Study, split_overrides
 from jepa_jax.studies.study_execution import conduct
 
@@ -21,6 +22,7 @@ def run(command: Callable[[Console], dict[str, Any] | None]) -> int:
     # Orbax, Grain and JAX narrate; errors of theirs stay.
     for name in ("absl", "jax", "orbax"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    import_jax()
     console = Console()
     try:
         result = command(console)
