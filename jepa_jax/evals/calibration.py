@@ -25,7 +25,7 @@ def calibrated(
     batch_size: int,
     on_images: OnCount = ignore,
 ) -> tuple[Any, Any]:
-    """Returns (params, stats) with batch statistics averaged over `num_images` images of `source`; 0 changes nothing."""
+    """Returns (params, stats) with batch statistics averaged over `num_images` of `source`; 0 changes nothing."""
     params, stats = variables
     devices = functions.program.mesh.size
     batch_size = min(batch_size, len(source)) // devices * devices

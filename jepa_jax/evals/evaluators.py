@@ -136,9 +136,11 @@ class Evaluator:
 
     Attributes:
       group: of its figures in the metrics.
+      logs_untrained: whether its figures before training are the first of that series.
     """
 
     group = "eval"
+    logs_untrained = False
 
     def __init__(self, context: EvaluationContext):
         self.context = context
@@ -185,7 +187,8 @@ class Classification(Evaluator):
         if moment.stage == Stage.UNTRAINED:
             encoder = self.context.encoder(state, config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
             train, test = self._features(encoder, "untrained")
-            return {"probe_accuracy": self._probe(train, test), "knn_accuracy": self._knn(train, test)}
+            probe, knn = self._probe(train, test), self._knn(train, test)
+            return {"untrained_probe_accuracy": probe, "untrained_knn_accuracy": knn}
         if moment.stage == Stage.FINAL:  # its statistics are calibrated
             return self._final(state)
         encoder = self.context.encoder(state, config.calibration_images)
@@ -220,14 +223,21 @@ class Classification(Evaluator):
     def _knn(self, train: Split, test: Split) -> float:
         config, progress = self.context.config.eval, self.context.progress
         progress.start("votes of k-NN", len(test.labels))
-        classes, settings = len(self.context.train.classes), {"k": config.knn_k, "temperature": config.knn_temperature}
-        return knn_accuracy(train, test, classes, **settings, on_images=progress.advance)
+        return knn_accuracy(
+            train,
+            test,
+            len(self.context.train.classes),
+            k=config.knn_k,
+            temperature=config.knn_temperature,
+            on_images=progress.advance,
+        )
 
     def _online(self, state: TrainState, test: Split) -> float:
         return top1(jax.device_get(state.params["probe"]), test.features, test.labels)
 
     def in_words(self, figures: Figures) -> str:
-        return "  ".join(f"{words} {figures[name]:.1f} %" for name, words in self.WORDS.items() if name in figures)
+        named = {self.WORDS[name.removeprefix("untrained_")]: value for name, value in figures.items()}
+        return "  ".join(f"{words} {value:.1f} %" for words, value in named.items())
 
 
 class CollapseWatch(Evaluator):
@@ -237,6 +247,7 @@ class CollapseWatch(Evaluator):
     """
 
     group = "collapse"
+    logs_untrained = True
 
     def due(self, moment: Moment) -> bool:
         return True

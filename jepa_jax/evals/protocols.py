@@ -144,7 +144,7 @@ PROTOCOLS = {
 
 
 def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
-    """Returns the protocols of `all`, or of names separated by commas; without labels, `all` is those that need none."""
+    """Returns the protocols of names separated by commas, or of `all`: those that the data allows."""
     possible = [name for name, protocol in PROTOCOLS.items() if labelled or not protocol.needs_labels]
     names = possible if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:

@@ -5,7 +5,7 @@ from typing import Any
 
 from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.profiling.device_time import DeviceTime, device_time, instruction_names, module_name, traced_ops
-from jepa_jax.profiling.trace import ShortTrace, ShortWindow, TraceWindow, short_window
+from jepa_jax.profiling.trace import ShortTrace, TraceWindow, short_window
 
 BUDGET = 0.004  # of the run's time, that recordings after the first may take
 ATTRIBUTED = 0.8  # of the device's time; below it a note says that names are missing
@@ -17,7 +17,7 @@ class PhaseRecorder:
     def __init__(self, every_epochs: int, kept: TraceWindow, compiled: CompiledStep, clock: Callable[[], float]):
         self._every, self._kept, self._compiled, self._clock = every_epochs, kept, compiled, clock
         self._trace = ShortTrace()
-        self._window: ShortWindow | None = None
+        self._window: range | None = None  # of steps
         self._names: tuple[int, dict[str, str]] = (0, {})  # of the instructions of the n-th compiled program
         self._last_seconds = 0.0
         self.seconds = 0.0  # that recordings have taken
@@ -38,18 +38,18 @@ class PhaseRecorder:
 
     def due(self, step: int) -> bool:
         """Returns whether a recording starts or ends after `step` steps; the device must be idle then."""
-        return self._window is not None and step in (self._window.first, self._window.end)
+        return self._window is not None and step in (self._window.start, self._window.stop)
 
     def run(self, step: int) -> bool:
         """Starts or ends the recording; returns whether it has split the device's time."""
         assert self._window is not None
         began, split = self._clock(), False
         try:
-            if step == self._window.first and not self._trace.recording:
+            if step == self._window.start and not self._trace.recording:
                 self._trace.start()
             elif self._trace.recording:
                 self._last_seconds = 0.0
-                split = self._read(self._trace.stop(), self._window.end - self._window.first)
+                split = self._read(self._trace.stop(), len(self._window))
                 self._window = None
         except Exception as error:  # whatever the profiler of this backend does, the run goes on
             self._window = None

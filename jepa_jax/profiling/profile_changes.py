@@ -1,7 +1,7 @@
 """Compares two profiles: which section changed, by how much, and whether that is more than noise.
 
-Steps are compared in blocks of a quarter of an epoch, and what happens once per epoch by epochs. The interval is Welch's
-t interval of the difference of means, widened for autocorrelated values (a machine has slow minutes) and for the number
+Steps are compared in blocks of a quarter of an epoch, what happens once per epoch by epochs. The interval is Welch's t
+interval of the difference of means, widened for autocorrelated values (a machine has slow minutes) and for the number
 of sections compared (Bonferroni), so that 1 in 20 pairs of equal runs differs.
 """
 

@@ -1,7 +1,6 @@
 """Recordings of a few steps: one for people to look at, and short ones for the profiler itself."""
 
 import contextlib
-import dataclasses
 import pathlib
 import tempfile
 from typing import Any
@@ -17,13 +16,15 @@ class TraceWindow:
 
     def __init__(self, steps: str, directory: pathlib.Path):
         first, last = (int(part) for part in steps.split(":")) if steps else (-1, -1)
-        self.first, self._last = first, max(first, last)
+        self._first, self._last = first, max(first, last)
         self._directory = directory
         self._recording = False
 
-    def start(self) -> None:
-        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
-        self._recording = True
+    def start_at(self, step: int) -> None:
+        """Starts to record if this is the first of its steps."""
+        if step == self._first:
+            jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
+            self._recording = True
 
     def ends_at(self, done: int) -> bool:
         """Returns whether its last step is the last of `done` steps."""
@@ -37,7 +38,7 @@ class TraceWindow:
 
     def overlaps(self, first: int, end: int) -> bool:
         """Returns whether it records any of the steps from `first` up to `end`."""
-        return first <= self._last and end > self.first
+        return first <= self._last and end > self._first
 
     @property
     def end(self) -> int:
@@ -51,27 +52,19 @@ class TraceWindow:
     def how_to_open(self) -> str:
         """Returns a line that says where the trace is and how to look at it."""
         return (
-            f"trace of steps {self.first} to {self._last} in {self._directory}; to look at it: "
+            f"trace of steps {self._first} to {self._last} in {self._directory}; to look at it: "
             f"pip install 'jepa_jax[trace]' and tensorboard --logdir={self._directory}, tab Profile; "
             "or open its perfetto_trace.json.gz at https://ui.perfetto.dev"
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class ShortWindow:
-    """Steps `first` up to, not including, `end`."""
-
-    first: int
-    end: int
-
-
-def short_window(start: int, epoch_end: int, kept: TraceWindow) -> ShortWindow | None:
+def short_window(start: int, epoch_end: int, kept: TraceWindow) -> range | None:
     """Returns the steps to record of an epoch from step `start` to `epoch_end`, outside the trace that people want."""
     first = start + min(WARM_UP, max(0, epoch_end - start - LENGTH))
     end = min(first + LENGTH, epoch_end)
     if kept.overlaps(first, end):
         first, end = kept.end, min(kept.end + LENGTH, epoch_end)
-    return ShortWindow(first, end) if end > first else None
+    return range(first, end) if end > first else None
 
 
 class ShortTrace:
