@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
+from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
@@ -29,12 +30,7 @@ class Length:
     @classmethod
     def of(cls, config: Config, num_train: int) -> "Length":
         """Returns the length of a run on `num_train` elements; refuses a batch that is larger than the train split."""
-        if config.data.batch_size > num_train:
-            raise UserError(
-                f"config.data.batch_size = {config.data.batch_size}: the train split has {num_train} elements; "
-                "use a smaller batch"
-            )
-        steps_per_epoch = num_train // config.data.batch_size
+        steps_per_epoch = BatchPlan(num_train, config.data.batch_size).steps_per_epoch
         total_steps = config.train.max_steps or max(1, round(config.optim.epochs * steps_per_epoch))
         return cls(steps_per_epoch, total_steps)
 

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jepa_jax.config.schema import validate
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
 from jepa_jax.models.patchnet import Fixed
@@ -16,14 +15,13 @@ from jepa_jax.runtime.mesh import make_mesh
 
 def describe(config: Any) -> dict[str, Any]:
     """Returns parameters (by module, total, trainable), operations per image and steps of a run."""
-    validate(config)
     data = data_facts(config.data)
     batch = abstract_batch(data.spec, config.data.batch_size)
     program = build_program(
-        config, num_train=data.num_train, num_classes=data.num_classes, sample=batch["image"], mesh=make_mesh(1, 1)
+        config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=make_mesh(1, 1)
     )
     state = program.factory.abstract
-    params, probe = state.params["model"], state.params["probe"]
+    params, probe = state.params["model"], state.params.get("probe", {})
     return {
         "params_by_module": parameter_table(params),
         "params_total": count(params) + count(state.target) + fixed_parameters(program),
@@ -31,7 +29,7 @@ def describe(config: Any) -> dict[str, Any]:
         "params_probe": count(probe),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.train_step, state, batch) / config.data.batch_size,
-        "feature_dim": probe["kernel"].shape[0],
+        "feature_dim": probe["kernel"].shape[0] if probe else None,
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
@@ -50,8 +48,9 @@ def parameter_table(params: Any) -> dict[str, int]:
 
 def fixed_parameters(program: Program) -> int:
     """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
-    state = program.factory.abstract
-    return count(nnx.state(nnx.merge(program.factory.graphdef, state.params["model"], state.stats), Fixed))
+    factory, state = program.factory, program.factory.abstract
+    model = nnx.merge(factory.graphdef, state.params["model"], state.stats, factory.random_state)
+    return count(nnx.state(model, Fixed))
 
 
 def count(tree: Any) -> int:
