@@ -57,7 +57,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if self.batch_size > self.num_samples:
             raise UserError(
-                f"data.batch_size = {self.batch_size}: the train split has {self.num_samples} samples; "
+                f"config.data.batch_size = {self.batch_size}: the train split has {self.num_samples} samples; "
                 f"use data.batch_size <= {self.num_samples} or more data"
             )
 

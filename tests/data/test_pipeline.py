@@ -217,7 +217,7 @@ def test_eval_batches_cover_the_split_in_order_with_static_shapes():
 
 
 def test_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(UserError, match="data.batch_size = 51: the train split has 50 samples; .* <= 50"):
+    with pytest.raises(UserError, match="config.data.batch_size = 51: the train split has 50 samples; .* <= 50"):
         train_batches(config(batch_size=51), FireSource(), seed=0, sharding=over_batch())
 
 
