@@ -11,7 +11,6 @@ import argparse
 import json
 import pathlib
 import sys
-from types import SimpleNamespace
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.data.download import RemoteFile, download
@@ -67,10 +66,10 @@ def fetch_with_bar(remote: RemoteFile, directory: pathlib.Path) -> pathlib.Path:
 
 
 def count_images(name: str, directory: pathlib.Path, split: str) -> int:
+    from jepa_jax.config.groups import DataConfig
     from jepa_jax.data.sources import open_source
 
-    config = SimpleNamespace(source=name, dir=str(directory), image_size=IMAGE_SIZE[name], num_train=0, num_test=0)
-    return len(open_source(config, split))
+    return len(open_source(DataConfig(source=name, dir=str(directory), image_size=IMAGE_SIZE[name]), split))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Source, element_bytes
 
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
@@ -99,7 +100,7 @@ class TrainBatches(Iterator[Delivery]):
 
 
 def train_batches(
-    data: Any,
+    data: DataConfig,
     source: Source,
     *,
     seed: int,
@@ -113,9 +114,6 @@ def train_batches(
     A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
 
-    Args:
-      data: the config group `data`.
-      seed: of the order of the samples.
     """
     plan = BatchPlan(len(source), data.batch_size, seed)
     if data.pipeline == "device":
@@ -297,10 +295,8 @@ def _check_room(num_bytes: int, sharding: NamedSharding) -> None:
     device: Any = next(iter(sharding.addressable_devices))
     limit = (device.memory_stats() or {}).get("bytes_limit")  # unknown on CPU
     if limit and num_bytes > DEVICE_SET_FRACTION * limit:
-        raise UserError(
-            f"data.pipeline = device: the set takes {num_bytes / 2**30:.1f} of the device's {limit / 2**30:.1f} GiB; "
-            "use data.pipeline = grain"
-        )
+        gib = f"{num_bytes / 2**30:.1f} of the device's {limit / 2**30:.1f} GiB"
+        raise UserError(f"config.data.pipeline = device: the set takes {gib}; use config.data.pipeline = grain")
 
 
 # --- evaluation ---
@@ -318,7 +314,7 @@ def eval_batches(
         yield batch, min(batch_size, n - first)
 
 
-def batches_ready(data: Any) -> int:
+def batches_ready(data: DataConfig) -> int:
     """Returns the most batches that a loader may have made before anyone asked for them.
 
     Those are the prefetched ones, the one that waits to follow them, and four per worker process of Grain's: in its

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jepa_jax.base.console import Console
-from jepa_jax.data.contract import channels_of, image_spec
+from jepa_jax.data.contract import image_spec
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.gpu_compile import Request, StepCompiler, default_folder
 from jepa_jax.planning.planner import NO, Planner, pool_fraction
@@ -113,7 +113,7 @@ def _planner(
     folder: pathlib.Path | None,
     say: Callable[[str], None],
 ) -> tuple[Planner, Request]:
-    spec = image_spec(config.data.image_size, channels_of(config.data), labelled=num_classes > 0)
+    spec = image_spec(config.data.image_size, config.data.channels, labelled=num_classes > 0)
     compiler = StepCompiler(
         DataFacts(num_train, num_classes, spec),
         folder or default_folder(),
