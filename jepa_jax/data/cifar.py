@@ -23,7 +23,7 @@ PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batc
 LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
-Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [N, 32, 32, 3] and labels [N] of one file
+ImagesAndLabels = tuple[np.ndarray, np.ndarray]  # uint8 [N, 32, 32, 3] and [N] of one file
 
 
 def read_cifar10(data: DataConfig, split: str) -> Arrays:
@@ -87,7 +87,7 @@ def _parse_all(contents: list[bytes], names: list[str], where: pathlib.Path) -> 
     return {"image": images, "label": labels.astype(np.int32)}
 
 
-def _parse_binary(data: bytes, file: pathlib.Path) -> Batch:
+def _parse_binary(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
     expected = IMAGES_PER_FILE * RECORD
     if len(data) != expected:
         raise UserError(
@@ -98,7 +98,7 @@ def _parse_binary(data: bytes, file: pathlib.Path) -> Batch:
     return _images(records[:, 1:]), _checked_labels(records[:, 0], file)
 
 
-def _parse_python(data: bytes, file: pathlib.Path) -> Batch:
+def _parse_python(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])

@@ -31,7 +31,7 @@ LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
 DEVICE_SET_FRACTION = 0.5  # of an accelerator's memory that the resident data set may take
 LOAD_CHUNK = 4096  # elements read at once when filling the device
 
-Batch = dict[str, jax.Array]
+DeviceBatch = dict[str, jax.Array]
 
 
 class BatchInfo(TypedDict):
@@ -44,7 +44,7 @@ class BatchInfo(TypedDict):
     skipped: list[str]  # names of unreadable files
 
 
-Delivery = tuple[Batch, BatchInfo]
+Delivery = tuple[DeviceBatch, BatchInfo]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,6 @@ def train_batches(
 
     A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
-
     """
     plan = BatchPlan(len(source), data.batch_size, seed)
     if data.pipeline == "device":
@@ -286,7 +285,7 @@ def _read_all(source: Source) -> tuple[dict[str, np.ndarray], list[str]]:
     return arrays, skipped
 
 
-def _take(resident: Batch, indices: jax.Array) -> Batch:
+def _take(resident: DeviceBatch, indices: jax.Array) -> DeviceBatch:
     return {key: values.at[indices].get(mode="promise_in_bounds") for key, values in resident.items()}
 
 
@@ -304,7 +303,7 @@ def _check_room(num_bytes: int, sharding: NamedSharding) -> None:
 
 def eval_batches(
     source: Source, batch_size: int, sharding: NamedSharding, *, process_index: int = 0, process_count: int = 1
-) -> Iterator[tuple[Batch, int]]:
+) -> Iterator[tuple[DeviceBatch, int]]:
     """Yields every sample once, in order, as (batch, number valid); the last batch wraps round to full size."""
     n, local = len(source), batch_size // process_count
     for first in range(0, n, batch_size):
