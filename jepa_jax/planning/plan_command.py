@@ -10,6 +10,7 @@ import jax
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
@@ -38,7 +39,7 @@ class PlanOptions:
     cache: pathlib.Path | None = None  # None: the user's cache
 
 
-def make_plans(config: Any, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
+def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
     """Returns the plan of a config for each GPU of the options, and what the plans were told from outside."""
     table = load_table(options.gpu_table or None)
     gpus = find_gpus(options.gpus, table)
@@ -71,7 +72,7 @@ def show_plans(plans: Sequence[Plan], context: PlanContext, name: str, console: 
     return [plan_json(plan, context) for plan in plans]
 
 
-def measure_loader(config: Any, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:
+def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:
     """Returns the images per second that this machine's loader delivers, or None and why they were not measured."""
     if config.data.pipeline == "device":
         return None, "no loader"

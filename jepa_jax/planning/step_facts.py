@@ -75,7 +75,7 @@ def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], tr
         state_bytes=device_bytes(state),
         parameter_bytes=device_bytes(state.params),
         optimizer_bytes=device_bytes(state.opt_state),
-        target_bytes=device_bytes(state.target),
+        target_bytes=device_bytes([state.target, state.target_stats]),
         batch_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in batch.values()) // program.mesh.size,
         flops=jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda")),
         bytes_moved=hlo.bytes_moved(),

@@ -5,38 +5,46 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jepa_jax.config.schema import validate
+from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
-from jepa_jax.models.patchnet import Fixed
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.flops import count_flops
+from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
 
+FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState))
 
-def describe(config: Any) -> dict[str, Any]:
+
+def describe(config: Config) -> dict[str, Any]:
     """Returns parameters (by module, total, trainable), operations per image and steps of a run."""
-    validate(config)
     data = data_facts(config.data)
     batch = abstract_batch(data.spec, config.data.batch_size)
     program = build_program(
-        config, num_train=data.num_train, num_classes=data.num_classes, sample=batch["image"], mesh=make_mesh(1, 1)
+        config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=make_mesh(1, 1)
     )
     state = program.factory.abstract
-    params, probe = state.params["model"], state.params["probe"]
+    params = state.params["model"]
+    model = abstract_model(program)
     return {
         "params_by_module": parameter_table(params),
-        "params_total": count(params) + count(state.target) + fixed_parameters(program),
+        "params_total": count(params) + count(state.target) + count(nnx.state(model, FIXED)),
         "params_trainable": count(params),
-        "params_probe": count(probe),
+        "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.train_step, state, batch) / config.data.batch_size,
-        "feature_dim": probe["kernel"].shape[0],
+        "feature_dim": feature_width(program.method, program.factory.graphdef, model, batch) or None,
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
         "steps_total": program.length.total_steps,
     }
+
+
+def abstract_model(program: Program) -> nnx.Module:
+    """Returns the model of a program with shapes instead of arrays."""
+    state = program.factory.abstract
+    return nnx.eval_shape(program.factory.merge, state.params["model"], state.stats)
 
 
 def parameter_table(params: Any) -> dict[str, int]:
@@ -48,12 +56,6 @@ def parameter_table(params: Any) -> dict[str, int]:
     return table
 
 
-def fixed_parameters(program: Program) -> int:
-    """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
-    state = program.factory.abstract
-    return count(nnx.state(nnx.merge(program.factory.graphdef, state.params["model"], state.stats), Fixed))
-
-
 def count(tree: Any) -> int:
-    """Returns the number of numbers in a tree."""
+    """Returns how many numbers a tree holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
