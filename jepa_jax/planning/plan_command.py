@@ -1,7 +1,6 @@
 """Makes the plans of a config for several GPUs, as `scripts/plan.py` and the table of results need them."""
 
 import dataclasses
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,7 +35,6 @@ class PlanOptions:
     loader: bool = True
     gpu_table: str = ""
     price_per_hour: float = 0.0
-    cache: pathlib.Path | None = None  # None: the user's cache
 
 
 def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
@@ -55,8 +53,7 @@ def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[
                 f"divide it; use a multiple of {grain}"
             )
     data = data_facts(config.data, assume=True)
-    folder = options.cache or default_folder()
-    compiler = StepCompiler(data, folder, on_compile=lambda what: console.line(f"compiling for {what}"))
+    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
     plans = Planner(compiler, table).plans(requests, batch_sizes=options.batch_sizes, variants=options.variants)
