@@ -1,0 +1,175 @@
+"""Command lines: flags, suggestions for mistyped ones, and `--config.group.key=value` overrides."""
+
+import argparse
+import ast
+import difflib
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from jepa_jax.base.errors import UserError
+
+OVERRIDE = "--config."
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses the flags of one command; raises UserError with a suggestion where argparse would exit."""
+
+    def __init__(self, prog: str, description: str):
+        super().__init__(
+            prog=prog,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            argument_default=None,
+        )
+
+    def add_config(self) -> None:
+        """Adds --config; `parse` then also takes --config.group.key=value."""
+        self.add_argument(
+            "--config",
+            required=True,
+            metavar="NAME",
+            help="name of a shipped config (jepa-jax configs lists them), FILE.py or FILE.py:ARGUMENT; "
+            "--config.group.key=VALUE changes a key",
+        )
+        self.set_defaults(overrides={})
+
+    def add_switch(self, name: str, help: str, default: bool = False) -> None:
+        """Adds a flag that is on or off: --name, --noname, --no-name or --name=true."""
+        self.add_argument(
+            f"--{name}", nargs="?", type=boolean, const=True, default=default, metavar="BOOL",
+            help=f"{help} (default: {str(default).lower()}; --no{name} switches it off)" if default else help,
+        )  # fmt: skip
+        off = (f"--no{name}", f"--no-{name}")
+        self.add_argument(*off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Returns the flags of `argv`; overrides of config keys are in `overrides`, as text.
+
+        Raises:
+            UserError: an unknown, missing or invalid flag, or a word that belongs to none.
+        """
+        overrides: dict[str, str] = {}
+        if "overrides" in self._defaults:
+            argv, overrides = split_overrides(argv)
+        for argument in argv:
+            flag = argument.partition("=")[0]
+            if flag.startswith("--") and not self.has_flag(flag):
+                raise UserError(f"{flag}: no such flag; {suggestion(flag, self._option_string_actions, self.prog)}")
+        arguments, rest = self.parse_known_args(argv)
+        if rest:
+            raise UserError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
+        if overrides:
+            arguments.overrides = overrides
+        return arguments
+
+    def has_flag(self, flag: str) -> bool:
+        return flag in self._option_string_actions
+
+    def error(self, message: str) -> NoReturn:
+        message = message.removeprefix("argument ").replace("the following arguments are required:", "missing:")
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Splits a command line into flags of the command and config overrides, `{"optim.lr": "0.1"}`."""
+    own: list[str] = []
+    overrides: dict[str, str] = {}
+    rest = iter(argv)
+    for argument in rest:
+        if not argument.startswith(OVERRIDE):
+            own.append(argument)
+            continue
+        key, equals, value = argument.removeprefix(OVERRIDE).partition("=")
+        if not equals:
+            value = next(rest, "--")
+            if value.startswith("--"):
+                raise UserError(f"{argument}: no value; write {argument}=VALUE")
+        overrides[key] = value
+    return own, overrides
+
+
+def suggestion(word: str, known: Iterable[str], program: str) -> str:
+    """Returns what to say about a mistyped word: the nearest known one, or where all of them are listed."""
+    names = {name.lower().replace("-", "_"): name for name in known}
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), names, n=1)
+    return f"did you mean {names[close[0]]}?" if close else f"{program} --help lists them"
+
+
+def boolean(text: str) -> bool:
+    """Returns the value of a switch written as --name=true or --name=false."""
+    values = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
+
+
+def number(
+    kind: Callable[[str], float], least: float | None = None, most: float | None = None
+) -> Callable[[str], float]:
+    """Returns an argparse type: an `int` or `float` within limits."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}") from None
+        if (least is not None and not value >= least) or (most is not None and not value <= most):
+            limits = f"at least {least:g}" if most is None else f"between {least:g} and {most:g}"
+            raise argparse.ArgumentTypeError(f"{text}: must be {limits}")
+        return value
+
+    return parse
+
+
+def config_name(arguments: argparse.Namespace) -> str:
+    """Returns the name of the config without folder, suffix and argument: `rapid` of `configs/rapid.py:small`."""
+    return pathlib.Path(arguments.config.partition(":")[0]).stem
+
+
+def override_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the config overrides as they are written on a command line, to pass them on to other processes."""
+    return tuple(f"{OVERRIDE}{key}={value}" for key, value in arguments.overrides.items())
+
+
+def config_from(arguments: argparse.Namespace) -> Any:
+    """Returns the config that --config and its overrides describe.
+
+    Raises:
+        UserError: no such config, or keys and values that it cannot have.
+    """
+    return load_config(arguments.config, arguments.overrides)
+
+
+def load_config(reference: str, overrides: Mapping[str, Any]) -> Any:
+    """Loads a config and changes keys of it; stands in for `jepa_jax.program.config.load_config`."""
+    from jepa_jax.cli.configs import shipped_configs
+    from jepa_jax.config.schema import flatten, load_config_file, validate
+
+    name, colon, argument = reference.partition(":")
+    shipped = shipped_configs()
+    if not name.endswith(".py") and name not in shipped:
+        raise UserError(f"--config={reference}: no such config; {suggestion(name, shipped, 'jepa-jax configs')}")
+    config = load_config_file(f"{shipped.get(name, name)}{colon}{argument}")
+    known = flatten(config)
+    for key, value in overrides.items():
+        if key not in known:
+            raise UserError(f"config.{key}: unknown key; {suggestion(key, known, 'jepa-jax describe')}")
+        config.update_from_flattened_dict({key: typed(key, value, known[key])})
+    validate(config)
+    return config
+
+
+def typed(key: str, value: Any, present: Any) -> Any:
+    """Returns an override as the type of the value that it replaces."""
+    if not isinstance(value, str) or isinstance(present, str):
+        return value
+    try:
+        if isinstance(present, bool):
+            return boolean(value)
+        if isinstance(present, tuple):
+            return tuple(ast.literal_eval(f"({value.strip('()')},)"))
+        return type(present)(value)
+    except (ValueError, SyntaxError, argparse.ArgumentTypeError):
+        raise UserError(f"config.{key}={value}: must be of type {type(present).__name__}") from None
