@@ -12,9 +12,7 @@ from jepa_jax.cli.flags import Parser
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("workdirs", nargs="*", metavar="DIR", help="folders of two or more runs")
-    parser.add_argument(
-        "--output", metavar="FILE", help="page to write (default: comparison.html beside the first run)"
-    )
+    parser.add_flag("output", "FILE", "page to write; by default comparison.html beside the first run")
 
 
 def compare_runs(arguments: argparse.Namespace, console: Console) -> Result:

@@ -13,27 +13,12 @@ from jepa_jax.cli.flags import Parser
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="folder of a run")
-    parser.add_argument(
-        "--protocols",
-        default="all",
-        metavar="LIST",
-        help="all, or some of linear_probe,knn,feature_quality,fine_tune,few_shot (default: all)",
-    )
-    parser.add_argument(
-        "--levels", default="all", metavar="LIST", help="all, or numbers such as 0,1; 0 is the finest (default: all)"
-    )
-    parser.add_argument("--data_dir", metavar="DIR", help="folder of the data, if it has moved since training")
-    parser.add_argument(
-        "--fine_tune_epochs", type=int, default=8, metavar="N", help="most epochs of fine-tuning (default: 8)"
-    )
-    parser.add_argument(
-        "--fine_tune_images",
-        type=int,
-        default=10_000,
-        metavar="N",
-        help="train images used for fine-tuning; 0 = all (default: 10000)",
-    )
+    parser.add_flag("workdir", "DIR", "folder of a run", required=True)
+    parser.add_flag("protocols", "LIST", "all, or some of linear_probe,knn,feature_quality,fine_tune,few_shot", "all")
+    parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")
+    parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
+    parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8)
+    parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000)
 
 
 def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:

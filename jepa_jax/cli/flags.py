@@ -26,21 +26,50 @@ class Parser(argparse.ArgumentParser):
 
     def add_config(self) -> None:
         """Adds --config; `parse` then also takes --config.group.key=value."""
-        self.add_argument(
-            "--config",
-            required=True,
-            metavar="NAME",
-            help="name of a shipped config (jepa-jax configs lists them), FILE.py or FILE.py:ARGUMENT; "
+        self.add_flag(
+            "config",
+            "NAME",
+            "name of a shipped config (jepa-jax configs lists them), FILE.py or FILE.py:ARGUMENT; "
             "--config.group.key=VALUE changes a key",
+            required=True,
         )
         self.set_defaults(overrides={})
 
+    def add_flag(
+        self,
+        name: str,
+        metavar: str,
+        help: str,
+        default: Any = None,
+        *,
+        kind: Callable[[str], Any] | None = None,
+        least: float | None = None,
+        most: float | None = None,
+        required: bool = False,
+    ) -> None:
+        """Adds --name=VALUE.
+
+        Args:
+            name: without dashes.
+            metavar: what stands for the value in --help.
+            help: meaning; the default is added.
+            default: value if the flag is not given.
+            kind: int, float or str; by default the type of `default`.
+            least: smallest value.
+            most: largest value.
+            required: whether the flag must be given.
+        """
+        kind = kind or (str if default is None else type(default))
+        shown = f"{help} (default: {default})" if default not in (None, "") else help
+        self.add_argument(
+            f"--{name}", metavar=metavar, help=shown.replace("%", "%%"), default=default, required=required,
+            type=lambda text: within_limits(text, kind, least, most),
+        )  # fmt: skip
+
     def add_switch(self, name: str, help: str, default: bool = False) -> None:
         """Adds a flag that is on or off: --name, --noname, --no-name or --name=true."""
-        self.add_argument(
-            f"--{name}", nargs="?", type=boolean, const=True, default=default, metavar="BOOL",
-            help=f"{help} (default: {str(default).lower()}; --no{name} switches it off)" if default else help,
-        )  # fmt: skip
+        shown = f"{help} (default: true; --no{name} switches it off)" if default else help
+        self.add_argument(f"--{name}", nargs="?", type=boolean, const=True, default=default, metavar="BOOL", help=shown)
         off = (f"--no{name}", f"--no-{name}")
         self.add_argument(*off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
@@ -105,22 +134,16 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def number(
-    kind: Callable[[str], float], least: float | None = None, most: float | None = None
-) -> Callable[[str], float]:
-    """Returns an argparse type: an `int` or `float` within limits."""
-
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}") from None
-        if (least is not None and not value >= least) or (most is not None and not value <= most):
-            limits = f"at least {least:g}" if most is None else f"between {least:g} and {most:g}"
-            raise argparse.ArgumentTypeError(f"{text}: must be {limits}")
-        return value
-
-    return parse
+def within_limits(text: str, kind: Callable[[str], Any], least: float | None, most: float | None) -> Any:
+    """Returns the value of a flag, or raises what argparse turns into an error message."""
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}") from None
+    if (least is not None and not value >= least) or (most is not None and not value <= most):
+        limits = f"at least {least:g}" if most is None else f"between {least:g} and {most:g}"
+        raise argparse.ArgumentTypeError(f"{text}: must be {limits}")
+    return value
 
 
 def config_name(arguments: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from jepa_jax.base.files import write_atomically, write_json
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name, number
+from jepa_jax.cli.flags import Parser, config_from, config_name
 from jepa_jax.runtime import platforms
 
 
@@ -27,29 +27,19 @@ def add_flags(parser: Parser) -> None:
         metavar="LIST",
         help="names from the table of GPUs, separated by commas or repeated (default: rtx4090)",
     )
-    parser.add_argument(
-        "--topology", default="1x1x1", metavar="AxBxC", help="slices x hosts x GPUs per host (default: 1x1x1)"
-    )
-    parser.add_argument("--batch_sizes", metavar="LIST", help="other batch sizes to plan as well")
-    parser.add_argument(
-        "--price_per_hour",
-        type=number(float, least=0),
-        default=0.0,
-        metavar="PRICE",
-        help="of one GPU, in any currency; adds the price of the run",
-    )
-    parser.add_argument(
-        "--gpu_table", default="", metavar="FILE", help="TOML file with more GPUs; see jepa_jax/runtime/hardware.toml"
-    )
+    parser.add_flag("topology", "AxBxC", "slices x hosts x GPUs per host", "1x1x1")
+    parser.add_flag("batch_sizes", "LIST", "other batch sizes to plan as well", default="")
+    parser.add_flag("price_per_hour", "PRICE", "of one GPU, in any currency; adds the price of the run", 0.0, least=0)
+    parser.add_flag("gpu_table", "FILE", "TOML file with more GPUs; see jepa_jax/runtime/hardware.toml", default="")
     parser.add_argument(
         "--json",
         nargs="?",
         const=True,
         default=False,
         metavar="FILE",
-        help="print JSON also on a terminal; with a FILE, write the plans there instead",
+        help="print JSON also on a terminal; with a FILE, also write the plans there",
     )
-    parser.add_argument("--html", metavar="FILE", help="also write a page")
+    parser.add_flag("html", "FILE", "also write a page")
     parser.add_switch("fsdp", "also split parameters and optimizer state over all devices")
     parser.add_switch("variants", "also plan remat, accumulation and the other precision", default=True)
     parser.add_switch("loader", "measure the loader of this machine for a second", default=True)

@@ -11,9 +11,8 @@ import pathlib
 from types import SimpleNamespace
 
 from jepa_jax.base.console import Console
-from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, suggestion
+from jepa_jax.cli.flags import Parser
 from jepa_jax.data.download import RemoteFile, download
 
 ARCHIVES = {
@@ -28,7 +27,7 @@ IMAGE_SIZE = {"cifar10": 32}
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("name", choices=sorted(ARCHIVES), help="the data set")
-    parser.add_argument("--dir", required=True, help="folder to keep it in; created if missing")
+    parser.add_flag("dir", "DIR", "folder to keep it in; created if missing", required=True)
 
 
 def prepare_data(arguments: argparse.Namespace, console: Console) -> Result:

@@ -15,7 +15,7 @@ from jepa_jax.cli.flags import Parser
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="folder of a run")
+    parser.add_flag("workdir", "DIR", "folder of a run", required=True)
 
 
 def show_summary(arguments: argparse.Namespace, console: Console) -> Result:

@@ -9,7 +9,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, number, override_flags
+from jepa_jax.cli.flags import Parser, override_flags
 
 TRAIN_COMMAND = (sys.executable, "-m", "jepa_jax", "train")
 ABOUT_RUNS = """
@@ -31,44 +31,21 @@ Times that cannot be right (an epoch more than twice off the median, more epochs
 
 def add_common_flags(parser: Parser) -> None:
     parser.add_config()
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of the runs and results")
-    parser.add_argument(
-        "--seeds",
-        default="0",
-        metavar="LIST",
-        help="seeds (train.seed), separated by commas; several show the noise (default: 0)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=number(float, least=0),
-        metavar="SECONDS",
-        help="stop a run after this time; it is listed with its reason",
-    )
+    parser.add_flag("output_dir", "DIR", "folder of the runs and results", required=True)
+    parser.add_flag("seeds", "LIST", "seeds (train.seed), separated by commas; several show the noise", "0")
+    parser.add_flag("timeout", "SECONDS", "stop a run after this time; its reason is listed", kind=float, least=0)
     parser.add_switch("resume", "continue in a folder with results; --noresume refuses one", default=True)
 
 
 def add_lr_flags(parser: Parser) -> None:
     add_common_flags(parser)
-    parser.add_argument(
-        "--lrs", required=True, metavar="LIST", help="learning rates (optim.lr), separated by commas"
-    )
-    parser.add_argument(
-        "--epochs",
-        type=number(int, least=1),
-        default=5,
-        metavar="N",
-        help="epochs of each run (optim.epochs; default: 5)",
-    )
+    parser.add_flag("lrs", "LIST", "learning rates (optim.lr), separated by commas", required=True)
+    parser.add_flag("epochs", "N", "epochs of each run (optim.epochs)", 5, least=1)
 
 
 def add_tradeoff_flags(parser: Parser) -> None:
     add_common_flags(parser)
-    parser.add_argument(
-        "--epochs",
-        default="5,10,15,25,40",
-        metavar="LIST",
-        help="numbers of epochs (optim.epochs), separated by commas (default: 5,10,15,25,40)",
-    )
+    parser.add_flag("epochs", "LIST", "numbers of epochs (optim.epochs), separated by commas", "5,10,15,25,40")
 
 
 def search_rates(arguments: argparse.Namespace, console: Console) -> Result:

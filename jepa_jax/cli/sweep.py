@@ -12,13 +12,12 @@ table (.md) are written beside the JSON file. Exit codes: 0 at least one combina
 import argparse
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name, number
+from jepa_jax.cli.flags import Parser, config_from, config_name
 
 LISTS = {
     "batch_sizes": "images per optimizer step",
@@ -30,48 +29,20 @@ LISTS = {
 }
 
 
-
 def add_flags(parser: Parser) -> None:
     parser.add_config()
-    parser.add_argument("--output_json", required=True, metavar="FILE", help="file of the results")
-    parser.add_argument("--study", metavar="FILE", help="TOML file with values of these flags; the command line wins")
+    parser.add_flag("output_json", "FILE", "file of the results", required=True)
+    parser.add_flag("study", "FILE", "TOML file with values of these flags; the command line wins")
     for name, help in LISTS.items():
-        parser.add_argument(f"--{name}", metavar="LIST", help=f"{help}, separated by commas (default: the config's)")
-    parser.add_argument(
-        "--fixed_effective_batch",
-        type=number(int, least=2),
-        metavar="N",
-        help="choose among combinations of this batch size only",
+        parser.add_flag(name, "LIST", f"{help}, separated by commas; by default the config's own")
+    parser.add_flag(
+        "fixed_effective_batch", "N", "choose among combinations of this batch size only", kind=int, least=2
     )
-    parser.add_argument(
-        "--max_batches",
-        type=number(int, least=2),
-        default=32,
-        metavar="N",
-        help="measured batches of each repeat (default: 32)",
-    )
-    parser.add_argument(
-        "--warmup_batches",
-        type=number(int, least=1),
-        default=4,
-        metavar="N",
-        help="batches before them, after those that the loader had ready (default: 4)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=number(int, least=1),
-        default=3,
-        metavar="N",
-        help="times that each combination is measured (default: 3)",
-    )
-    parser.add_argument(
-        "--time_limit",
-        type=number(float, least=1),
-        default=600.0,
-        metavar="SECONDS",
-        help="kill a trial after this time (default: 600)",
-    )
-    parser.add_argument("--gpu_index", type=number(int, least=0), metavar="N", help="the only GPU to use")
+    parser.add_flag("max_batches", "N", "measured batches of each repeat", 32, least=2)
+    parser.add_flag("warmup_batches", "N", "batches before them, after those that the loader had ready", 4, least=1)
+    parser.add_flag("repeats", "N", "times that each combination is measured", 3, least=1)
+    parser.add_flag("time_limit", "SECONDS", "kill a trial after this time", 600.0, least=1)
+    parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
     parser.add_switch("resume", "continue with the results in --output_json")
     parser.add_switch("retry_failed", "as --resume, and measure again what failed or was skipped")
@@ -80,7 +51,7 @@ def add_flags(parser: Parser) -> None:
 def expand_study(parser: Parser, argv: Sequence[str]) -> list[str]:
     """Replaces --study=FILE by the flags of that file, in front, so that those on the command line win."""
     finder = Parser(parser.prog, "")
-    finder.add_argument("--study")
+    finder.add_flag("study", "FILE", "")
     found, rest = finder.parse_known_args(argv)
     return [*study_flags(parser, found.study), *rest] if found.study else rest
 

@@ -18,12 +18,7 @@ from jepa_jax.cli.show_summary import summary_text
 
 def add_flags(parser: Parser) -> None:
     parser.add_config()
-    parser.add_argument(
-        "--workdir",
-        required=True,
-        metavar="DIR",
-        help="folder of the run: config, metrics, checkpoints, report",
-    )
+    parser.add_flag("workdir", "DIR", "folder of the run: config, metrics, checkpoints, report", required=True)
     parser.add_argument(
         "--resume",
         default="auto",
@@ -31,10 +26,8 @@ def add_flags(parser: Parser) -> None:
         help="auto: continue from the newest checkpoint if there is one; never: refuse a folder that holds a run; "
         "must: refuse a folder without one (default: auto)",
     )
-    parser.add_argument(
-        "--tuned",
-        metavar="FILE",
-        help="tuned.json of jepa-jax tune: settings for this machine; --config.key=value beside it wins",
+    parser.add_flag(
+        "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
     )
 
 

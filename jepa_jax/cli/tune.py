@@ -13,48 +13,33 @@ import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name, number
+from jepa_jax.cli.flags import Parser, config_from, config_name
 
 LISTS = {
-    "batch_sizes": "batch sizes to choose from (default: any)",
-    "num_workers": "numbers of worker processes to try (default: by the cores of the machine)",
-    "grad_accum": "accumulation steps to try (default: the config's own)",
-    "precisions": "precisions to try (default: both)",
-    "remats": "values of train.remat to try (default: both)",
-    "pipelines": "pipelines to try (default: both, for data that fits in memory)",
+    "batch_sizes": "batch sizes to choose from; by default any",
+    "num_workers": "numbers of worker processes to try; by default by the cores of the machine",
+    "grad_accum": "accumulation steps to try; by default the config's own",
+    "precisions": "precisions to try; by default both",
+    "remats": "values of train.remat to try; by default both",
+    "pipelines": "pipelines to try; by default both, for data that fits in memory",
 }
 
 
 def add_flags(parser: Parser) -> None:
     parser.add_config()
-    parser.add_argument(
-        "--budget", default="10m", metavar="TIME", help="time for the whole search: 90s, 10m, 1.5h (default: 10m)"
+    parser.add_flag("budget", "TIME", "time for the whole search: 90s, 10m, 1.5h", "10m")
+    parser.add_flag("output_dir", "DIR", "folder of the results", "runs/tune")
+    parser.add_flag(
+        "fixed_effective_batch", "N", "keep this number of images per update; config: the config's own", default=""
     )
-    parser.add_argument(
-        "--output_dir", default="runs/tune", metavar="DIR", help="folder of the results (default: runs/tune)"
-    )
-    parser.add_argument(
-        "--fixed_effective_batch",
-        default="",
-        metavar="N",
-        help="keep this number of images per update; config: the config's own (default: any)",
-    )
-    parser.add_argument(
-        "--margin",
-        type=number(float, least=0, most=0.9),
-        default=0.08,
-        metavar="SHARE",
-        help="share of the memory that stays free (default: 0.08)",
-    )
-    parser.add_argument(
-        "--memory_limit_gb",
-        type=number(float, least=0),
-        metavar="GIB",
-        help="memory a run may use (default: the GPU's pool, or 80%% of the free memory)",
-    )
-    parser.add_argument("--gpu_index", type=number(int, least=0), metavar="N", help="the only GPU to use")
+    parser.add_flag("margin", "SHARE", "share of the memory that stays free", 0.08, least=0, most=0.9)
+    parser.add_flag(
+        "memory_limit_gb", "GIB", "memory of a run; by default the GPU's pool, or 80 % of the free memory",
+        kind=float, least=0,
+    )  # fmt: skip
+    parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
     for name, help in LISTS.items():
-        parser.add_argument(f"--{name}", metavar="LIST", help=help)
+        parser.add_flag(name, "LIST", help)
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
     parser.add_switch("resume", "continue a search that was interrupted")
 
