@@ -15,13 +15,13 @@ OVERRIDE = "--config."
 class Parser(argparse.ArgumentParser):
     """Parses the flags of one command; raises UserError with a suggestion where argparse would exit."""
 
-    def __init__(self, prog: str, description: str):
+    def __init__(self, prog: str, description: str = "", *, add_help: bool = True):
         super().__init__(
             prog=prog,
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
-            argument_default=None,
+            add_help=add_help,
         )
 
     def add_config(self) -> None:

@@ -50,7 +50,7 @@ def add_flags(parser: Parser) -> None:
 
 def expand_study(parser: Parser, argv: Sequence[str]) -> list[str]:
     """Replaces --study=FILE by the flags of that file, in front, so that those on the command line win."""
-    finder = Parser(parser.prog, "")
+    finder = Parser(parser.prog, add_help=False)
     finder.add_flag("study", "FILE", "")
     found, rest = finder.parse_known_args(argv)
     return [*study_flags(parser, found.study), *rest] if found.study else rest
