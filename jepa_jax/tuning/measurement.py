@@ -21,6 +21,7 @@ import psutil
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.schema import validate
+from jepa_jax.data.dummy import open_dummy
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.profiling import memory_growth, monitor, peak
@@ -36,7 +37,6 @@ from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import unused_gpu
 from jepa_jax.runtime.start import setup
 from jepa_jax.train.loop import INIT_IMAGES, first_images
-from jepa_jax.tuning.dummy_data import open_dummy
 from jepa_jax.tuning.trial import WAITS, TrialRequest, with_key
 
 MONITOR_SECONDS = 0.5

@@ -14,11 +14,11 @@ from jepa_jax.base.console import Console, ProgressBar
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
 from jepa_jax.base.text import duration, short
 from jepa_jax.config.schema import validate
-from jepa_jax.planning.plan_inputs import planned_data
+from jepa_jax.data.contract import element_bytes
+from jepa_jax.data.facts import data_facts
 from jepa_jax.planning.planner import POOL_VARIABLE, pool_fraction
 from jepa_jax.reports import sweep_report
 from jepa_jax.runtime.provenance import describe_hardware, num_cores
-from jepa_jax.tuning.dummy_data import open_dummy
 from jepa_jax.tuning.sweep import EXIT_NONE_MEASURED
 from jepa_jax.tuning.sweep_settings import grid_values
 from jepa_jax.tuning.trial import OK, Combination, TrialRequest, combination_of
@@ -148,8 +148,8 @@ def fits_on_device(data: Any, dummy: bool) -> bool:
     """Whether a set that stays on the device is worth a try: its images, by what is known before they are read."""
     if not dummy and data.source not in IN_MEMORY_SOURCES:
         return False
-    num_images = len(open_dummy(data, "train")) if dummy else planned_data(data).num_train
-    return num_images * 3 * data.image_size**2 <= MOST_RESIDENT_BYTES
+    facts = data_facts(data, assume=True)
+    return facts.num_train * element_bytes(facts.spec) <= MOST_RESIDENT_BYTES
 
 
 def fixed_batch(text: str, own: int) -> int | None:

@@ -5,7 +5,6 @@ import itertools
 import json
 import mmap
 import os
-import pickle
 import time
 from types import SimpleNamespace
 
@@ -17,20 +16,19 @@ import pytest
 from jepa_jax.base import processes
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
-from jepa_jax.data.pipeline import BatchLoader, BatchPlan, batches_ready
+from jepa_jax.data.contract import abstract_batch, image_spec
+from jepa_jax.data.pipeline import batches_ready
 from jepa_jax.profiling import memory_growth
 from jepa_jax.profiling.compilations import traced_flops
 from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
 from jepa_jax.profiling.peak import peak_flops
 from jepa_jax.program.build import build_program
-from jepa_jax.program.describe import abstract_batch
 from jepa_jax.runtime import process_memory, provenance
 from jepa_jax.runtime.gpus import only_gpu
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.runtime.out_of_memory import is_out_of_memory
 from jepa_jax.runtime.provenance import first_gpu
 from jepa_jax.tuning import measurement, trial_evaluation, trial_process
-from jepa_jax.tuning.dummy_data import DummySource, open_dummy
 from jepa_jax.tuning.measurement import StepLoop, measure, pipeline_fingerprint, slowed
 from jepa_jax.tuning.trial import KNOBS, Combination, TrialRequest, attempt, combination_of, with_key
 from jepa_jax.tuning.trial_process import child_environment, explain_exit, finished_result, run_trial
@@ -276,7 +274,7 @@ def test_the_fingerprint_tells_programs_apart_and_knows_a_knob_without_effect():
 
 def test_what_remat_computes_again_is_no_use_of_the_device():
     config = tiny_masked_config("ijepa", train__remat="full")
-    batch = abstract_batch(config.data)
+    batch = abstract_batch(image_spec(config.data.image_size), config.data.batch_size)
     shapes = {"num_train": 96, "num_classes": 8, "sample": batch["image"], "mesh": make_mesh(1, 1)}
     program = build_program(config, **shapes)
     state = program.factory.abstract
@@ -292,17 +290,6 @@ def test_the_peak_is_that_of_the_devices_that_take_part():
 def test_operations_are_those_of_the_platform():
     step = jax.jit(lambda x: jax.lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: x @ x))
     assert traced_flops(step.trace(jnp.ones([4, 4]))) == 0  # the dearest branch is for others
-
-
-def test_dummy_images_are_drawn_by_whoever_loads_the_batch():
-    config = tiny_config(data__source="cifar10", data__dir="nowhere", data__num_train=0)
-    source = open_dummy(config.data, "train")
-    assert (len(source), source.image_shape, len(source.classes)) == (50_000, (16, 16, 3), 10)
-    assert len(pickle.dumps(source)) < 1000  # a worker draws; nothing is shipped to it
-    batch = BatchLoader(BatchPlan(len(source), 8, seed=0), pickle.loads(pickle.dumps(source)))(0)
-    assert batch["image"].shape == (8, 16, 16, 3) and batch["image"].std() > 10
-    few = DummySource(100, image_size=6, num_classes=3, split="test").batch(np.arange(20))
-    assert few["image"].shape == (20, 6, 6, 3) and set(few["label"]) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
