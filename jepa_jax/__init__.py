@@ -30,7 +30,7 @@ def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **key
     Raises:
         UserError: no such config, or keys and values that it cannot have.
     """
-    from jepa_jax.cli.flags import load_config
+    from jepa_jax.program.config import load_config
 
     return load_config(reference, {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}})
 

@@ -1,13 +1,15 @@
 """Command lines: flags, suggestions for mistyped ones, and `--config.group.key=value` overrides."""
 
 import argparse
-import ast
 import difflib
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jepa_jax.base.errors import UserError
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import Config
 
 OVERRIDE = "--config."
 
@@ -156,43 +158,12 @@ def override_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(f"{OVERRIDE}{key}={value}" for key, value in arguments.overrides.items())
 
 
-def config_from(arguments: argparse.Namespace) -> Any:
+def config_from(arguments: argparse.Namespace) -> "Config":
     """Returns the config that --config and its overrides describe.
 
     Raises:
         UserError: no such config, or keys and values that it cannot have.
     """
+    from jepa_jax.program.config import load_config
+
     return load_config(arguments.config, arguments.overrides)
-
-
-def load_config(reference: str, overrides: Mapping[str, Any]) -> Any:
-    """Loads a config and changes keys of it; stands in for `jepa_jax.program.config.load_config`."""
-    from jepa_jax.cli.configs import shipped_configs
-    from jepa_jax.config.schema import flatten, load_config_file, validate
-
-    name, colon, argument = reference.partition(":")
-    shipped = shipped_configs()
-    if not name.endswith(".py") and name not in shipped:
-        raise UserError(f"--config={reference}: no such config; {suggestion(name, shipped, 'jepa-jax configs')}")
-    config = load_config_file(f"{shipped.get(name, name)}{colon}{argument}")
-    known = flatten(config)
-    for key, value in overrides.items():
-        if key not in known:
-            raise UserError(f"config.{key}: unknown key; {suggestion(key, known, 'jepa-jax describe')}")
-        config.update_from_flattened_dict({key: typed(key, value, known[key])})
-    validate(config)
-    return config
-
-
-def typed(key: str, value: Any, present: Any) -> Any:
-    """Returns an override as the type of the value that it replaces."""
-    if not isinstance(value, str) or isinstance(present, str):
-        return value
-    try:
-        if isinstance(present, bool):
-            return boolean(value)
-        if isinstance(present, tuple):
-            return tuple(ast.literal_eval(f"({value.strip('()')},)"))
-        return type(present)(value)
-    except (ValueError, SyntaxError, argparse.ArgumentTypeError):
-        raise UserError(f"config.{key}={value}: must be of type {type(present).__name__}") from None
