@@ -34,10 +34,10 @@ def test_files_and_configs_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_commands_of_a_page_have_their_flags(page):
-    for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["jepa-jax"]:
+            if line.lstrip().startswith("jepa-jax "):
+                words = shlex.split(line, comments=True)
                 assert words[1] in COMMANDS, line
                 parser = Parser("")
                 find(words[1]).add_flags(parser)
