@@ -4,7 +4,7 @@ from typing import Any
 
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
-from jepa_jax.program.config import load_config
+from jepa_jax.program.config import changed_config, load_config
 
 TINY = {
     "method.projector": (16, 16),
@@ -38,7 +38,8 @@ def dotted(overrides: dict[str, Any]) -> dict[str, Any]:
 
 def tiny_config(**overrides: Any) -> Config:
     """Returns the quickstart config shrunk; overrides are dotted keys with "." written "__"."""
-    return load_config("quickstart", TINY | dotted(overrides))
+    config = load_config("quickstart", TINY)
+    return changed_config(config, dotted(overrides)) if overrides else config
 
 
 def tiny_masked_config(method: str, **overrides: Any) -> Config:
@@ -55,4 +56,5 @@ def tiny_masked_config(method: str, **overrides: Any) -> Config:
     values: dict[str, Any] = {name: v for name, v in TINY.items() if not name.startswith(("model.", "method."))}
     values |= {"method": shipped, "model": model, "eval.weights": "target", "eval.calibration_images": 0}
     values |= {"data.augment.crop.size": 0}
-    return load_config("quickstart", flatten(values) | small | dotted(overrides))
+    config = load_config("quickstart", flatten(values) | small)
+    return changed_config(config, dotted(overrides)) if overrides else config

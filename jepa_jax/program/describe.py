@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jepa_jax.config.schema import validate
+
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
 from jepa_jax.models.patchnet import Fixed
@@ -17,14 +17,14 @@ from jepa_jax.runtime.mesh import make_mesh
 
 def describe(config: Any) -> dict[str, Any]:
     """Parameters (by module, total, trainable), operations an image and steps of a run."""
-    validate(config)
+
     facts = data_facts(config.data)
     batch = abstract_batch(facts.spec, config.data.batch_size)
     program = build_program(
         config,
         num_train=facts.num_train,
         num_classes=facts.num_classes,
-        sample=batch["image"],
+        sample=batch,
         mesh=make_mesh(1, 1),
     )
     abstract = program.factory.abstract

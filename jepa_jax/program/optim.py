@@ -115,7 +115,7 @@ def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
 
     def label(path: Any, leaf: jax.Array) -> str:
         del leaf
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("model/")
         return next((group.pattern for group in groups if re.search(group.pattern, name)), "")
 
     return jax.tree_util.tree_map_with_path(label, params)
