@@ -23,7 +23,8 @@ class Result:
     """The outcome of a command.
 
     Attributes:
-        data: JSON objects for programs, one per line of standard output, unless that is a terminal.
+        data: JSON objects for programs, one per line of standard output, unless that is a terminal. Empty if the text
+            itself is the result.
         text: the same for people; printed last on a terminal, otherwise on standard error.
         exit_code: one of `jepa_jax.base.errors`.
     """
@@ -91,8 +92,8 @@ class Command:
 
 def show(result: Result, console: Console, *, as_json: bool) -> None:
     """Prints a result: text on a terminal, JSON for a pipe, a file or --json."""
-    if sys.stdout.isatty() and not as_json:
-        print(result.text, flush=True)
+    if not result.data or (sys.stdout.isatty() and not as_json):
+        print(result.text, end="" if result.text.endswith("\n") else "\n", flush=True)
         return
     console.line(result.text)
     for line in result.data:

@@ -1,7 +1,4 @@
-"""Lists the configs that come with the package, with the first line of their documentation.
-
-jepa-jax configs
-"""
+"""The two commands about configs: `configs` lists the shipped ones, `reference` explains every key."""
 
 import argparse
 
@@ -10,9 +7,18 @@ from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 from jepa_jax.config.recipe import shipped_recipes, summary_of
 
+ABOUT_CONFIGS = """Lists the configs that come with the package, with the first line of their documentation.
 
-def add_flags(parser: Parser) -> None:
-    """Adds nothing: the command has no flags of its own."""
+  jepa-jax configs
+"""
+ABOUT_REFERENCE = """Prints a Markdown page with every config key: default, meaning and limits.
+
+  jepa-jax reference > docs/reference/config.md
+"""
+
+
+def add_no_flags(parser: Parser) -> None:
+    """Leaves the parser as it is."""
 
 
 def list_configs(arguments: argparse.Namespace, console: Console) -> Result:
@@ -22,5 +28,11 @@ def list_configs(arguments: argparse.Namespace, console: Console) -> Result:
     return Result([{"configs": summaries}], "\n".join(lines))
 
 
-CONFIGS = Command("configs", __doc__, add_flags, list_configs)
-main = CONFIGS.main
+def print_reference(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.reports.config_reference import config_reference
+
+    return Result([], config_reference())
+
+
+CONFIGS = Command("configs", ABOUT_CONFIGS, add_no_flags, list_configs)
+REFERENCE = Command("reference", ABOUT_REFERENCE, add_no_flags, print_reference)

@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": "compare.COMPARE",
     "compare-profiles": "compare_profiles.COMPARE_PROFILES",
     "configs": "configs.CONFIGS",
+    "reference": "configs.REFERENCE",
     "describe": "describe.DESCRIBE",
     "prepare-data": "prepare_data.PREPARE_DATA",
     "plan": "plan.PLAN",
