@@ -3,7 +3,9 @@
 import os
 import pathlib
 
-os.environ["PYTHONPATH"] = f"{pathlib.Path(__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests compile much and compute little: LLVM's optimizations cost more time than they save.
 os.environ["XLA_FLAGS"] = (
