@@ -41,7 +41,7 @@ def check_memory(config: Config, program: Program, data: DataFacts, console: Con
     if not estimate.fits:
         console.warn(
             f"{gpu.name}: this step needs about {gib(estimate.need.total)} of {gib(estimate.capacity)} "
-            f"and will run out of memory; python scripts/plan.py --gpu={gpu.key} with the same --config says what fits"
+            f"and will run out of memory; jepa-jax plan --gpu={gpu.key} with the same --config says what fits"
         )
         return True
     for line in pool_lines(estimate, pool_fraction(os.environ)):
