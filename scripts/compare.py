@@ -12,11 +12,11 @@ _OUTPUT = flags.DEFINE_string("output", None, "The page; default: comparison.htm
 
 def main(argv: list[str]) -> int:
     def command(console):
-        from jepa_jax.reports.comparison import compare, table_text
+        from jepa_jax.reports.comparison_page import comparison_text, write_comparison
 
-        result = compare(argv[1:], _OUTPUT.value)
+        result = write_comparison(argv[1:], _OUTPUT.value)
         differing = ", ".join(result["differing_keys"]) or "nothing"
-        console.line(f"{table_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
+        console.line(f"{comparison_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
         return result
 
     return commands.run(command)

@@ -24,12 +24,13 @@ def main(argv: list[str]) -> int:
     commands.refuse_arguments(argv)
 
     def command(console):
-        from jepa_jax.cli.evaluation import evaluate, without_large_parts
+        from jepa_jax.cli.evaluation import evaluate_run
+        from jepa_jax.evals.evaluate import without_large_parts
         from jepa_jax.evals.protocols import Limits
-        from jepa_jax.reports.evaluation_page import table_markdown
+        from jepa_jax.reports.evaluation_page import evaluation_markdown
 
         limits = Limits(fine_tune_epochs=_EPOCHS.value, fine_tune_images=_IMAGES.value)
-        record = evaluate(
+        record = evaluate_run(
             _WORKDIR.value,
             protocols=_PROTOCOLS.value,
             levels=_LEVELS.value,
@@ -37,7 +38,8 @@ def main(argv: list[str]) -> int:
             limits=limits,
             console=console,
         )
-        console.line(f"\n{table_markdown(record)}\n{record['seconds']:.0f} s; page: {_WORKDIR.value}/eval/eval.html")
+        page = f"{_WORKDIR.value}/eval/eval.html"
+        console.line(f"\n{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {page}")
         return without_large_parts(record)
 
     return commands.run(command)

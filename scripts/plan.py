@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
         from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, UserError
         from jepa_jax.base.files import write_atomically, write_json
         from jepa_jax.planning.plan_command import Options, make_plans, show_plans
-        from jepa_jax.reports.plan_report import fits_everywhere, plans_page
+        from jepa_jax.reports.plan_page import plans_page
+        from jepa_jax.reports.plan_report import fits_everywhere
 
         if not all(size.strip().isdigit() for size in _BATCH_SIZES.value):
             raise UserError(f"--batch_sizes={','.join(_BATCH_SIZES.value)}: write whole numbers, e.g. 512,1024")

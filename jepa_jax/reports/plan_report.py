@@ -8,7 +8,6 @@ from jepa_jax.planning.gpu_compile import DataSize
 from jepa_jax.planning.planner import (
     BATCH_GRAIN,
     EFFICIENCY,
-    FITS,
     FITS_BELOW,
     GIB,
     NO,
@@ -281,42 +280,3 @@ def row_json(row: Row) -> dict[str, Any]:
 
 def fits_everywhere(plans: Sequence[Plan]) -> bool:
     return all(plan.row.verdict != NO for plan in plans)
-
-
-def plans_page(plans: Sequence[Plan], about: Circumstances, name: str) -> str:
-    """A self-contained HTML page."""
-    from jepa_jax.reports.html import Section, escape, page
-
-    sections = []
-    for plan in plans:
-        color = "#2a7d46" if plan.row.verdict == FITS else "#b3261e" if plan.row.verdict == NO else "#9a6700"
-        text = "\n".join(plan_lines(plan, about, name)).strip()
-        body = (
-            f'<p style="color:{color};font-weight:600">{escape(plan.row.verdict)}: {gib(plan.row.need.total)} needed '
-            f'of {gib(plan.row.capacity)}</p>{memory_bar(plan.row)}<pre style="overflow-x:auto">{escape(text)}</pre>'
-        )
-        sections.append(Section(f"{plan.request.devices} x {plan.request.gpu.name}", body))
-    return page(f"Plan of {name}", f"<h1>Plan of {escape(name)}</h1>", sections)
-
-
-def memory_bar(row: Row) -> str:
-    """The card as a bar: state, activations and temporaries, margin, free."""
-    facts, need = row.facts, row.need
-    whole = max(row.capacity, need.total)
-    parts = [
-        ("state", facts.argument_bytes, "#4269d0"),
-        ("activations and temporaries", facts.peak_bytes - facts.argument_bytes, "#efb118"),
-        ("data and margin", need.total - need.peak, "#9c9c9c"),
-    ]
-    place, bars = 0.0, []
-    for label, size, color in parts:
-        width = 600 * size / whole
-        bars.append(
-            f'<rect x="{place:.1f}" width="{width:.1f}" height="22" fill="{color}">'
-            f"<title>{label}: {gib(size)}</title></rect>"
-        )
-        place += width
-    edge = 600 * row.capacity / whole
-    line = f'<line x1="{edge:.1f}" x2="{edge:.1f}" y1="-3" y2="25" stroke="currentColor" stroke-width="2"/>'
-    legend = " · ".join(f'<span style="color:{color}">■</span> {label} {gib(size)}' for label, size, color in parts)
-    return f'<svg viewBox="-2 -4 606 30" width="100%" role="img">{"".join(bars)}{line}</svg><p>{legend}</p>'

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jepa_jax.base.files import write_atomically
-from jepa_jax.reports import html
 from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.page import Page, PageSection, write_page
+from jepa_jax.reports.parts import Card, Table, card_grid
 from jepa_jax.studies.study import DONE, FINISHED, Row, Study, finite
 
 
@@ -202,15 +203,13 @@ def write_results(study: Study, rows: Iterable[Row]) -> tuple[dict[str, Any], st
     header, cells = table_cells(rows)
     best = [i for i, row in enumerate(rows) if result.get("best_lr") is not None and row["lr"] == result["best_lr"]]
     sections = [
-        html.Section("Findings", html.card("", "".join(f"<p>{html.escape(word)}</p>" for word in words))),
-        html.Section("Charts", html.grid(cards)),
-        html.Section("Runs", html.card("", html.table(cells, header, best), "The log of a run is <run>/log.txt.")),
+        PageSection("Findings", [Card("", words)]),
+        PageSection("Charts", [card_grid(cards)]),
+        PageSection("Runs", [Card("", [Table(cells, header, best)], "The log of a run is <run>/log.txt.")]),
     ]
-    heading = (
-        f"<h1>{html.escape(study.kind)}</h1><p class=sub>{html.escape(' '.join([study.config, *study.overrides]))}</p>"
-    )
+    page = Page(study.kind, sections, subtitle=" ".join([study.config, *study.overrides]))
     write_atomically(study.output_dir / "results.md", text)
-    write_atomically(study.output_dir / "study.html", html.page(study.kind, heading, sections))
+    write_page(study.output_dir / "study.html", page)
     return result, text
 
 

@@ -16,7 +16,7 @@ from jepa_jax.base.text import duration, short
 from jepa_jax.config.schema import validate
 from jepa_jax.planning.plan_inputs import planned_data
 from jepa_jax.planning.planner import POOL_VARIABLE, pool_fraction
-from jepa_jax.reports import sweep_report
+from jepa_jax.reports import sweep_page
 from jepa_jax.runtime.provenance import describe_hardware, num_cores
 from jepa_jax.tuning.dummy_data import open_dummy
 from jepa_jax.tuning.sweep import EXIT_NONE_MEASURED
@@ -221,7 +221,7 @@ def finish(config: Any, options: Options, search: Search, outcome: Outcome, stor
     conclusion = conclude(config, search, outcome)
     folder = options.output_dir
     document = store.save(search, conclusion)
-    sweep_report.write_html(document, folder / "tune.html")
+    sweep_page.write_sweep_page(document, folder / "tune.html")
     result: dict[str, Any] = {
         "chosen": conclusion["best"],
         "samples_per_sec": conclusion["samples_per_sec"],
