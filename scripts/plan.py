@@ -42,9 +42,10 @@ def main(argv: list[str]) -> int:
             import jax
 
         from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, UserError
-        from jepa_jax.base.files import write_atomically, write_json
+        from jepa_jax.base.files import write_json
         from jepa_jax.planning.plan_command import Options, make_plans, show_plans
-        from jepa_jax.reports.plan_page import plans_page
+        from jepa_jax.reports.page import write_page
+        from jepa_jax.reports.plan_page import plan_page
         from jepa_jax.reports.plan_report import fits_everywhere
 
         if not all(size.strip().isdigit() for size in _BATCH_SIZES.value):
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
         plans, about = make_plans(_CONFIG.value, options, console)
         results = show_plans(plans, about, name, console)
         if _HTML.value:
-            write_atomically(_HTML.value, plans_page(plans, about, name))
+            write_page(_HTML.value, plan_page(plans, about, name))
         if _JSON.value:
             write_json(_JSON.value, results)  # before a check, which may run out of memory
         if _CHECK.value:

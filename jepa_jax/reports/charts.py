@@ -61,35 +61,20 @@ class Axis(NamedTuple):
 
 def line_chart(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[Series],  # their order decides their colours
     *,
     x_label: str = "step",
     y_label: str = "",
-    log: str = "",
+    log: str = "",  # "": a linear y axis alone, "offer": a button for the logarithm, "first": begins with the logarithm
     x_log: bool = False,
-    x_ticks: Sequence[float] = (),
-    smooth: bool = False,
-    from_zero: bool = False,
-    levels: Sequence[tuple[str, float]] = (),
-    per_x: tuple[str, float] | None = None,
+    x_ticks: Sequence[float] = (),  # where the x axis has numbers; by default at round values
+    smooth: bool = False,  # draws long series faint under their running mean
+    from_zero: bool = False,  # includes zero in the y axis
+    levels: Sequence[tuple[str, float]] = (),  # named horizontal lines
+    per_x: tuple[str, float] | None = None,  # a second unit of x under the pointer: ("epoch", 1 / steps_per_epoch)
     wide: bool = False,
 ) -> Card:
-    """Returns a card with one chart.
-
-    Args:
-      title: heading of the chart.
-      series: the lines; their order decides their colours.
-      x_label: name of the x axis.
-      y_label: unit of the values.
-      log: "" for a linear axis alone, "offer" for a button, "first" to begin with the logarithm.
-      x_log: whether the x axis is logarithmic.
-      x_ticks: where the x axis has numbers; by default at round values.
-      smooth: whether long series are drawn faint under their running mean.
-      from_zero: whether the y axis includes zero.
-      levels: named horizontal lines.
-      per_x: a second unit of x for the value box, e.g. ("epoch", 1 / steps_per_epoch).
-      wide: whether the card fills its row.
-    """
+    """Returns a card with one chart."""
     lines = [usable_line(one, x_log, smooth) for one in series]
     if not any(len(line.x) or len(line.bad) for line in lines):
         return Card(title, [absent("No values were recorded.")], wide=wide)

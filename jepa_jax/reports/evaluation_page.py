@@ -49,6 +49,7 @@ ROWS: dict[str, Callable[[LevelResults], str]] = {
     ),
     "Collapse": lambda results: results["feature_quality"]["collapse"] or "none",
 }
+HEADLINE = ("Linear probe", "k-NN", "Fine-tuned", "Few-shot, 5")  # bars that are also key figures
 
 
 def level_name(level: str | int) -> str:
@@ -155,52 +156,45 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     )
 
 
-def _best(levels: Mapping[str, LevelResults], protocol: str, key: str) -> tuple[float, str] | None:
-    """Returns the largest value of a result over the levels, and its level."""
-    values = [(number(results.get(protocol, {}).get(key)), level) for level, results in levels.items()]
-    return max(((value, level) for value, level in values if value is not None), default=None)
-
-
 def evaluation_headline(levels: Mapping[str, LevelResults], untrained: float | None) -> PageSection:
     """Returns the figures of the best level, and any collapse in words."""
-    found = []
-    for label, protocol, key, note in (
-        ("Linear probe", "linear_probe", "accuracy", "test accuracy"),
-        ("k-NN", "knn", "fixed_accuracy", "k 20, T 0.07"),
-        ("Fine-tuned", "fine_tune", "accuracy", "whole encoder"),
-    ):
-        if best := _best(levels, protocol, key):
-            if protocol == "linear_probe" and untrained is not None:
-                note = f"{best[0] - untrained:+.1f} points over untrained"
-            note = f"{note}, {level_name(best[1])}" if len(levels) > 1 else note
-            found.append(KeyFigure(label, percent(best[0]), note, main=protocol == "linear_probe"))
-    shots = [results.get("few_shot", {}).get("shots", {}).get("5") for results in levels.values()]
-    if shot := max(filter(None, shots), key=lambda one: one["accuracy"], default=None):
-        found.append(KeyFigure("Few-shot", percent(shot["accuracy"]), f"± {shot['interval_95']:.1f}, 5 examples"))
-    if rank := _best(levels, "feature_quality", "effective_rank"):
-        dimensions = levels[rank[1]]["feature_quality"]["dimensions"]
-        found.append(KeyFigure("Effective rank", short(rank[0], 3), f"of {dimensions:.0f} dimensions"))
-    collapsed = {level: results.get("feature_quality", {}).get("collapse") for level, results in levels.items()}
-    warnings = [f"{level_name(level)}: {text}." for level, text in collapsed.items() if text]
-    return PageSection("", [KeyFigures(found), *([Card("Collapsed", warnings)] if warnings else [])])
+    figures_shown = []
+    bars = [(bar.value or 0.0, level, bar) for level, results in levels.items() for bar in accuracy_bars(results)]
+    for label in HEADLINE:
+        if same := [one for one in bars if one[2].label == label]:
+            value, level, bar = max(same)
+            is_probe = label == HEADLINE[0]
+            note = bar.note if untrained is None or not is_probe else f"{value - untrained:+.1f} points over untrained"
+            note += f", {level_name(level)}" if len(levels) > 1 else ""
+            figures_shown.append(KeyFigure(label, percent(value), note, main=is_probe))
+    qualities = {level: results["feature_quality"] for level, results in levels.items() if "feature_quality" in results}
+    if ranks := [(number(one["effective_rank"]) or 0.0, one["dimensions"]) for one in qualities.values()]:
+        rank, dimensions = max(ranks)
+        figures_shown.append(KeyFigure("Effective rank", short(rank, 3), f"of {dimensions:.0f} dimensions"))
+    collapsed = [f"{level_name(level)}: {one['collapse']}." for level, one in qualities.items() if one["collapse"]]
+    return PageSection("", [KeyFigures(figures_shown), *([Card("Collapsed", collapsed)] if collapsed else [])])
+
+
+def accuracy_bars(results: LevelResults) -> list[Bar]:
+    """Returns the accuracies of one level that are known."""
+    bars = []
+    if probe := results.get("linear_probe"):
+        bars.append(Bar("Linear probe", probe["accuracy"], "main", "frozen encoder"))
+    if knn := results.get("knn"):
+        bars.append(Bar("k-NN", knn["fixed_accuracy"], "run", "k 20, T 0.07"))
+        bars.append(Bar("k-NN, chosen", knn["accuracy"], "run", f"k {knn['k']}, T {knn['temperature']:g}"))
+    if tuned := results.get("fine_tune"):
+        bars.append(Bar("Fine-tuned", tuned["accuracy"], "main", "encoder and head"))
+    for shot, result in results.get("few_shot", {}).get("shots", {}).items():
+        note = f"{results['few_shot']['ways']}-way, ± {result['interval_95']:.1f}"
+        bars.append(Bar(f"Few-shot, {shot}", result["accuracy"], "run", note))
+    return [bar for bar in bars if bar.value is not None]
 
 
 def accuracies(levels: Mapping[str, LevelResults]) -> PageSection:
     """Returns bars of every accuracy, level by level."""
-    groups: dict[str, list[Bar]] = {}
-    for level, results in levels.items():
-        bars = []
-        if probe := results.get("linear_probe"):
-            bars.append(Bar("Linear probe", probe["accuracy"], "main", "frozen encoder"))
-        if knn := results.get("knn"):
-            bars.append(Bar("k-NN", knn["fixed_accuracy"], "run", "k 20, T 0.07"))
-            bars.append(Bar("k-NN", knn["accuracy"], "run", f"chosen: k {knn['k']}, T {knn['temperature']:g}"))
-        if tuned := results.get("fine_tune"):
-            bars.append(Bar("Fine-tuned", tuned["accuracy"], "main", "encoder and head"))
-        for shot, result in results.get("few_shot", {}).get("shots", {}).items():
-            note = f"{results['few_shot']['ways']}-way, ± {result['interval_95']:.1f}"
-            bars.append(Bar(f"Few-shot, {shot}", result["accuracy"], "run", note))
-        groups[level_name(level).capitalize() if len(levels) > 1 else "Test accuracy"] = bars
+    names = map(str.capitalize, map(level_name, levels)) if len(levels) > 1 else ["Test accuracy"]
+    groups = dict(zip(names, map(accuracy_bars, levels.values()), strict=True))
     if not any(groups.values()):
         return absent_section("Accuracy", "No accuracy was measured.")
     return PageSection("Accuracy", [Card("", [Bars(groups)])])

@@ -42,7 +42,10 @@ def absent_section(title: str, text: str) -> PageSection:
 
 def embed_png(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
     """Returns the picture in a PNG file; with style "pixels", enlarged by a whole factor while it stays narrow."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return absent(f"{path.name} has not been written.")
     if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
         return absent(f"{path.name} is not a PNG picture.")
     width, height = struct.unpack(">II", data[16:24])

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from jepa_jax.base.text import gib
 from jepa_jax.planning.planner import FITS, NO, Plan, Row
-from jepa_jax.reports.page import Page, PageSection, render
+from jepa_jax.reports.page import Page, PageSection
 from jepa_jax.reports.parts import Card, Piece, StackedBar, StackedBars, Text
 from jepa_jax.reports.plan_report import Circumstances, plan_lines
 
 
-def plans_page(plans: Sequence[Plan], about: Circumstances, name: str) -> str:
-    """Returns the page as HTML."""
+def plan_page(plans: Sequence[Plan], about: Circumstances, name: str) -> Page:
+    """Returns the page of the plans of one config."""
     sections = []
     for plan in plans:
         row = plan.row
@@ -19,7 +19,7 @@ def plans_page(plans: Sequence[Plan], about: Circumstances, name: str) -> str:
         text = Text("\n".join(plan_lines(plan, about, name)).strip(), "preformatted")
         title = f"{plan.request.devices} x {plan.request.gpu.name}"
         sections.append(PageSection(title, [Card("", [verdict, memory_bar(row), text])]))
-    return render(Page(f"Plan of {name}", sections))
+    return Page(f"Plan of {name}", sections)
 
 
 def memory_bar(row: Row) -> StackedBars:

@@ -30,11 +30,13 @@ def profile(run: RunFiles) -> PageSection:
         return absent_section("Profile", "profile.json cannot be read: it may have been cut off.")
     if not epochs:
         return absent_section("Profile", "No epoch has been profiled.")
+    speed = _series("images per second", [(e["last_step"], e["images_per_second"]) for e in epochs])
+    mfu = _series("MFU", [(e["last_step"], e["mfu"] and 100 * e["mfu"]) for e in epochs])
     cards = [
         time_by_epoch(epochs),
         bottlenecks(epochs[-1], found.get("notes") or []),
-        throughput(epochs),
-        utilisation(epochs),
+        line_chart("Throughput by epoch", [speed], y_label="images per second", from_zero=True),
+        line_chart("Model FLOP utilisation", [mfu], y_label="% of the peak", from_zero=True) if mfu.x else None,
         memory(found.get("samples") or []),
         *device_cards(found.get("device")),
     ]
@@ -78,19 +80,6 @@ def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> Card:
     parts += [Text(note, "sub") for note in notes]
     parts = parts or [absent("Nothing is above its threshold.")]
     return Card(f"What slows epoch {short(epoch['epoch'])} down", parts, wide=True)
-
-
-def throughput(epochs: Sequence[Epoch]) -> Card:
-    series = _series("images per second", [(e["last_step"], e["images_per_second"]) for e in epochs])
-    return line_chart("Throughput by epoch", [series], y_label="images per second", from_zero=True)
-
-
-def utilisation(epochs: Sequence[Epoch]) -> Card | None:
-    """Returns a chart of the MFU, None where the peak of the device is not known."""
-    points = [(e["last_step"], None if e["mfu"] is None else 100 * e["mfu"]) for e in epochs]
-    if all(value is None for _, value in points):
-        return None
-    return line_chart("Model FLOP utilisation", [_series("MFU", points)], y_label="% of the peak", from_zero=True)
 
 
 def memory(samples: Sequence[Mapping[str, Any]]) -> Card:

@@ -154,13 +154,7 @@ def speed(run: RunFiles) -> PageSection:
 
 def views(run: RunFiles) -> PageSection:
     """Returns the picture of augmented views."""
-    picture: Part
-    try:
-        picture = embed_png(run.workdir / "views.png", "Rows of images: the original and its augmented views")
-    except FileNotFoundError:
-        picture = absent("views.png has not been written: the run shows no augmented views.")
-    except OSError as error:
-        picture = absent(f"views.png cannot be read: {error}.")
+    picture = embed_png(run.workdir / "views.png", "Rows of images: the original and its augmented views")
     note = "Each row shows one image: the original, then its augmented views."
     return PageSection("What the encoder sees", [Card("", [picture], note)])
 

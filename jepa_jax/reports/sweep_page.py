@@ -1,13 +1,12 @@
 """The results of a sweep, or of a search for settings: one page, and a Markdown table."""
 
 import math
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.text import GIB, gib, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
+from jepa_jax.reports.page import Page, PageSection, absent_section
 from jepa_jax.reports.parts import Card, Cell, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
 from jepa_jax.reports.tables import markdown_table
 from jepa_jax.tuning.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE, describe, is_finite, memory_of
@@ -104,62 +103,47 @@ def sweep_markdown(rows: Sequence[SweepRow]) -> str:
     return markdown_table([*KNOB_WORDS.values(), *columns, "status"], lines, right=columns)
 
 
-def write_sweep_page(document: Document, path: str | pathlib.Path) -> None:
-    write_page(path, sweep_page(document))
-
-
 def sweep_page(document: Document) -> Page:
     """Returns the page of a sweep; one that is still running has a page too."""
-    header, rows = document["header"], document["rows"]
-    heading = (
-        f"{'Tuning' if header.get('kind') == 'tune' else 'Throughput sweep'} of {header.get('config_name', 'config')}"
-    )
+    header, rows, conclusion = document["header"], document["rows"], document.get("conclusion") or {}
+    chosen = conclusion.get("best")
+    best = next((row for row in rows if chosen and dict(row["combination"]) == dict(chosen)), None)
     measured = [row for row in rows if row["status"] == "ok" and speed_of(row)]
     count = sum(row["status"] == "ok" for row in rows)
     machine = header.get("hardware") or {}
     cores = f"{machine['cores']} cores" if machine.get("cores") else None
-    best = best_row(document)
+    kind = "Tuning" if header.get("kind") == "tune" else "Throughput sweep"
     charts = [speed_chart(measured), memory_chart(measured, header), wait_chart(measured, best)]
-    sections = [
-        sweep_headline(document),
-        PageSection("The choice", [choice_card(document)]),
-        PageSection("Charts", [card_grid(charts)]),
-        knob_section(document),
-        combination_section(rows, best),
-        *failure_sections(rows),
-        PageSection("How it was measured", [provenance(header)]),
-    ]
     return Page(
-        heading=heading,
+        heading=f"{kind} of {header.get('config_name') or 'config'}",
         badge=f"{count} of {len(rows)} measured",
         badge_style="good" if count == len(rows) else "warn" if count else "bad",
         subtitle=" · ".join(filter(None, (machine.get("gpu_name"), machine.get("cpu"), cores, header.get("created")))),
-        sections=sections,
+        sections=[
+            sweep_headline(rows, best, conclusion),
+            PageSection("The choice", [choice_card(conclusion)]),
+            PageSection("Charts", [card_grid(charts)]),
+            knob_section(conclusion),
+            combination_section(rows, best),
+            *failure_sections(rows),
+            PageSection("How it was measured", [provenance(header)]),
+        ],
     )
 
 
-def best_row(document: Document) -> SweepRow | None:
-    """Returns the row that was chosen."""
-    best = (document.get("conclusion") or {}).get("best")
-    return next((row for row in document["rows"] if best and dict(row["combination"]) == dict(best)), None)
-
-
-def sweep_headline(document: Document) -> PageSection:
+def sweep_headline(rows: Sequence[SweepRow], best: SweepRow | None, conclusion: Mapping[str, Any]) -> PageSection:
     """Returns the most important figures."""
-    rows, conclusion, best = document["rows"], document.get("conclusion") or {}, best_row(document)
     if best is None:
         return absent_section("", "No combination was measured.")
     gain = conclusion.get("gain") or {}
-    ends = gain.get("interval")
-    gain_note = (f"{ends[0]:.2f} to {ends[1]:.2f}, " if ends else "") + "over the config as given"
-    if not gain:
-        gain_note = "the config as given is not slower, or was not measured"
+    gain_note = "over the config as given" if gain else "the config as given is not slower, or was not measured"
+    if ends := gain.get("interval"):
+        gain_note = f"{ends[0]:.2f} to {ends[1]:.2f}, {gain_note}"
     interval = interval_percent(best)
+    interval_note = "" if interval is None else f"± {interval:.1f} %"
     failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
     figures = [
-        KeyFigure(
-            "Images per second", short(speed_of(best)), "" if interval is None else f"± {interval:.1f} %", main=True
-        ),
+        KeyFigure("Images per second", short(speed_of(best)), interval_note, main=True),
         KeyFigure("Gain", f"{gain['ratio']:.2f} x" if gain.get("ratio") else "–", gain_note),
         KeyFigure("Peak memory", gib(memory_of(best)), "device" if best.get("peak_memory_bytes") else "process"),
         KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),
@@ -169,9 +153,8 @@ def sweep_headline(document: Document) -> PageSection:
     return PageSection("", [KeyFigures(figures)])
 
 
-def choice_card(document: Document) -> Card:
+def choice_card(conclusion: Mapping[str, Any]) -> Card:
     """Returns the choice in words, without the sentences about knobs: the table of knobs says the same."""
-    conclusion = document.get("conclusion") or {}
     about_knobs = {knob["text"] for knob in conclusion.get("knobs") or ()}
     sentences = [text for text in conclusion.get("text") or () if text not in about_knobs]
     first, *others = sentences or ["Nothing was concluded yet."]
@@ -258,14 +241,11 @@ def wait_chart(rows: Sequence[SweepRow], best: SweepRow | None) -> Card:
     )
 
 
-def knob_section(document: Document) -> PageSection:
+def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
     """Returns a table of the effect of each setting."""
     title = "What each setting does"
-    knobs = (document.get("conclusion") or {}).get("knobs") or []
-    if not knobs:
-        return absent_section(title, "Only one value of each setting was measured.")
     rows = []
-    for knob in knobs:
+    for knob in conclusion.get("knobs") or ():
         for entry in knob["comparisons"]:
             interval, ratio = entry.get("interval"), entry.get("ratio")
             rows.append(
@@ -278,6 +258,8 @@ def knob_section(document: Document) -> PageSection:
                     EFFECT_WORDS.get(entry["effect"], entry["effect"]),
                 ]
             )
+    if not rows:
+        return absent_section(title, "Only one value of each setting was measured.")
     note = "Speed at the second value over speed at the first, between combinations that are otherwise equal."
     header = ["setting", "from → to", "ratio", "95 % interval", "smallest and largest pair", "effect"]
     return PageSection(title, [Card("", [Table(rows, header)], note)])

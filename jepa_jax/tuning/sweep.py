@@ -181,6 +181,7 @@ def open_document(sweep: Sweep, resume: bool) -> Document:
 def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None) -> str:
     """Writes the conclusion, the page and the table beside the results; returns the table."""
     from jepa_jax.reports import sweep_page
+    from jepa_jax.reports.page import write_page
     from jepa_jax.tuning import choice
 
     document["conclusion"] = choice.conclude(
@@ -189,7 +190,7 @@ def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None
         fixed_effective_batch=fixed_effective_batch,
     )
     write_json(sweep.output, document)
-    sweep_page.write_sweep_page(document, sweep.output.with_suffix(".html"))
+    write_page(sweep.output.with_suffix(".html"), sweep_page.sweep_page(document))
     table = sweep_page.sweep_markdown(document["rows"]).strip()
     write_atomically(sweep.output.with_suffix(".md"), table + "\n")
     return table

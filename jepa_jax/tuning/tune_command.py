@@ -17,6 +17,7 @@ from jepa_jax.config.schema import validate
 from jepa_jax.planning.plan_inputs import planned_data
 from jepa_jax.planning.planner import POOL_VARIABLE, pool_fraction
 from jepa_jax.reports import sweep_page
+from jepa_jax.reports.page import write_page
 from jepa_jax.runtime.provenance import describe_hardware, num_cores
 from jepa_jax.tuning.dummy_data import open_dummy
 from jepa_jax.tuning.sweep import EXIT_NONE_MEASURED
@@ -221,7 +222,7 @@ def finish(config: Any, options: Options, search: Search, outcome: Outcome, stor
     conclusion = conclude(config, search, outcome)
     folder = options.output_dir
     document = store.save(search, conclusion)
-    sweep_page.write_sweep_page(document, folder / "tune.html")
+    write_page(folder / "tune.html", sweep_page.sweep_page(document))
     result: dict[str, Any] = {
         "chosen": conclusion["best"],
         "samples_per_sec": conclusion["samples_per_sec"],

@@ -58,7 +58,7 @@ def test_everything_is_written_and_figures_of_another_checkpoint_are_removed(eva
     page = (evaluation.folder / "eval.html").read_text()
     assert page.count("data:image/png") == 4
     for text in (
-        "+20.0 points over untrained", "80.0 %", "± 1.5, 5 examples", "&lt;vit&gt;", "step 1,200", "EMA target",
+        "+20.0 points over untrained", "80.0 %", "2-way, ± 1.5", "&lt;vit&gt;", "step 1,200", "EMA target",
         "features are &lt;nearly&gt; constant", ">Fine-tuning<", "70.0 % (epoch 2 of 4)", "3.0 of 8",
     ):  # fmt: skip
         assert text in page, text
@@ -76,7 +76,7 @@ def test_the_markdown_table_leaves_out_what_was_not_measured():
 def test_levels_have_sections_of_their_own_and_the_best_leads(tmp_path):
     better = {"linear_probe": {"accuracy": 65.0}}
     page = render(evaluation_page(make_record({"0": RESULTS, "1": better}), tmp_path / "eval"))
-    assert "test accuracy, level 1" in page and ">Level 0<" in page
+    assert "frozen encoder, level 1" in page and ">Level 0<" in page
 
 
 def test_an_evaluation_without_labels_has_a_page(tmp_path):

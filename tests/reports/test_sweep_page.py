@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jepa_jax.reports.page import render
-from jepa_jax.reports.sweep_page import sweep_markdown, sweep_page, write_sweep_page
+from jepa_jax.reports.sweep_page import sweep_markdown, sweep_page
 
 GIB = 2**30
 ROOT = pathlib.Path(__file__).parents[2]
@@ -52,9 +52,8 @@ def document():
     return {"header": header, "rows": rows, "conclusion": conclusion}
 
 
-def test_the_page_holds_the_choice_the_failures_and_the_provenance(document, tmp_path):
-    write_sweep_page(document, tmp_path / "sweep.html")
-    page = (tmp_path / "sweep.html").read_text()
+def test_the_page_holds_the_choice_the_failures_and_the_provenance(document):
+    page = render(sweep_page(document))
     for text in ("Use batch 128.", "Another &lt;sentence&gt;.", "1.51 x", "3 of 4 measured", "limit 8.0 GiB",
                  "needs &lt;12&gt; GiB | more", "by 1.00 MiB per step", "--x=&lt;y&gt;", "A processor", "8.00 GiB",
                  "Throughput sweep of &lt;tiny&gt;", "1.400 to 1.600"):  # fmt: skip
