@@ -116,7 +116,7 @@ def in_words(name: str, result: Mapping[str, Any]) -> str:
 def scatter_points(encoder: TrainedEncoder, level: int, limits: Limits) -> Split:
     """Returns the features of randomly chosen test images, from the cache."""
     _, test = encoder.features(level)
-    chosen = np.random.default_rng(0).permutation(len(test.labels))[: limits.pictured_points]
+    chosen = np.random.default_rng(0).permutation(len(test.features))[: limits.pictured_points]
     return Split(test.features[chosen], test.labels[chosen])
 
 

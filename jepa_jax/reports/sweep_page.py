@@ -1,6 +1,5 @@
 """The results of a sweep, or of a search for settings: one page, and a Markdown table."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,8 @@ from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section
 from jepa_jax.reports.parts import Card, Cell, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
 from jepa_jax.reports.tables import markdown_table
-from jepa_jax.tuning.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE, describe, is_finite, memory_of
+from jepa_jax.tuning.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
+from jepa_jax.tuning.trial import Combination
 
 Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep
 SweepRow = Mapping[str, Any]
@@ -43,8 +43,18 @@ def interval_percent(row: SweepRow) -> float | None:
 
 
 def memory_gib(row: SweepRow) -> float | None:
-    memory = memory_of(row)
-    return memory / GIB if math.isfinite(memory) else None
+    """Returns the peak of the device's allocator, or of the processes where there is none."""
+    memory = number(row.get("peak_memory_bytes") or row.get("process_memory_bytes"))
+    return None if memory is None else memory / GIB
+
+
+def is_finite(row: SweepRow) -> bool:
+    """Returns whether all losses of a row were finite."""
+    return row.get("finite", True) is not False
+
+
+def label_of(row: SweepRow) -> str:
+    return Combination.from_dict(row["combination"]).label
 
 
 def three_digits(value: float) -> str:
@@ -139,13 +149,14 @@ def sweep_headline(rows: Sequence[SweepRow], best: SweepRow | None, conclusion: 
     gain_note = "over the config as given" if gain else "the config as given is not slower, or was not measured"
     if ends := gain.get("interval"):
         gain_note = f"{ends[0]:.2f} to {ends[1]:.2f}, {gain_note}"
-    interval = interval_percent(best)
+    interval, memory = interval_percent(best), memory_gib(best)
+    memory_text = "–" if memory is None else f"{memory:.2f} GiB"
     interval_note = "" if interval is None else f"± {interval:.1f} %"
     failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
     figures = [
         KeyFigure("Images per second", short(speed_of(best)), interval_note, main=True),
         KeyFigure("Gain", f"{gain['ratio']:.2f} x" if gain.get("ratio") else "–", gain_note),
-        KeyFigure("Peak memory", gib(memory_of(best)), "device" if best.get("peak_memory_bytes") else "process"),
+        KeyFigure("Peak memory", memory_text, "device" if best.get("peak_memory_bytes") else "process"),
         KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),
         KeyFigure("Noise of one repeat", percent(conclusion.get("noise_percent")), "pooled over all rows"),
         KeyFigure("Failed", str(failed), f"of {len(rows)} combinations"),
@@ -288,17 +299,15 @@ def combination_section(rows: Sequence[SweepRow], best: SweepRow | None) -> Page
 def failure_sections(rows: Sequence[SweepRow]) -> list[PageSection]:
     """Returns the rows that were not measured, or not soundly, and why; nothing if there are none."""
     listed = [
-        [describe(row["combination"]), status_words(row), row.get("reason")]
-        for row in rows
-        if row["status"] not in ("ok", "pending")
+        [label_of(row), status_words(row), row.get("reason")] for row in rows if row["status"] not in ("ok", "pending")
     ]
     for row in rows:
         if row["status"] == "ok" and row.get("leak"):
             slope = number(row.get("memory_slope_bytes_per_step"))
             growth = "" if slope is None else f" by {slope / 2**20:.2f} MiB per step"
-            listed.append([describe(row["combination"]), "leaks", f"memory grows{growth}"])
+            listed.append([label_of(row), "leaks", f"memory grows{growth}"])
         if row["status"] == "ok" and not is_finite(row):
-            listed.append([describe(row["combination"]), "measured", "the loss is not finite"])
+            listed.append([label_of(row), "measured", "the loss is not finite"])
     table = Table(listed, ["combination", "how it ended", "reason"])
     return [PageSection("Failures", [Card("", [table])])] if listed else []
 
