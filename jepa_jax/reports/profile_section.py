@@ -5,7 +5,7 @@ from typing import Any
 
 from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.text import duration, short
-from jepa_jax.profiling.accounting import SECTIONS, percentages
+from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.metrics import LABELS
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import PageSection, absent_section
@@ -47,8 +47,8 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> Card:
     """Returns one bar per epoch, as long as the epoch took and divided by section, and the sums of all epochs."""
     stride = -(-len(epochs) // SHOWN_EPOCHS)
     longest = max(epoch["seconds"] for epoch in epochs[::stride])
-    totals = {name: sum(epoch["sections"][name] for epoch in epochs) for name in SECTIONS}
-    used = {name: LABELS[name] for name in SECTIONS if totals[name] > 0}
+    totals = {name: sum(epoch["sections"][name] for epoch in epochs) for name in LABELS}
+    used = {name: LABELS[name] for name in LABELS if totals[name] > 0}
     shares = percentages(totals)
     rows = [
         [used[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"]
@@ -65,7 +65,7 @@ def _epoch_bar(epoch: Epoch, longest: float) -> StackedBar:
     seconds, shares = epoch["sections"], percentages(epoch["sections"])
     pieces = [
         Piece(name, shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
-        for name in SECTIONS
+        for name in LABELS
         if shares[name] > 0
     ]
     width = 100 * epoch["seconds"] / longest if longest else 0.0
