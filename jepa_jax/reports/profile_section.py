@@ -48,13 +48,11 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> Card:
     stride = -(-len(epochs) // SHOWN_EPOCHS)
     longest = max(epoch["seconds"] for epoch in epochs[::stride])
     totals = {name: sum(epoch["sections"][name] for epoch in epochs) for name in LABELS}
-    used = {name: LABELS[name] for name in LABELS if totals[name] > 0}
     shares = percentages(totals)
-    rows = [
-        [used[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"]
-        for name in sorted(used, key=lambda n: -shares[n])
-    ]
-    bars = StackedBars([_epoch_bar(epoch, longest) for epoch in epochs[::stride]], used)
+    used = sorted((name for name in LABELS if totals[name] > 0), key=lambda name: -totals[name])
+    rows = [[LABELS[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"] for name in used]
+    legend = {str(name): label for name, label in LABELS.items() if name in used}
+    bars = StackedBars([_epoch_bar(epoch, longest) for epoch in epochs[::stride]], legend)
     note = f"Every {stride}th of {len(epochs)} epochs. " if stride > 1 else ""
     note += "Time in which the device computed belongs to the step, whatever the host did meanwhile."
     table = Table(rows, ["section, all epochs", "share", "time"])
@@ -64,7 +62,7 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> Card:
 def _epoch_bar(epoch: Epoch, longest: float) -> StackedBar:
     seconds, shares = epoch["sections"], percentages(epoch["sections"])
     pieces = [
-        Piece(name, shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
+        Piece(str(name), shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
         for name in LABELS
         if shares[name] > 0
     ]
