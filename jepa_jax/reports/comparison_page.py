@@ -14,7 +14,7 @@ from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
 from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
 from jepa_jax.reports.parts import Bar, Bars, Card, Table, absent, card_grid
-from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, gain, read_run, shown
+from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
 from jepa_jax.reports.tables import text_table
 
 NOT_COMPARED = {"untrained_knn_accuracy", "num_classes", "probe_train_images", "probe_test_images", "params_sha256"}
@@ -137,7 +137,9 @@ def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         label, show = SUMMARY_ROWS[key]
         rows.append([label, *(shown(figures.get(key), show) for figures in columns)])
         if key == "untrained_probe_accuracy":
-            rows.append(["Gained by training", *(shown(gain(figures), "{:+.1f} points".format) for figures in columns)])
+            rows.append(
+                ["Gained by training", *(shown(probe_gain(figures), "{:+.1f} points".format) for figures in columns)]
+            )
     return [row for row in rows if set(row[1:]) != {"–"}]
 
 

@@ -73,7 +73,7 @@ class RunFiles:
         return str(part.get(key) or "") if isinstance(part, dict) else ""
 
 
-def gain(summary: Mapping[str, Any]) -> float | None:
+def probe_gain(summary: Mapping[str, Any]) -> float | None:
     """Returns the points that the linear probe gained by training."""
     trained, untrained = (number(summary.get(key)) for key in ("probe_accuracy", "untrained_probe_accuracy"))
     return None if trained is None or untrained is None else trained - untrained

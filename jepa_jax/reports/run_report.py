@@ -14,7 +14,7 @@ from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
 from jepa_jax.reports.parts import Bar, Bars, Card, Details, Grid, KeyFigure, KeyFigures, Part, absent, card_grid, pairs
 from jepa_jax.reports.profile_section import profile
-from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, gain, json_pairs, read_run, shown
+from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, read_run, shown
 
 TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
 EVAL_NAMES = {
@@ -60,7 +60,7 @@ def _try(section: SectionFunction, run: RunFiles) -> PageSection:
 def run_headline(run: RunFiles) -> PageSection:
     """Returns the most important figures, and what could not be read."""
     seconds, cpu, epochs, features = map(run.result, ("wall_seconds", "cpu_seconds", "epochs", "feature_dim"))
-    gained = gain(run.summary)
+    gained = probe_gain(run.summary)
     note = "not measured yet" if gained is None else f"{gained:+.1f} points, linear probe"
     speed = run.result("images_per_sec") or run.latest("speed/images_per_sec")
     figures = [
@@ -172,7 +172,7 @@ def config(run: RunFiles) -> PageSection:
     return PageSection("Config", [Grid(blocks, "columns")])
 
 
-def environment(run: RunFiles) -> PageSection:
+def environment_table(run: RunFiles) -> PageSection:
     """Returns versions, devices, processor and command line."""
     if not run.environment:
         return absent_section("Environment", run.problems["environment.json"])
@@ -190,4 +190,4 @@ def summary(run: RunFiles) -> PageSection:
     return PageSection("Summary", [Card("", [pairs([*known, *json_pairs(rest)])])])
 
 
-SECTIONS = (run_headline, accuracy, curves, speed, profile, views, config, summary, environment)
+SECTIONS = (run_headline, accuracy, curves, speed, profile, views, config, summary, environment_table)

@@ -6,7 +6,7 @@ from typing import Any
 from jepa_jax.base.text import GIB, gib, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section
-from jepa_jax.reports.parts import Card, Cell, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
+from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
 from jepa_jax.reports.tables import markdown_table
 from jepa_jax.tuning.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.tuning.trial import Combination
@@ -48,7 +48,7 @@ def memory_gib(row: SweepRow) -> float | None:
     return None if memory is None else memory / GIB
 
 
-def is_finite(row: SweepRow) -> bool:
+def has_finite_loss(row: SweepRow) -> bool:
     """Returns whether all losses of a row were finite."""
     return row.get("finite", True) is not False
 
@@ -94,7 +94,7 @@ def fastest_first(rows: Iterable[SweepRow]) -> list[SweepRow]:
 
 def status_words(row: SweepRow) -> str:
     """Returns how a row ended; for a measured one, what is wrong with it."""
-    if row["status"] == "ok" and not is_finite(row):
+    if row["status"] == "ok" and not has_finite_loss(row):
         return "loss not finite"
     if row["status"] == "ok" and row.get("leak"):
         return "leaks"
@@ -306,13 +306,13 @@ def failure_sections(rows: Sequence[SweepRow]) -> list[PageSection]:
             slope = number(row.get("memory_slope_bytes_per_step"))
             growth = "" if slope is None else f" by {slope / 2**20:.2f} MiB per step"
             listed.append([label_of(row), "leaks", f"memory grows{growth}"])
-        if row["status"] == "ok" and not is_finite(row):
+        if row["status"] == "ok" and not has_finite_loss(row):
             listed.append([label_of(row), "measured", "the loss is not finite"])
     table = Table(listed, ["combination", "how it ended", "reason"])
     return [PageSection("Failures", [Card("", [table])])] if listed else []
 
 
-def provenance(header: Mapping[str, Any]) -> Any:
+def provenance(header: Mapping[str, Any]) -> Grid:
     """Returns the command, the machine and the versions."""
     measurement = {
         "command": header.get("command"),
