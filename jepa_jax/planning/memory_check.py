@@ -12,10 +12,11 @@ import jax
 
 from jepa_jax.base.console import Console
 from jepa_jax.planning.gpu_compile import DataSize, Request, StepCompiler, default_folder
-from jepa_jax.planning.planner import NO, Planner, pool_fraction
+from jepa_jax.planning.planner import NO, Planner
 from jepa_jax.program.build import Program
 from jepa_jax.reports.plan_report import gib, pool_lines, ways_out_lines
 from jepa_jax.runtime import out_of_memory
+from jepa_jax.runtime.gpus import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, gpu_of_device, load_table
 
 

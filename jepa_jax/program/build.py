@@ -7,12 +7,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.methods import Method, build_method
 from jepa_jax.program import optim
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
+
+INITIAL_SAMPLES = 1024  # that a method may look at to initialise itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,3 +63,8 @@ def build_program(config: Any, *, num_train: int, num_classes: int, sample: Any,
         method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
     )
     return Program(method, factory, train_step, length, mesh)
+
+
+def initial_sample(source: Any) -> dict[str, np.ndarray]:
+    """Returns the first samples of a source, which a method may look at to initialise itself."""
+    return source.batch(np.arange(min(INITIAL_SAMPLES, len(source))))

@@ -12,13 +12,12 @@ from jepa_jax.planning.planner import (
     FITS_BELOW,
     GIB,
     NO,
-    POOL_FRACTION,
-    POOL_VARIABLE,
     Largest,
     Plan,
     Row,
 )
 from jepa_jax.program.build import Length
+from jepa_jax.runtime.gpus import POOL_FRACTION, POOL_VARIABLE
 from jepa_jax.runtime.hardware import num_hosts
 
 DAY = 86400.0

@@ -16,11 +16,14 @@ from jepa_jax.reports.sweep_table import (
     STATUS_WORDS,
     Row,
     interval_text,
+    is_finite,
     markdown_table,
+    memory_of,
     memory_text,
     sortable_table,
 )
-from jepa_jax.tuning.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE, describe, is_finite, memory_of
+from jepa_jax.tuning.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
+from jepa_jax.tuning.settings import Combination
 
 __all__ = ["markdown_table", "page", "write_html"]
 
@@ -245,14 +248,20 @@ def failure_sections(rows: Sequence[Row]) -> list[Section]:
     if not failed and not leaking and not diverging:
         return []
     listed = [
-        [describe(row["combination"]), STATUS_WORDS.get(row["status"], row["status"]), row.get("reason")]
+        [
+            Combination.from_dict(row["combination"]).label,
+            STATUS_WORDS.get(row["status"], row["status"]),
+            row.get("reason"),
+        ]
         for row in failed
     ]
     for row in leaking:
         slope = html.number(row.get("memory_slope_bytes_per_step"))
         words = "memory grows" + ("" if slope is None else f" by {slope / 2**20:.2f} MiB a step")
-        listed.append([describe(row["combination"]), "leaks", words])
-    listed += [[describe(row["combination"]), "measured", "the loss is not finite"] for row in diverging]
+        listed.append([Combination.from_dict(row["combination"]).label, "leaks", words])
+    listed += [
+        [Combination.from_dict(row["combination"]).label, "measured", "the loss is not finite"] for row in diverging
+    ]
     return [Section("Failures", html.card("", html.table(listed, ("combination", "how it ended", "reason"))))]
 
 

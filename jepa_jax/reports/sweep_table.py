@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.reports import html
-from jepa_jax.tuning.choice import is_finite, memory_of
-from jepa_jax.tuning.trial import KNOBS
+from jepa_jax.tuning.settings import KNOBS
 
 Row = Mapping[str, Any]
 Cell = Callable[[Row], tuple[str, float | None]]
@@ -36,6 +35,16 @@ def interval_text(row: Row) -> tuple[str, float | None]:
         return "–", None
     half = 50 * (interval[1] - interval[0]) / speed
     return f"± {half:.1f} %", half
+
+
+def memory_of(row: Row) -> float:
+    """Returns the peak of the device's allocator, or of the processes where there is none; infinite if unknown."""
+    return float(row.get("peak_memory_bytes") or row.get("process_memory_bytes") or math.inf)
+
+
+def is_finite(row: Row) -> bool:
+    """Returns whether every loss that was seen is a number."""
+    return row.get("finite", True) is not False
 
 
 def memory_text(row: Row) -> tuple[str, float | None]:

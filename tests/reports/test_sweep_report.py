@@ -6,16 +6,16 @@ import pytest
 
 from jepa_jax.reports import sweep_report
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.tuning.choice import conclude, t_interval
+from jepa_jax.tuning.recommendation import recommend
+from jepa_jax.tuning.rows import rows_to_json
 from tests.tiny import tiny_config
-from tests.tuning.test_choice import make_row
+from tests.tuning.made_rows import make_row
 
 GIB = 2**30
 
 
 def measured(speeds, **values):
-    figures = {"samples_per_sec_ci95": list(t_interval(speeds)), "step_time_p50": 0.064, "data_wait_fraction": 0.02}
-    return make_row(speeds, **figures | values)
+    return make_row(speeds, **{"step_time_p50": 0.064, "data_wait_fraction": 0.02} | values)
 
 
 @pytest.fixture
@@ -27,13 +27,14 @@ def document():
                  memory_slope_bytes_per_step=2**20),
         make_row([], batch_size=256, status="out_of_memory", reason="wanted <12> GiB | more"),
     ]  # fmt: skip
-    config = tiny_config(data__batch_size=64).to_dict()
+    config = tiny_config(data__batch_size=64)
     header = {
         "command": "python scripts/profile_throughput.py --x=<y>", "created": "2025-01-02", "config_name": "tiny",
         "hardware": {"cpu": "A processor", "cores": 2}, "versions": {"jax": "0.1"}, "memory_limit_bytes": 8 * GIB,
-        "max_batches": 8, "warmup_batches": 2, "repeats": 3, "config_hash": "abc", "config": config,
+        "max_batches": 8, "warmup_batches": 2, "repeats": 3, "config_hash": "abc", "config": config.to_dict(),
     }  # fmt: skip
-    return {"header": header, "rows": rows, "conclusion": conclude(rows, config=config)}
+    conclusion = recommend(rows, config=config).to_dict()
+    return {"header": header, "rows": rows_to_json(rows), "conclusion": conclusion}
 
 
 def test_the_page_holds_the_choice_the_failures_and_the_provenance(document, tmp_path):
