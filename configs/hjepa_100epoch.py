@@ -1,123 +1,18 @@
 """Hierarchical JEPA, ViT-Small/16 on CIFAR-10 at 224 pixels, 3 levels, 100 epochs.
 
-    python scripts/train.py --config=configs/hjepa_100epoch.py --workdir=runs/hjepa_100epoch --config.data.dir=DIR
+    jepa-jax train --config=hjepa_100epoch --workdir=runs/hjepa_100epoch --config.data.dir=DIR
 
-32,907,648 trainable parameters of 54,573,312 (scripts/describe.py). The published run aimed at 80 to 85 % linear probe
-and never got there.
-Loss weights of the regulariser, crop and flip are ours, the rest is the published run's.
+32,907,648 trainable parameters of 54,573,312 (jepa-jax describe). The published run aimed at 80 to 85 % linear probe
+and never got there. Loss weights of the regulariser, crop and flip are ours, the rest is the published run's.
 """
 
-from ml_collections import ConfigDict
 
-
-def get_config() -> ConfigDict:
-    return ConfigDict(
-        {
-            "method": {
-                "name": "hjepa",
-                "predictor_depth": 6,
-                "predictor_heads": 12,
-                "target": "ema",
-                "ema_start": 0.996,
-                "ema_end": 1.0,
-                "mask": {
-                    "num_targets": 4,
-                    "target_scale": (0.15, 0.25),
-                    "target_aspect": (0.75, 1.5),
-                    "context_scale": (0.85, 1.0),
-                    "min_context": 10,
-                },
-                "token_dropping": True,
-                "level_weights": (1.0, 0.5, 0.25),
-                "fusion": "none",
-                "regulariser": "vicreg",
-                "regulariser_weight": 0.1,
-                "invariance_weight": 1.0,
-                "std_weight": 1.0,
-                "cov_weight": 0.04,
-                "sigreg_weight": 0.05,
-                "num_slices": 256,
-            },
-            "model": {
-                "name": "vit_small",
-                "patch_size": 16,
-                "pool": "mean",
-                "cls_token": True,
-                "positions": "learned",
-            },
-            "data": {
-                "source": "cifar10",
-                "dir": "",
-                "image_size": 32,
-                "num_train": 0,
-                "num_test": 0,
-                "seed": 0,
-                "on_error": "refuse",
-                "batch_size": 24,
-                "num_workers": 0,
-                "prefetch": 2,
-                "pipeline": "grain",
-                "augment": {
-                    "crop": {"probability": 1.0, "scale": (0.3, 1.0), "ratio": (0.75, 1.3333), "size": 224},
-                    "flip": {"probability": 0.5},
-                    "jitter": {"probability": 0.0, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
-                    "grayscale": {"probability": 0.0},
-                    "blur": {"probability": 0.0, "sigma": (0.1, 2.0)},
-                    "solarize": {"probability": 0.0, "threshold": 128.0},
-                    "mean": (0.4914, 0.4822, 0.4465),
-                    "std": (0.2023, 0.1994, 0.2010),
-                },
-            },
-            "optim": {
-                "name": "adamw",
-                "lr": 0.0001,
-                "weight_decay": 0.04,
-                "weight_decay_end": 0.04,
-                "epochs": 100.0,
-                "warmup_epochs": 1.0,
-                "warmup_lr": 1e-06,
-                "end_lr": 1e-06,
-                "batch_scaling": "none",
-                "reference_batch": 24,
-                "momentum": 0.9,
-                "nesterov": False,
-                "beta1": 0.9,
-                "beta2": 0.95,
-                "clip_norm": 3.0,
-                "larc_trust": 0.02,
-                "probe_lr": 1e-3,
-                "probe_weight_decay": 0.0,
-            },
-            "train": {
-                "seed": 0,
-                "max_steps": 0,
-                "precision": "float32",
-                "accum_steps": 1,
-                "remat": "none",
-                "stop_on_collapse": False,
-                "checkpoint_every_steps": 0,
-                "checkpoint_keep": 1,
-            },
-            "eval": {
-                "weights": "target",
-                "every_epochs": 5,
-                "knn_every_epochs": 10,
-                "knn_k": 20,
-                "knn_temperature": 0.07,
-                "calibration_images": 0,
-                "untrained": True,
-                "batch_size": 256,
-                "max_images": 0,
-            },
-            "profile": {
-                "enabled": True,
-                "trace_every_epochs": 1,
-                "monitor_seconds": 1.0,
-                "peak_tflops": 0.0,
-                "plan": True,
-                "trace_steps": "",
-            },
-            "mesh": {"data": -1, "fsdp": 1},
-            "log": {"every_steps": 20, "tensorboard": True, "pictures_every_epochs": 0, "wandb_project": ""},
-        }
+def get_config() -> dict:
+    return dict(
+        base="hjepa_quick_val",
+        method=dict(predictor_depth=6, predictor_heads=12, level_weights=(1.0, 0.5, 0.25)),
+        model=dict(name="vit_small"),
+        data=dict(batch_size=24),
+        optim=dict(epochs=100.0),
+        eval=dict(every_epochs=5, knn_every_epochs=10),
     )

@@ -1,106 +1,19 @@
 """Masked autoencoder on CIFAR-10: ViT-Tiny with 4-pixel patches, 200 epochs, batch 512, bfloat16, for one GPU.
 
-    python scripts/train.py --config=configs/mae_cifar10.py --workdir=runs/mae_cifar10 --config.data.dir=DIR
+    jepa-jax train --config=mae_cifar10 --workdir=runs/mae_cifar10 --config.data.dir=DIR
 
-`scripts/plan.py --config=configs/mae_cifar10.py` says what it needs. Never trained to its end here: no accuracy is
-claimed. configs/mae_quickstart.py trains in minutes on a CPU.
+`jepa-jax plan --config=mae_cifar10` says what it needs. Never trained to its end here: no accuracy is claimed.
+mae_quickstart trains in minutes on a CPU.
 """
 
-from ml_collections import ConfigDict
 
-
-def get_config() -> ConfigDict:
-    return ConfigDict(
-        {
-            "method": {
-                "name": "mae",
-                "mask_ratio": 0.75,
-                "norm_pix": True,
-                "decoder_width": 128,
-                "decoder_depth": 2,
-                "decoder_heads": 4,
-                "ema_momentum": 0.9999,
-            },
-            "model": {
-                "name": "vit_tiny",
-                "patch_size": 4,
-                "pool": "mean",
-                "cls_token": True,
-                "positions": "learned",
-            },
-            "data": {
-                "source": "cifar10",
-                "dir": "",
-                "image_size": 32,
-                "num_train": 0,
-                "num_test": 0,
-                "seed": 0,
-                "on_error": "refuse",
-                "batch_size": 512,
-                "num_workers": 0,
-                "prefetch": 2,
-                "pipeline": "grain",
-                "augment": {
-                    "crop": {"probability": 1.0, "scale": (0.3, 1.0), "ratio": (0.75, 1.3333), "size": 0},
-                    "flip": {"probability": 0.5},
-                    "jitter": {"probability": 0.0, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
-                    "grayscale": {"probability": 0.0},
-                    "blur": {"probability": 0.0, "sigma": (0.1, 2.0)},
-                    "solarize": {"probability": 0.0, "threshold": 128.0},
-                    "mean": (0.4914, 0.4822, 0.4465),
-                    "std": (0.2023, 0.1994, 0.2010),
-                },
-            },
-            "optim": {
-                "name": "adamw",
-                "lr": 0.0015,
-                "weight_decay": 0.05,
-                "weight_decay_end": 0.05,
-                "epochs": 200.0,
-                "warmup_epochs": 10.0,
-                "warmup_lr": 1e-06,
-                "end_lr": 1e-06,
-                "batch_scaling": "none",
-                "reference_batch": 512,
-                "momentum": 0.9,
-                "nesterov": False,
-                "beta1": 0.9,
-                "beta2": 0.95,
-                "clip_norm": 0.0,
-                "larc_trust": 0.02,
-                "probe_lr": 1e-3,
-                "probe_weight_decay": 0.0,
-            },
-            "train": {
-                "seed": 0,
-                "max_steps": 0,
-                "precision": "bfloat16",
-                "accum_steps": 1,
-                "remat": "none",
-                "stop_on_collapse": False,
-                "checkpoint_every_steps": 0,
-                "checkpoint_keep": 1,
-            },
-            "eval": {
-                "weights": "target",
-                "every_epochs": 10,
-                "knn_every_epochs": 50,
-                "knn_k": 20,
-                "knn_temperature": 0.07,
-                "calibration_images": 0,
-                "untrained": True,
-                "batch_size": 256,
-                "max_images": 0,
-            },
-            "profile": {
-                "enabled": True,
-                "trace_every_epochs": 1,
-                "monitor_seconds": 1.0,
-                "peak_tflops": 0.0,
-                "plan": True,
-                "trace_steps": "",
-            },
-            "mesh": {"data": -1, "fsdp": 1},
-            "log": {"every_steps": 20, "tensorboard": True, "pictures_every_epochs": 10, "wandb_project": ""},
-        }
+def get_config() -> dict:
+    return dict(
+        method=dict(name="mae", mask_ratio=0.75, decoder_width=128, decoder_depth=2, decoder_heads=4),
+        model=dict(name="vit_tiny", patch_size=4),
+        data=dict(source="cifar10", batch_size=512, augment=dict(crop=dict(scale=(0.3, 1.0)))),
+        optim=dict(lr=1.5e-3, beta2=0.95, weight_decay=0.05, epochs=200.0, warmup_epochs=10.0, end_lr=1e-6),
+        train=dict(precision="bfloat16"),
+        eval=dict(weights="target", every_epochs=10, knn_every_epochs=50),
+        log=dict(pictures_every_epochs=10),
     )

@@ -10,7 +10,6 @@ file it leaves a page (.html) and a table (.md). The last line of stdout is a JS
 combination was measured, 1 none was, 2 something to fix, 130 Ctrl-C, 143 SIGTERM (what was measured is kept).
 """
 
-import dataclasses
 import pathlib
 import sys
 
@@ -19,7 +18,7 @@ from ml_collections import config_flags
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli import commands
-from jepa_jax.tuning.sweep_settings import FLAGS, Sweep, grid_values, parse_faults, with_study
+from jepa_jax.tuning.settings import FLAGS, grid_values, with_study
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
 _OUTPUT = flags.DEFINE_string("output_json", None, "Where the results go, a JSON file.")
@@ -43,16 +42,8 @@ _DUMMY = flags.DEFINE_boolean("use_dummy_data", False, "Draw images in the loade
 _RESUME = flags.DEFINE_boolean("resume", False, "Go on with the results in --output_json.")
 _TIME_LIMIT = flags.DEFINE_float("time_limit", 600.0, "Seconds after which a trial is killed.", lower_bound=1.0)
 _RETRY = flags.DEFINE_boolean("retry_failed", False, "As --resume, and measures again what failed or was skipped.")
-_ADDRESS_SPACE = flags.DEFINE_float(
-    "address_space_gb", None, "GiB of address space of a trial, for CPUs: how they behave with less.", lower_bound=0.1
-)
 _EFFECTIVE = flags.DEFINE_integer(
     "fixed_effective_batch", None, "Choose among combinations of this batch size alone.", lower_bound=2
-)
-_FAULTS = flags.DEFINE_string(
-    "inject_faults",
-    "",
-    "A self-test: trials, from 0, that fail or are slowed by a tenth, e.g. 3:out_of_memory,5:crash,7:hang,9:slow.",
 )
 flags.mark_flags_as_required(["config", "output_json"])
 
@@ -64,7 +55,8 @@ def main(argv: list[str]) -> int:
     def command(console):
         nonlocal code
         from jepa_jax.config.schema import validate
-        from jepa_jax.tuning.sweep import conduct
+        from jepa_jax.reports.sweep_page import write_sweep
+        from jepa_jax.tuning.sweep import Sweep, run_sweep, summarise
 
         validate(_CONFIG.value)
         values = grid_values(_CONFIG.value, {flag: flags.FLAGS[flag].value for flag in FLAGS})
@@ -78,18 +70,17 @@ def main(argv: list[str]) -> int:
             repeats=_REPEATS.value,
             use_dummy_data=_DUMMY.value,
             gpu_index=_GPU.value,
-            address_space_gb=_ADDRESS_SPACE.value,
         )
-        sweep = dataclasses.replace(sweep, faults=parse_faults(_FAULTS.value, len(sweep.combinations)))
-        code, result, text = conduct(
+        code, document = run_sweep(
             sweep,
             time_limit=_TIME_LIMIT.value,
             resume=_RESUME.value,
             retry_failed=_RETRY.value,
-            fixed_effective_batch=_EFFECTIVE.value,
+            fixed_batch=_EFFECTIVE.value,
         )
-        print(text)
-        return result
+        table = write_sweep(document, sweep.output)
+        print("\n".join([table, *document["conclusion"]["text"]]))
+        return summarise(sweep, document, code)
 
     return commands.run(command) or code
 

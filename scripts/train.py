@@ -28,12 +28,13 @@ def main(argv: list[str]) -> int:
     def command(console):
         from jepa_jax.train.loop import train
 
+        config = _CONFIG.value
         if _TUNED.value:
-            from jepa_jax.tuning.tuned import use_tuned
+            from jepa_jax.tuning.tuned_file import use_tuned
 
             explicit = config_flags.get_override_values(flags.FLAGS["config"])
-            use_tuned(_CONFIG.value, _TUNED.value, explicit, console)
-        return train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value, console=console)
+            config = use_tuned(config, _TUNED.value, explicit, console)
+        return train(config, _WORKDIR.value, resume=_RESUME.value, console=console)
 
     return commands.run(command)
 

@@ -50,9 +50,11 @@ def main(argv: list[str]) -> int:
 
     def command(console):
         nonlocal code
-        from jepa_jax.tuning.tune_command import Options, tune
+        from jepa_jax.reports.page import write_page
+        from jepa_jax.reports.sweep_page import sweep_page
+        from jepa_jax.tuning.tune import TuneOptions, tune
 
-        options = Options(
+        options = TuneOptions(
             output_dir=pathlib.Path(_OUTPUT_DIR.value).expanduser(),
             budget=_BUDGET.value,
             values={name: flag.value for name, flag in _LISTS.items()},
@@ -64,7 +66,8 @@ def main(argv: list[str]) -> int:
             resume=_RESUME.value,
             config_name=pathlib.Path(flags.FLAGS["config"].config_filename or "config").stem,
         )
-        code, result = tune(_CONFIG.value, options, console)
+        code, result, document = tune(_CONFIG.value, options, console)
+        write_page(result["html"], sweep_page(document))
         return result
 
     return commands.run(command) or code

@@ -1,60 +1,60 @@
-"""A config small enough for tests: every group, a few images, an encoder of a few thousand parameters."""
+"""A config small enough for tests: a few images and an encoder of a few thousand parameters."""
 
-from ml_collections import ConfigDict
+from typing import Any
 
-from configs import hjepa_cifar10_cpu, ijepa_cifar10, mae_quickstart, quickstart
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import flatten
+from jepa_jax.program.config import changed_config, load_config
 
-
-def tiny_config(**overrides) -> ConfigDict:
-    """The quickstart config shrunk; overrides are dotted keys with "." written "__"."""
-    config = quickstart.get_config()
-    config.method.projector = (16, 16)
-    config.model = ConfigDict({"name": "patchnet", "patch_size": 4, "stride": 4, "stem_width": 8, "widths": (8, 16)})
-    config.data.image_size = 16
-    config.data.num_train, config.data.num_test = 96, 32
-    config.data.batch_size = 16
-    config.optim.epochs, config.optim.warmup_epochs = 2.0, 0.5
-    config.eval.batch_size = 32
-    config.eval.knn_k = 5
-    config.eval.every_epochs = 1
-    config.eval.calibration_images = 64
-    config.log.every_steps = 1
-    config.log.tensorboard = False
-    config.train.checkpoint_every_steps = 3
-    for name, value in overrides.items():
-        set_key(config, name, value)
-    return config
-
-
-def set_key(config: ConfigDict, name: str, value: object) -> None:
-    """Sets a dotted key with "." written "__"."""
-    *groups, key = name.split("__")
-    for group in groups:
-        config = config[group]
-    config[key] = value
+TINY = {
+    "method.projector": (16, 16),
+    "model.name": "patchnet",
+    "model.patch_size": 4,
+    "model.stride": 4,
+    "model.stem_width": 8,
+    "model.widths": (8, 16),
+    "data.image_size": 16,
+    "data.num_train": 96,
+    "data.num_test": 32,
+    "data.batch_size": 16,
+    "optim.reference_batch": 16,
+    "optim.epochs": 2.0,
+    "optim.warmup_epochs": 0.5,
+    "eval.batch_size": 32,
+    "eval.knn_k": 5,
+    "eval.every_epochs": 1,
+    "eval.calibration_images": 64,
+    "log.every_steps": 1,
+    "log.tensorboard": False,
+    "train.checkpoint_every_steps": 3,
+}
+SHIPPED = {"ijepa": "ijepa_cifar10", "hjepa": "hjepa_cifar10_cpu", "mae": "mae_quickstart"}
 
 
-def tiny_masked_config(method: str, **overrides) -> ConfigDict:
-    """A masked method on an 8 x 8 grid of 2-pixel patches, with an encoder of one narrow block."""
-    shipped = {"ijepa": ijepa_cifar10, "hjepa": hjepa_cifar10_cpu, "mae": mae_quickstart}[method].get_config()
-    config = tiny_config(eval__weights="target", eval__calibration_images=0, data__augment__crop__size=0)
-    config.method = shipped.method
-    config.model = ConfigDict(
-        dict(
-            name="vit",
-            width=16,
-            depth=1,
-            heads=2,
-            patch_size=2,
-            pool="mean",
-            cls_token=method != "ijepa",
-            positions="sincos" if method == "ijepa" else "learned",
-        )
-    )
-    head = {"ijepa": "predictor", "hjepa": "predictor", "mae": "decoder"}[method]
-    config.method[f"{head}_depth"], config.method[f"{head}_heads"] = 1, 2
+def dotted(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Returns keywords with "." written "__" as dotted keys."""
+    return {name.replace("__", "."): value for name, value in overrides.items()}
+
+
+def tiny_config(**overrides: Any) -> Config:
+    """Returns the quickstart config shrunk; overrides are dotted keys with "." written "__"."""
+    config = load_config("quickstart", TINY)
+    return changed_config(config, dotted(overrides)) if overrides else config
+
+
+def tiny_masked_config(method: str, **overrides: Any) -> Config:
+    """Returns a masked method on an 8 x 8 grid of 2-pixel patches, with an encoder of one narrow block."""
+    shipped = load_config(SHIPPED[method]).to_dict()["method"]
+    head = "decoder" if method == "mae" else "predictor"
+    small: dict[str, Any] = {f"method.{head}_depth": 1, f"method.{head}_heads": 2}
     if method != "hjepa":
-        config.method[f"{head}_width"] = 8
-    for name, value in overrides.items():
-        set_key(config, name, value)
-    return config
+        small[f"method.{head}_width"] = 8
+    model = dict(
+        name="vit", width=16, depth=1, heads=2, patch_size=2, cls_token=method != "ijepa",
+        positions="sincos" if method == "ijepa" else "learned",
+    )  # fmt: skip
+    values: dict[str, Any] = {name: v for name, v in TINY.items() if not name.startswith(("model.", "method."))}
+    values |= {"method": shipped, "model": model, "eval.weights": "target", "eval.calibration_images": 0}
+    values |= {"data.augment.crop.size": 0}
+    config = load_config("quickstart", flatten(values) | small)
+    return changed_config(config, dotted(overrides)) if overrides else config

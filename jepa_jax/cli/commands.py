@@ -12,8 +12,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.schema import check_overrides
-from jepa_jax.studies.study import Run, Study, split_overrides
-from jepa_jax.studies.study_execution import conduct
+from jepa_jax.studies.study import Study, StudyRun, split_overrides
 
 
 def run(command: Callable[[Console], dict[str, Any] | None]) -> int:
@@ -68,11 +67,23 @@ def run_with_overrides(command: Callable[[list[str], tuple[str, ...]], int]) -> 
         sys.exit(error.exit_code)
 
 
-def conduct_study(study: Study, runs: Sequence[Run], *, timeout: float | None, resume: bool) -> int:
-    """Executes a study and prints its table, then its conclusion as the last line; returns the exit code."""
-    code, result, table = conduct(study, runs, timeout=timeout, resume=resume)
-    print(table)
-    print(json.dumps(result))
+def conduct_study(study: Study, runs: Sequence[StudyRun], *, timeout: float | None, resume: bool) -> int:
+    """Runs a study and prints its table, then its findings as the last line; returns the exit code."""
+    from jepa_jax.reports import study_page
+    from jepa_jax.studies import findings
+    from jepa_jax.studies.rows import StudyRow
+    from jepa_jax.studies.study import run_study
+
+    def write_tables(rows: list[StudyRow]) -> None:
+        study_page.write_tables(study, rows, findings.find(study.kind, rows))
+
+    code, rows = run_study(study, runs, timeout=timeout, resume=resume, on_rows=write_tables)
+    write_tables(rows)
+    if rows:
+        study_page.write_plot(study, rows)
+    found = findings.find(study.kind, rows)
+    print(study_page.study_markdown(study, rows, found))
+    print(json.dumps(found.facts | {"results": str(study.output_dir / "results.json"), "exit_code": code}))
     return code
 
 

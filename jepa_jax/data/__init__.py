@@ -1,1 +1,1 @@
-"""Where samples are (sources), how they reach the device (pipeline) and how views are made from them (augment)."""
+"""Data sets: readers, the pipeline that puts batches on devices, and augmentation."""

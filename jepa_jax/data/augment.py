@@ -1,14 +1,18 @@
-"""Augmented views on the device, with torchvision's semantics and random parameters drawn per image.
+"""Augments images on the device, with torchvision's semantics and random parameters drawn per image.
 
 Order of the operations: crop (with the flip), colour jitter, grayscale, blur, solarize, normalise. The reference flips
 last; every operation in between commutes with mirroring, so the flip is folded into the crop for free.
 
+Images have any number of channels, which are treated alike; saturation, hue and grayscale need RGB. The config group
+`data.augment` is read by attribute.
+
 Pixels stay in 0..255 units until they are normalised: whole levels are exact in float32, so is the solarize threshold.
-Colours are three separate planes [B, h, w], because a minor axis of length 3 does not vectorise.
+Channels are separate planes [B, h, w], because a short minor axis does not vectorise.
 """
 
 import itertools
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +21,13 @@ import numpy as np
 from jax import Array
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import channels_of
 
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a central crop
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 JITTER_ORDERS = np.array(list(itertools.permutations(range(4))))  # [24, 4]: which operation runs 1st, 2nd, ...
-# How many uniform numbers an image takes for each use.
+# How many uniform numbers each use takes per image.
 DRAWS = {
     "crop_applied": 1,
     "crop": 2 * CROP_TRIES + 2,
@@ -35,11 +40,11 @@ DRAWS = {
     "solarize": 1,
 }
 
-Planes = tuple[Array, ...]  # red, green, blue
+Planes = tuple[Array, ...]  # one [B, h, w] per channel
 
 
 class Boxes(NamedTuple):
-    """Crop boxes in whole pixels, an entry for each image."""
+    """Crop boxes in whole pixels, one entry per image."""
 
     top: Array
     left: Array
@@ -55,38 +60,34 @@ class Jitter(NamedTuple):
     hue: Array  # [...] shift in turns
 
 
-def augment_views(
-    key: Array, images: Array, config: Any, num_views: int, crop: Mapping[str, Any] | None = None
-) -> Array:
-    """Independent normalised views [V, B, h, w, 3] (float32) of images [B, H, W, 3] (uint8, or float in 0..1).
+def augment_views(key: Array, images: Array, config: Any, num_views: int, crop: Any = None) -> Array:
+    """Returns independent normalised views [V, B, h, w, C] in float32.
 
     Args:
       key: one key for the batch; the draws do not depend on how the batch is laid out over devices.
-      config: `config.data.augment`; an operation of probability 0 is not compiled.
-      crop: keys of `config.crop` to replace for these views, e.g. {"size": 16, "scale": (.05, .4)} for small crops.
+      images: [B, H, W, C] in uint8, or in floats within 0..1.
+      config: the config group `data.augment`; an operation of probability 0 is not compiled.
+      num_views: V.
+      crop: used instead of `config.crop`, e.g. for small crops; it has the same attributes.
     """
-    crop = merged_crop(config.crop, crop)
-    check_augment(config, crop)
-    batch, _, _, channels = images.shape
-    if channels != 3:
-        raise UserError(f"images of {channels} channels: views are made of 3; repeat grey images along the last axis")
-    draws = draw(key, (num_views, batch))
-    rows = jnp.swapaxes(levels(images), 2, 3)  # [B, H, 3, W]
+    crop = config.crop if crop is None else crop
+    draws = draw(key, (num_views, len(images)))
+    rows = jnp.swapaxes(levels(images), 2, 3)  # [B, H, C, W]
     # View after view: memory holds the intermediates of one, and the operations are compiled once for all.
-    planes = jax.lax.map(lambda draws: augment_planes(draws, rows, config, crop), draws)  # 3 x [V, B, h, w]
+    planes = jax.lax.map(lambda draws: augment_planes(draws, rows, config, crop), draws)  # C x [V, B, h, w]
     return normalise_levels(jnp.stack(planes, axis=-1), config.mean, config.std)
 
 
-def augment_planes(draws: dict[str, Array], rows: Array, config: Any, crop: Mapping[str, Any]) -> Planes:
-    """One view of each image, from rows [B, H, 3, W] in 0..255 and the numbers drawn for it."""
-    _, height, _, width = rows.shape
-    out_height, out_width = (crop["size"], crop["size"]) if crop["size"] else (height, width)
-    if crop["probability"] > 0 or config.flip.probability > 0 or (out_height, out_width) != (height, width):
+def augment_planes(draws: dict[str, Array], rows: Array, config: Any, crop: Any) -> Planes:
+    """Returns one view of each image, made of rows [B, H, C, W] in 0..255 and the numbers drawn for it."""
+    _, height, channels, width = rows.shape
+    out_height, out_width = (crop.size, crop.size) if crop.size else (height, width)
+    if crop.probability > 0 or config.flip.probability > 0 or (out_height, out_width) != (height, width):
         with jax.named_scope("crop"):
-            boxes = sample_boxes(draws["crop"], height, width, crop["scale"], crop["ratio"])
-            boxes = choose(draws["crop_applied"] < crop["probability"], boxes, (0, 0, height, width))
+            boxes = sample_boxes(draws["crop"], height, width, crop.scale, crop.ratio)
+            boxes = choose(draws["crop_applied"] < crop.probability, boxes, (0, 0, height, width))
             rows = resize_boxes(rows, boxes, draws["flip"] < config.flip.probability, out_height, out_width)
-    planes: Planes = tuple(rows[..., channel, :] for channel in range(3))  # each [B, h, w]
+    planes: Planes = tuple(rows[..., channel, :] for channel in range(channels))
     if config.jitter.probability > 0:
         with jax.named_scope("jitter"):
             jitter = sample_jitter(draws["jitter"], config.jitter)
@@ -107,10 +108,10 @@ def augment_planes(draws: dict[str, Array], rows: Array, config: Any, crop: Mapp
 
 
 def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
-    """Uniform numbers in [0, 1) for each use of DRAWS.
+    """Draws uniform numbers in [0, 1) for each use of DRAWS.
 
-    One call for all: a generator call costs more to compile and to start than its numbers. Every use has its own
-    numbers whether it is switched on or not, so switching one operation leaves what the others draw as it was.
+    One call draws all of them, because calls cost more to compile and to start than their numbers. Every use has its
+    own numbers whether it is enabled or not, so enabling one operation does not change what the others draw.
     """
     numbers = jax.random.uniform(key, (*shape, sum(DRAWS.values())))
     ends = np.cumsum(list(DRAWS.values()))
@@ -121,7 +122,7 @@ def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
 
 
 def whole_view(images: Array, config: Any, size: int | None) -> Array:
-    """Images as they are, normalised, and resized to `size` pixels a side where an encoder takes no other."""
+    """Returns the normalised images, resized to `size` pixels per side unless it is None."""
     view = normalise(images, config.mean, config.std)
     if size is None or images.shape[1:3] == (size, size):
         return view
@@ -129,20 +130,20 @@ def whole_view(images: Array, config: Any, size: int | None) -> Array:
 
 
 def normalise(images: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
-    """(x - mean) / std per channel in float32, x in 0..1 (uint8 is divided by 255)."""
+    """Returns (x - mean) / std per channel in float32, x in 0..1 (uint8 is divided by 255)."""
     return normalise_levels(levels(images), mean, std)
 
 
 def levels(images: Array) -> Array:
-    """Pixels as float32 in 0..255 units, from uint8 or from floats in 0..1."""
+    """Returns pixels as float32 in 0..255 units, from uint8 or from floats in 0..1."""
     if jnp.issubdtype(images.dtype, jnp.integer):
         return images.astype(jnp.float32)
     return images.astype(jnp.float32) * 255.0
 
 
-def normalise_levels(pixels, mean, std):
-    mean, std = np.asarray(mean, np.float32), np.asarray(std, np.float32)
-    return (pixels - 255.0 * mean) * (1.0 / (255.0 * std))
+def normalise_levels(pixels: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
+    scale = 255.0 * np.asarray(std, np.float32)
+    return (pixels - 255.0 * np.asarray(mean, np.float32)) * (1.0 / scale)
 
 
 # --- crop ---
@@ -151,10 +152,10 @@ def normalise_levels(pixels, mean, std):
 def sample_boxes(
     uniform: Array, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Boxes:
-    """RandomResizedCrop's boxes from 22 uniform numbers an image [..., 22].
+    """Returns the boxes of RandomResizedCrop from 22 uniform numbers per image [..., 22].
 
-    Area uniform in `scale` times the image's, aspect log-uniform in `ratio`, the first of 10 tries that fits, placed at
-    random; if none fits, the central box.
+    The area is uniform in `scale` times the image's and the aspect log-uniform in `ratio`. The first of 10 tries that
+    fits is placed at random; if none fits, the box is the central one.
     """
     area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform[..., :CROP_TRIES])
     log_low, log_high = np.log(ratio)
@@ -175,17 +176,17 @@ def sample_boxes(
 
 
 def choose(condition: Array, boxes: Boxes, other: tuple[int, int, int, int]) -> Boxes:
-    """The boxes where the condition holds, the one other box elsewhere."""
+    """Returns the boxes where the condition holds, and the one other box elsewhere."""
     return Boxes(*(jnp.where(condition, field, fixed) for field, fixed in zip(boxes, other, strict=True)))
 
 
-def place(uniform, free):
-    """A whole number in 0 .. free."""
+def place(uniform: Array, free: Array) -> Array:
+    """Returns a whole number in 0 .. free."""
     return jnp.minimum(jnp.floor(uniform * (free + 1)), free)
 
 
 def central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
-    """The largest central box (top, left, height, width) whose aspect lies within `ratio`."""
+    """Returns the largest central box (top, left, height, width) whose aspect lies within `ratio`."""
     box_height, box_width = height, width
     if width / height < ratio[0]:
         box_height = max(1, round(width / ratio[0]))
@@ -195,11 +196,11 @@ def central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[in
 
 
 def resize_boxes(rows: Array, boxes: Boxes, mirrored: Array, out_height: int, out_width: int) -> Array:
-    """The box of each image of rows [B, H, 3, W] resized to [B, h, 3, w], mirrored left to right where asked.
+    """Resizes the box of each image of rows [B, H, C, W] to [B, h, C, w], mirrored left to right where asked.
 
-    Two small matrix products an image: bilinear resampling is linear and separable. Exact float32 products, since the
-    reduced precision that GPUs take by default would cost a tenth of a level. Weights are normalised after their
-    product: before it they have the form of a softmax, over which XLA's GPU compiler broods for seconds.
+    Bilinear resampling is linear and separable, so it takes two small matrix products per image. They are exact in
+    float32, since the reduced precision that GPUs use by default would cost a tenth of a level. Weights are normalised
+    after their product: before it they look like a softmax, which takes XLA's GPU compiler seconds.
     """
     batch, height, channels, width = rows.shape
     vertical = resize_weights(boxes.top, boxes.height, height, out_height)  # [B, h, H]
@@ -213,10 +214,11 @@ def resize_boxes(rows: Array, boxes: Boxes, mirrored: Array, out_height: int, ou
 
 
 def resize_weights(start: Array, length: Array, in_size: int, out_size: int, mirrored: Array | None = None) -> Array:
-    """Antialiased bilinear weights [..., out, in] that resize the pixels start .. start + length, up to their sum.
+    """Returns antialiased bilinear weights [..., out, in] that resize the pixels start .. start + length.
 
-    PIL's and torchvision's `antialias=True` filter: a triangle around the output pixel's centre, as wide as one output
-    pixel when shrinking and one input pixel when enlarging, to be normalised by its sum: the box cuts some off.
+    This is PIL's filter, and torchvision's with `antialias=True`: a triangle around the output pixel's centre, as wide
+    as one output pixel when shrinking and one input pixel when enlarging. The box may cut it off, so the caller has to
+    normalise the weights by their sum.
     """
     start, length = (x[..., None, None].astype(jnp.float32) for x in (start, length))
     target = jnp.arange(out_size, dtype=jnp.float32)[:, None]
@@ -233,14 +235,17 @@ def resize_weights(start: Array, length: Array, in_size: int, out_size: int, mir
 
 
 def grey(planes: Planes) -> Array:
+    """Returns the luminance of RGB planes, or the mean of any others."""
+    if len(planes) != 3:
+        return sum(planes[1:], start=planes[0]) / len(planes)
     red, green, blue = planes
     return GREY_WEIGHTS[0] * red + GREY_WEIGHTS[1] * green + GREY_WEIGHTS[2] * blue
 
 
 def sample_jitter(uniform: Array, config: Any) -> Jitter:
-    """ColorJitter's parameters from 5 uniform numbers an image [..., 5].
+    """Returns the parameters of ColorJitter from 5 uniform numbers per image [..., 5].
 
-    Factors uniform in [max(0, 1 - s), 1 + s], hue in [-h, h], one of the 24 orders.
+    Factors are uniform in [max(0, 1 - s), 1 + s], the hue in [-h, h], and the order is one of 24.
     """
     strength = np.array([config.brightness, config.contrast, config.saturation], np.float32)
     low, high = np.maximum(0, 1 - strength), 1 + strength
@@ -252,7 +257,7 @@ def sample_jitter(uniform: Array, config: Any) -> Jitter:
 
 
 def only_where(apply: Array, jitter: Jitter) -> Jitter:
-    """The same parameters, made those of the identity where `apply` is false."""
+    """Returns the parameters, replaced by those of the identity where `apply` is false."""
     return Jitter(
         order=jitter.order,
         factors=jnp.where(apply[..., None], jitter.factors, 1.0),
@@ -261,31 +266,35 @@ def only_where(apply: Array, jitter: Jitter) -> Jitter:
 
 
 def colour_jitter(planes: Planes, jitter: Jitter) -> Planes:
-    """Brightness, contrast, saturation and hue in each image's own order.
+    """Changes brightness, contrast, saturation and hue in each image's own order.
 
     The first three are one formula, a blend with a base, so a slot can hold any of them. There are 3 slots before the
-    hue shift and 3 after; an image uses 3 in all, the others blend with factor 1. So the hue shift is computed once.
+    hue shift and 3 after; an image uses 3 in all, the others blend with factor 1. So the hue shift is computed once,
+    and only for RGB.
     """
     blends, hue_position = (jnp.asarray(table)[jitter.order] for table in blend_orders())  # [B, 3], [B]
     factors = jnp.take_along_axis(jitter.factors, blends, axis=-1)
     before = jnp.arange(3) < hue_position[..., None]
 
-    def slots(planes, used):
+    def slots(planes: Planes, used: Array) -> Planes:
         # A loop rather than three fused slots: XLA would compute the first again in each plane of the last.
         parameters = (jnp.moveaxis(x, -1, 0) for x in (blends, jnp.where(used, factors, 1.0)))
         return jax.lax.scan(lambda planes, slot: (blend(planes, *slot), None), planes, tuple(parameters))[0]
 
-    return slots(shift_hue(slots(planes, before), jitter.hue), ~before)
+    planes = slots(planes, before)
+    if len(planes) == 3:
+        planes = shift_hue(planes, jitter.hue)
+    return slots(planes, ~before)
 
 
 def blend_orders() -> tuple[np.ndarray, np.ndarray]:
-    """For each jitter order, its blends in sequence [24, 3] and how many of them come before the hue [24]."""
+    """Returns the blends of each jitter order [24, 3] and how many of them come before the hue [24]."""
     blends = np.array([[kind for kind in order if kind != HUE] for order in JITTER_ORDERS])
     return blends, np.array([list(order).index(HUE) for order in JITTER_ORDERS])
 
 
 def blend(planes: Planes, kind: Array, factor: Array) -> Planes:
-    """clip(f x + (1 - f) base); base: black (brightness), the mean grey (contrast), each pixel's grey (saturation)."""
+    """Returns clip(f x + (1 - f) base), where base is black (brightness), the mean grey (contrast) or the grey."""
     grey_plane = grey(planes)
     mean_grey = jnp.mean(grey_plane, axis=(-2, -1))
     rest = 1.0 - factor
@@ -296,7 +305,7 @@ def blend(planes: Planes, kind: Array, factor: Array) -> Planes:
 
 
 def shift_hue(planes: Planes, turns: Array) -> Planes:
-    """Rotates the hue of HSV by `turns` (1 = full circle), keeping saturation and value.
+    """Rotates the hue of HSV by `turns` (1 is a full circle), keeping saturation and value.
 
     A channel of the HSV colour (h, s, v) is v - v s clip(min(k, 4 - k), 0, 1) with k = (n + 6 h) mod 6 and n = 5, 3, 1
     for red, green, blue; v s is the largest channel minus the smallest.
@@ -312,7 +321,7 @@ def shift_hue(planes: Planes, turns: Array) -> Planes:
     )
     sextant = sextant + 6.0 * turns[..., None, None]
 
-    def channel(offset):
+    def channel(offset: float) -> Array:
         k = sextant + offset
         k = k - 6.0 * jnp.floor(k * (1.0 / 6.0))
         return value - chroma * jnp.clip(jnp.minimum(k, 4.0 - k), 0.0, 1.0)
@@ -321,13 +330,13 @@ def shift_hue(planes: Planes, turns: Array) -> Planes:
 
 
 def grayscale(planes: Planes, apply: Array) -> Planes:
-    """All channels become the grey value where `apply`."""
+    """Replaces all channels by the grey value where `apply`."""
     grey_plane, apply = grey(planes), apply[..., None, None]
     return tuple(jnp.where(apply, grey_plane, plane) for plane in planes)
 
 
 def solarize(planes: Planes, apply: Array, threshold: float) -> Planes:
-    """Inverts what is at or above the threshold (0..255 units) where `apply`."""
+    """Inverts pixels at or above the threshold (0..255 units) where `apply`."""
     apply = apply[..., None, None]
     return tuple(jnp.where(apply & (plane >= threshold), 255.0 - plane, plane) for plane in planes)
 
@@ -336,12 +345,12 @@ def solarize(planes: Planes, apply: Array, threshold: float) -> Planes:
 
 
 def blur_kernel_size(size: int) -> int:
-    """About a tenth of the image, odd, at least 3."""
+    """Returns about a tenth of the image size, odd, at least 3."""
     return max(3, size // 10 | 1)
 
 
 def gaussian_blur(planes: Planes, sigma: Array, apply: Array) -> Planes:
-    """Separable Gaussian blur with reflected borders where `apply`; sigma in pixels."""
+    """Blurs with a separable Gaussian and reflected borders where `apply`; sigma in pixels."""
     return tuple(blur_axis(blur_axis(plane, sigma, apply, -2), sigma, apply, -1) for plane in planes)
 
 
@@ -362,35 +371,34 @@ def blur_axis(plane: Array, sigma: Array, apply: Array, axis: int) -> Array:
 # --- configuration ---
 
 
-def merged_crop(base: Mapping[str, Any], override: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The crop's keys, those of `override` first."""
-    keys = ("probability", "scale", "ratio", "size")
-    override = dict(override or {})
-    unknown = sorted(set(override) - set(keys))
-    if unknown:
-        raise UserError(f"crop = {override}: unknown keys {', '.join(unknown)}; it has {', '.join(keys)}")
-    return {name: override.get(name, base[name]) for name in keys}
+def augment_problems(data: Any) -> Iterator[tuple[str, str]]:
+    """Yields (key, what is wrong with it) for settings of the config group `data` that cannot make views.
+
+    This is about ranges and channels; the limits of single numbers are checked with their keys.
+    """
+    augment, channels = data.augment, channels_of(data)
+    ranges = {"crop.scale": augment.crop.scale, "crop.ratio": augment.crop.ratio, "blur.sigma": augment.blur.sigma}
+    for name, (low, high) in ranges.items():
+        if not 0 < low <= high:
+            yield f"data.augment.{name}", "needs (smallest, largest) with 0 < smallest <= largest"
+    for name, values in {"mean": augment.mean, "std": augment.std}.items():
+        if len(values) != channels:
+            yield f"data.augment.{name}", f"has {len(values)} numbers for data.channels = {channels}; give one each"
+    if min(augment.std, default=1) <= 0:
+        yield "data.augment.std", "must be above 0"
+    colour = {"grayscale.probability": augment.grayscale.probability}
+    if augment.jitter.probability > 0:
+        colour |= {"jitter.saturation": augment.jitter.saturation, "jitter.hue": augment.jitter.hue}
+    for name, strength in colour.items():
+        if strength > 0 and channels != 3:
+            yield f"data.augment.{name}", f"needs RGB images, data.channels is {channels}; set it to 0"
 
 
-def check_augment(config: Any, crop: Mapping[str, Any]) -> None:
-    """Refuses values that no view can be made with; called while tracing, so before anything is compiled."""
-
-    def require(true, name, value, expected):
-        if not true:
-            raise UserError(f"data.augment.{name} = {value}: must be {expected}")
-
-    groups = {name: config[name] for name in ("flip", "jitter", "grayscale", "solarize", "blur")}
-    for name, group in {"crop": crop, **groups}.items():
-        value = group["probability"]
-        require(0 <= value <= 1, f"{name}.probability", value, "within 0 and 1 (0 = off)")
-    scale, ratio, sigma = crop["scale"], crop["ratio"], config.blur.sigma
-    ordered = "(min, max) with 0 < min <= max"
-    require(len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1, "crop.scale", scale, f"{ordered} <= 1")
-    require(len(ratio) == 2 and 0 < ratio[0] <= ratio[1], "crop.ratio", ratio, ordered)
-    require(crop["size"] >= 0, "crop.size", crop["size"], "pixels, or 0 for the size of the image")
-    for name in ("brightness", "contrast", "saturation"):
-        require(config.jitter[name] >= 0, f"jitter.{name}", config.jitter[name], "0 or more")
-    require(0 <= config.jitter.hue <= 0.5, "jitter.hue", config.jitter.hue, "within 0 and 0.5 turns")
-    require(len(sigma) == 2 and 0 < sigma[0] <= sigma[1], "blur.sigma", sigma, ordered)
-    require(len(config.mean) == 3, "mean", config.mean, "three numbers in 0..1 units")
-    require(len(config.std) == 3 and min(config.std) > 0, "std", config.std, "three positive numbers in 0..1 units")
+def check_augment(data: Any) -> None:
+    """Raises UserError with all `augment_problems` of the config group `data`."""
+    problems = []
+    for key, why in augment_problems(data):
+        value = operator.attrgetter(key.removeprefix("data."))(data)
+        problems.append(f"config.{key} = {value}: {why}")
+    if problems:
+        raise UserError("\n".join(problems))

@@ -5,6 +5,7 @@ import pathlib
 import pickle
 import tarfile
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,11 @@ PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batc
 LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
+Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [N, 32, 32, 3] and labels [N] of one file
+
 
 def read_cifar10(directory: str, split: str) -> Arrays:
-    """Images uint8 [N, 32, 32, 3] and labels int32 [N] of one split; `directory` may be the archive itself."""
+    """Reads images uint8 [N, 32, 32, 3] and labels int32 [N] of one split; `directory` may be the archive itself."""
     if not directory:
         raise UserError(f"data.dir is empty: cifar10 needs the folder of its files; {_fix('data/cifar10')}")
     path = pathlib.Path(directory).expanduser()
@@ -79,12 +82,11 @@ def _read_archive(archive: pathlib.Path, split: str) -> Arrays:
 def _parse_all(contents: list[bytes], names: list[str], where: pathlib.Path) -> Arrays:
     parse = _parse_binary if names[0].endswith(".bin") else _parse_python
     parts = [parse(data, where / name) for data, name in zip(contents, names, strict=True)]
-    images = np.concatenate([part[0] for part in parts])
-    labels = np.concatenate([part[1] for part in parts]).astype(np.int32)
-    return images, labels
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return {"image": images, "label": labels.astype(np.int32)}
 
 
-def _parse_binary(data: bytes, file: pathlib.Path) -> Arrays:
+def _parse_binary(data: bytes, file: pathlib.Path) -> Batch:
     expected = IMAGES_PER_FILE * RECORD
     if len(data) != expected:
         raise UserError(
@@ -95,7 +97,7 @@ def _parse_binary(data: bytes, file: pathlib.Path) -> Arrays:
     return _images(records[:, 1:]), _checked_labels(records[:, 0], file)
 
 
-def _parse_python(data: bytes, file: pathlib.Path) -> Arrays:
+def _parse_python(data: bytes, file: pathlib.Path) -> Batch:
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
@@ -133,19 +135,19 @@ def _fix(directory: pathlib.Path | str) -> str:
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """What python 3 writes for bytes in an old pickle; any other codec is refused."""
+    """Decodes what Python 3 writes for bytes in an old pickle; refuses any other codec."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
     return text.encode("latin-1")
 
 
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # how numpy rebuilds an array; its module was renamed between versions
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's function for this; its module was renamed
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds numpy arrays and plain containers; any other global is refused before it is imported or called."""
+    """Builds numpy arrays and plain containers; refuses any other global before it is imported or called."""
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return _RECONSTRUCT
         if module == "numpy" and name in ("ndarray", "dtype"):

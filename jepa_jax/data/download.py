@@ -1,4 +1,4 @@
-"""Fetches one file: resumes, verifies, and puts it under its final name only when it is whole."""
+"""Downloads a file: resumes, verifies, and renames it to its final name only when it is complete."""
 
 import dataclasses
 import hashlib
@@ -13,12 +13,12 @@ from jepa_jax.base.errors import UserError
 
 CHUNK_BYTES = 1 << 18
 TIMEOUT_SECONDS = 30
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+Progress = Callable[[int, int], None]  # called with the bytes so far and in total
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A file whose content is known beforehand."""
+    """A file on a server, with the size and checksum of its content."""
 
     url: str
     size: int
@@ -32,7 +32,7 @@ class RemoteFile:
 def download(
     remote: RemoteFile, directory: pathlib.Path, progress: Progress = lambda done, total: None
 ) -> pathlib.Path:
-    """The verified file in `directory`, downloaded unless it is there; goes on from the .part of an earlier try."""
+    """Returns the verified file in `directory`, downloaded unless present, from where an earlier attempt stopped."""
     target = directory / remote.name
     if target.exists():
         if target.stat().st_size == remote.size and _md5(target) == remote.md5:
@@ -66,7 +66,7 @@ def download(
 
 
 def by_hand(remote: RemoteFile, directory: pathlib.Path) -> str:
-    """What to do on a machine without a network."""
+    """Returns what to do on a machine without a network."""
     return (
         f"fetch {remote.url} ({remote.size:,} bytes, md5 {remote.md5}) on another machine and put it at "
         f"{directory / remote.name}"
@@ -74,7 +74,7 @@ def by_hand(remote: RemoteFile, directory: pathlib.Path) -> str:
 
 
 def _fetch(remote: RemoteFile, part: pathlib.Path, progress: Progress) -> None:
-    """Appends to `part` what is missing of it; starts over when the server does not do ranges."""
+    """Appends the missing bytes to `part`; starts over if the server does not support ranges."""
     done = part.stat().st_size if part.exists() else 0
     if done == remote.size:
         return

@@ -1,4 +1,9 @@
-"""A folder of JPEG, PNG or WebP images, one sub-folder a class, decoded when a batch is asked for."""
+"""Folders of JPEG, PNG or WebP images, decoded batch by batch.
+
+`data.dir` D holds D/train and D/test (or D/val), or the images of both splits, of which a hash of the path then makes
+one in ten a test image. If these folders hold sub-folders, each is a class; if they hold the images themselves, the set
+is unlabelled. A folder with both is refused.
+"""
 
 import hashlib
 import io
@@ -12,58 +17,54 @@ import numpy as np
 from PIL import Image
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.in_memory import require_count
+from jepa_jax.data.contract import channels_of, image_spec
+from jepa_jax.data.in_memory import Limit
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
 TEST_SHARE = 10  # without split folders, one image in ten is a test image
-ON_ERROR = ("refuse", "skip")
 
 
 class FolderSource:
-    """Lazily decoded images: the shorter side resized to `image_size`, then the centre cropped."""
+    """Lazily decoded images: the shorter side resized to `data.image_size`, then the centre cropped."""
 
-    def __init__(
-        self, directory: str, split: str, *, image_size: int, on_error: str, limit: int = 0, limit_key: str = ""
-    ):
-        if on_error not in ON_ERROR:
-            raise UserError(f"data.on_error = {on_error}: unknown; use one of {', '.join(ON_ERROR)}")
-        self._root, self.classes, names = list_images(directory, split)
-        require_count(limit, len(names), limit_key)
-        names = names[: limit or None]
+    def __init__(self, data: Any, split: str, limit: Limit):
+        check_file_channels(data)
+        self._on_error = data.on_error
+        self._root, self.classes, paths = list_images(data.dir, split)
+        del paths[limit.of(len(paths)) :]
         # Fixed-width arrays: a million names go to a worker in one memory copy.
-        self._names = np.array([os.fsencode(name) for name, _ in names])
-        self._labels = np.array([label for _, label in names], np.int32)
-        self._on_error = on_error
-        self.image_shape = (image_size, image_size, 3)
+        self._names = np.array([os.fsencode(path) for path in paths])
+        self.spec = image_spec(data.image_size, channels_of(data), labelled=bool(self.classes))
+        if self.classes:
+            number = {name: i for i, name in enumerate(self.classes)}
+            self._labels = np.array([number[path.partition("/")[0]] for path in paths], np.int32)
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._names)
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        indices = np.asarray(indices)
-        images = np.empty((len(indices), *self.image_shape), np.uint8)
-        labels = np.empty(len(indices), np.int32)
-
-        def load(place: int) -> list[str]:
-            images[place], labels[place], skipped = self._readable(int(indices[place]))
-            return skipped
-
         if multiprocessing.parent_process() is None:  # decoding releases the interpreter lock
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                skipped = list(pool.map(load, range(len(indices))))
+                decoded = list(pool.map(self._readable, indices))
         else:  # one of several worker processes: they are the parallelism
-            skipped = [load(place) for place in range(len(indices))]
-        return {"image": images, "label": labels, "skipped": [name for names in skipped for name in names]}
+            decoded = list(map(self._readable, indices))
+        images, used, skipped = zip(*decoded, strict=True)
+        batch: dict[str, Any] = {"image": np.stack(images)}
+        if self.classes:
+            batch["label"] = self._labels[np.array(used)]
+        return batch | {"skipped": [name for names in skipped for name in names]}
 
     def _readable(self, index: int) -> tuple[np.ndarray, int, list[str]]:
-        """The image at `index` or, when skipping, the next one that can be read, and the files passed over."""
+        """Returns the image at `index` or, when skipping, the next readable one, its index, and the files skipped."""
         skipped: list[str] = []
+        size, _, channels = self.spec["image"].shape
         for candidate in range(index, index + len(self)):
             candidate %= len(self)
             file = self._root / os.fsdecode(self._names[candidate])
             try:
-                return decode(file, self.image_shape[0]), self._labels[candidate], skipped
+                return decode(file, size, channels), candidate, skipped
             except Exception as error:  # image libraries raise nearly anything on damaged files
                 if self._on_error == "refuse":
                     raise UserError(
@@ -71,73 +72,100 @@ class FolderSource:
                         "remove the file, or set data.on_error = skip"
                     ) from error
                 skipped.append(str(file))
-        raise UserError(f"{self._root}: not one of its {len(self)} images can be read; check the files")
+        raise UserError(f"{self._root}: none of its {len(self)} images can be read; check the files")
 
 
-def decode(file: pathlib.Path | io.BytesIO, size: int) -> np.ndarray:
-    """uint8 [size, size, 3]; shorter side resized (antialiased bilinear), centre crop."""
+def check_file_channels(data: Any) -> None:
+    """Raises UserError for a number of channels that image files cannot be converted to."""
+    if channels_of(data) not in MODES:
+        raise UserError(f"data.channels = {channels_of(data)}: use 1 (grey), 3 (RGB) or 4 (RGBA) for image files")
+
+
+def decode(file: pathlib.Path | io.BytesIO, size: int, channels: int = 3) -> np.ndarray:
+    """Returns uint8 [size, size, channels]: the shorter side resized (antialiased bilinear), the centre cropped."""
     with Image.open(file) as stored:
-        stored.draft("RGB", (2 * size, 2 * size))  # lets JPEG decode at a fraction of the size; no effect on others
-        image = stored.convert("RGB")
+        # Lets JPEG decode at a fraction of the size; no effect on other formats.
+        stored.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
+        image = stored.convert(MODES[channels])
     width, height = image.size
     scale = size / min(width, height)
     width, height = max(size, round(width * scale)), max(size, round(height * scale))
     left, top = (width - size) // 2, (height - size) // 2
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + size, top + size)))
+    return np.asarray(resized.crop((left, top, left + size, top + size))).reshape(size, size, channels)
 
 
-def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ...], list[tuple[str, int]]]:
-    """Root folder, class names and (path below the root, label) in an order fixed by the paths alone.
+def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ...], list[str]]:
+    """Returns the folder of a split, the classes, and the paths of its images below that folder.
 
-    The order is that of a hash, so the first n images are a mixture of all classes.
+    The order is that of a hash of the path, so that the first n images are a mixture of all classes.
     """
     root = pathlib.Path(directory).expanduser()
     if not directory or not root.is_dir():
         raise UserError(
-            f"data.dir = {directory!r}: no such folder; folder needs D/train/<class>/*.jpg or D/<class>/*.jpg"
+            f"data.dir = {directory!r}: no such folder; folder needs D/train/<class>/*.jpg or D/<class>/*.jpg, "
+            "or D/train/*.jpg or D/*.jpg for images without labels"
         )
     has_splits = (root / "train").is_dir()
-    class_root = root / "train" if has_splits else root
-    classes = _sub_folders(class_root)
+    train, top = (root / "train", _split_folder(root, split)) if has_splits else (root, root)
+    classes, present = _class_folders(train), _class_folders(top)
+    if classes and not present:
+        raise UserError(f"{top}: has no class folders, but {train} has; sort its images into class folders too")
+    if unknown := set(present) - set(classes):
+        raise UserError(f"{top / min(unknown)}: a class that {train} does not have; rename or remove it")
+    paths = [f"{name}/{path}" for name in present for path in _images_below(top / name)]
     if not classes:
-        raise UserError(f"{class_root}: no class folders; put the images of each class into a folder of its own")
-    top = _split_folder(root, split) if has_splits else root
-    unknown = set(_sub_folders(top)) - set(classes)
-    if unknown:
-        raise UserError(f"{top / sorted(unknown)[0]}: a class that {class_root} does not have; rename or remove it")
-    images = []
-    for label, name in enumerate(classes):
-        files = _image_files(top / name) if (top / name).is_dir() else []
-        if not files and top == class_root:
-            raise UserError(
-                f"{top / name}: no image in this class folder ({', '.join(EXTENSIONS)}); add some or remove the folder"
-            )
-        images += [(f"{name}/{file}", label) for file in files]
-    ordered = sorted((hashlib.sha1(os.fsencode(path)).digest(), path, label) for path, label in images)
+        paths = [name for name in os.listdir(top) if _is_image(name)]
+    empty = set(classes) - {path.partition("/")[0] for path in paths}
+    if empty and top == train:
+        raise UserError(
+            f"{top / min(empty)}: no image in this class folder ({', '.join(EXTENSIONS)}); add some or remove it"
+        )
+    ordered = sorted((hashlib.sha1(os.fsencode(path)).digest(), path) for path in paths)
     if not has_splits:
         ordered = [item for item in ordered if (item[0][-1] % TEST_SHARE == 0) == (split == "test")]
     if not ordered:
         raise UserError(f"{top}: no image for the {split} split; add images or make the folders train and test")
-    return top, classes, [(path, label) for _, path, label in ordered]
+    return top, classes, [path for _, path in ordered]
 
 
 def _split_folder(root: pathlib.Path, split: str) -> pathlib.Path:
     for name in SPLIT_FOLDERS[split]:
         if (root / name).is_dir():
             return root / name
-    raise UserError(f"data.dir = {root}: has train but neither {' nor '.join(SPLIT_FOLDERS[split])}; add one of them")
+    raise UserError(
+        f"data.dir = {root}: has train but neither {' nor '.join(SPLIT_FOLDERS[split])}; add one of them, "
+        f"or set data.dir = {root / 'train'} to test on a tenth of it"
+    )
 
 
-def _sub_folders(path: pathlib.Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")))
+def _class_folders(folder: pathlib.Path) -> tuple[str, ...]:
+    """Returns the names of the class folders, () for a folder of unlabelled images."""
+    folders, files = [], []
+    for entry in os.scandir(folder):
+        if entry.is_dir() and not entry.name.startswith("."):
+            folders.append(entry.name)
+        elif _is_image(entry.name):
+            files.append(entry.name)
+    if folders and files:
+        raise UserError(
+            f"{folder / min(files)}: an image beside the folder {min(folders)}; sort all images into class folders, "
+            "or none for images without labels"
+        )
+    if not folders and not files:
+        raise UserError(f"{folder}: holds no images ({', '.join(EXTENSIONS)}) and no class folders; add some")
+    return tuple(sorted(folders))
 
 
-def _image_files(folder: pathlib.Path) -> list[str]:
-    """Paths below `folder`, with forward slashes."""
+def _images_below(folder: pathlib.Path) -> list[str]:
+    """Returns the paths of all images below `folder`, with forward slashes."""
     return [
         pathlib.PurePath(parent, name).relative_to(folder).as_posix()
         for parent, _, names in os.walk(folder, followlinks=True)
         for name in names
-        if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+        if _is_image(name)
     ]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")

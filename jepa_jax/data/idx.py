@@ -1,4 +1,4 @@
-"""The MNIST family: IDX files of images and labels, plain or .gz."""
+"""The MNIST family: IDX files of grey images and labels, plain or .gz."""
 
 import gzip
 import math
@@ -15,7 +15,7 @@ IMAGES, LABELS = 3, 1  # number of axes, the last byte of the magic number
 
 
 def read_idx(directory: str, split: str, image_size: int) -> Arrays:
-    """Images uint8 [N, S, S, 3], grey repeated and zero-padded to `image_size`, and labels int32 [N]."""
+    """Reads grey images uint8 [N, S, S, 1], zero-padded to `image_size`, and labels int32 [N] of one split."""
     path = pathlib.Path(directory).expanduser()
     if not directory or not path.is_dir():
         raise UserError(f"data.dir = {directory!r}: no such folder; idx needs the folder of the -idx3-ubyte files")
@@ -27,11 +27,11 @@ def read_idx(directory: str, split: str, image_size: int) -> Arrays:
             f"{labels_file}: {len(labels)} labels for {len(images)} images in {images_file.name}; "
             "take both files from the same set"
         )
-    return _square_rgb(images, image_size, images_file), labels.astype(np.int32)
+    return {"image": _padded(images, image_size, images_file), "label": labels.astype(np.int32)}
 
 
 def _find(directory: pathlib.Path, split: str, kind: str, axes: int) -> pathlib.Path:
-    """The one file of this kind; torchvision keeps it in a sub-folder `raw`, some mirrors write a dot for the dash."""
+    """Returns the one file of this kind; torchvision keeps it in `raw`, some mirrors write a dot for the dash."""
     found = [
         file
         for folder in (directory, directory / "raw")
@@ -44,7 +44,7 @@ def _find(directory: pathlib.Path, split: str, kind: str, axes: int) -> pathlib.
         raise UserError(f"{directory / name}: missing; put the four files of the set into data.dir = {directory}")
     sets = {file.name.removesuffix(".gz") for file in found}
     if len(sets) > 1:
-        raise UserError(f"data.dir = {directory}: holds several sets ({', '.join(sorted(sets))}); keep one a folder")
+        raise UserError(f"data.dir = {directory}: holds several sets ({', '.join(sorted(sets))}); keep one per folder")
     return found[0]
 
 
@@ -56,7 +56,9 @@ def _read(file: pathlib.Path, axes: int) -> np.ndarray:
     header = 4 + 4 * axes
     magic = bytes([0, 0, 8, axes])  # 8: unsigned bytes
     if len(data) < header or data[:4] != magic:
-        raise UserError(f"{file}: starts with {data[:4].hex()}, expected {magic.hex()}; this is not the IDX file meant")
+        raise UserError(
+            f"{file}: starts with {data[:4].hex()}, expected {magic.hex()}; this is not the expected IDX file"
+        )
     shape = tuple(int(n) for n in np.frombuffer(data, ">u4", count=axes, offset=4))
     expected = header + math.prod(shape)
     if len(data) != expected:
@@ -64,7 +66,7 @@ def _read(file: pathlib.Path, axes: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
-def _square_rgb(images: np.ndarray, image_size: int, file: pathlib.Path) -> np.ndarray:
+def _padded(images: np.ndarray, image_size: int, file: pathlib.Path) -> np.ndarray:
     height, width = images.shape[1:]
     if image_size < max(height, width):
         raise UserError(
@@ -74,4 +76,4 @@ def _square_rgb(images: np.ndarray, image_size: int, file: pathlib.Path) -> np.n
     padded = np.zeros((len(images), image_size, image_size), np.uint8)
     top, left = (image_size - height) // 2, (image_size - width) // 2
     padded[:, top : top + height, left : left + width] = images
-    return np.repeat(padded[..., None], 3, axis=-1)
+    return padded[..., None]

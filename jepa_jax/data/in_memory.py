@@ -1,52 +1,80 @@
-"""A source whose images fit in memory: loaded once, read by fancy indexing."""
+"""Data sets that fit in memory: loaded once and read by fancy indexing."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
 
-Arrays = tuple[np.ndarray, np.ndarray]  # images uint8 [N, H, W, 3], labels int32 [N]
+Arrays = dict[str, np.ndarray]  # [N, ...] each, e.g. {"image": uint8 [N, H, W, C], "label": int32 [N]}
 
 
 class InMemorySource:
-    """Images and labels from `load()`, which is called again in each worker process instead of shipping the arrays."""
+    """Serves the arrays that `load` returns; each worker process calls `load` itself instead of receiving them."""
 
     def __init__(self, load: Callable[[], Arrays], classes: tuple[str, ...] = ()):
         self._load = load
         self._arrays: Arrays | None = None
-        images, labels = self._open()
-        # A set without names: numbers, at least ten, so that a test split without the last class has as many as train.
-        self.classes = classes or tuple(str(i) for i in range(max(10, int(labels.max()) + 1)))
-        self._length = len(images)
-        self.image_shape = images.shape[1:]
+        arrays = self._open()
+        self._length = len(next(iter(arrays.values())))
+        self.spec = {key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for key, array in arrays.items()}
+        self.classes = classes
+        if "label" in arrays and not classes:
+            # At least ten, so that a test split in which the last class is missing has as many classes as train.
+            self.classes = tuple(str(i) for i in range(max(10, int(arrays["label"].max()) + 1)))
 
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        images, labels = self._open()
-        return {"image": images[indices], "label": labels[indices]}
+    def batch(self, indices: np.ndarray) -> Arrays:
+        return {key: array[indices] for key, array in self._open().items()}
 
     def _open(self) -> Arrays:
         if self._arrays is None:
             self._arrays = self._load()
         return self._arrays
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None}
 
 
-def require_count(count: int, available: int, key: str) -> None:
-    """`count` = 0 asks for everything there is."""
-    if count > available:
-        raise UserError(f"{key} = {count}: the data has {available} images; use at most that, or 0 for all of them")
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """How many samples of a split to use, and the config key that says so; 0 means all."""
+
+    key: str
+    count: int = 0
+
+    def of(self, available: int) -> int:
+        """Returns the number of samples to use of those available.
+
+        Raises:
+          UserError: more are asked for than there are.
+        """
+        if self.count > available:
+            raise UserError(
+                f"{self.key} = {self.count}: the data has {available} images; use at most that, or 0 for all"
+            )
+        return self.count or available
 
 
-def require_size(actual: tuple[int, ...], image_size: int, what: str) -> None:
-    """Data of a fixed size is never resized silently."""
-    if tuple(actual[:2]) != (image_size, image_size):
-        height, width = actual[:2]
+def check_image_size(height: int, width: int, image_size: int, what: str) -> None:
+    """Raises UserError unless stored images have the configured size: they are never resized silently."""
+    if (height, width) != (image_size, image_size):
         fix = f"set data.image_size = {height}" if height == width else "resize the images to a square"
         raise UserError(f"data.image_size = {image_size}: {what} has images of {height} x {width} pixels; {fix}")
+
+
+def with_channels(images: np.ndarray, channels: int, what: str) -> np.ndarray:
+    """Returns images [N, H, W, C] with `channels` channels: grey is repeated to RGB, no other conversion is made."""
+    stored = images.shape[-1]
+    if stored == 1 and channels == 3:
+        return np.repeat(images, 3, axis=-1)
+    if stored != channels:
+        raise UserError(
+            f"data.channels = {channels}: {what} has images of {stored} channels; set data.channels = {stored}"
+        )
+    return images

@@ -3,6 +3,7 @@
 import pathlib
 import zipfile
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,7 +15,16 @@ BOTH_SPLITS = {"image": ("x_{}", "{}_images"), "label": ("y_{}", "{}_labels")}
 
 
 def read_npz(path: str, split: str) -> Arrays:
-    """Images uint8 [N, H, W, 3] and labels int32 [N]; grey images are repeated to three channels."""
+    """Reads images uint8 [N, H, W, C] (C = 1 for stored [N, H, W]) and labels int32 [N] of one split.
+
+    A file that holds images alone is unlabelled. A file with any other array must have labels for the split, so that
+    labels under an unexpected name are not dropped silently.
+
+    Args:
+      path: a folder with train.npz and test.npz, whose arrays are named as in ONE_SPLIT, or one file with the names of
+        BOTH_SPLITS.
+      split: "train" or "test".
+    """
     place = pathlib.Path(path).expanduser()
     if not path or not place.exists():
         raise UserError(
@@ -27,37 +37,44 @@ def read_npz(path: str, split: str) -> Arrays:
         raise UserError(f"{file}: missing; a folder of npz data holds train.npz and test.npz")
     try:
         with np.load(file, allow_pickle=False) as content:
-            images, labels = _pick(content, names["image"], file), _pick(content, names["label"], file)
+            images = _checked_images(_pick(content, names["image"], file), file)
+            if _holds_images_alone(content):
+                return {"image": images}
+            return {"image": images, "label": _checked_labels(_pick(content, names["label"], file), len(images), file)}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{file}: not a readable .npz file ({error}); write it with numpy.savez") from error
-    return _checked(images, labels, file)
 
 
-def _pick(content, names: tuple[str, ...], file: pathlib.Path) -> np.ndarray:
+def _holds_images_alone(content: Mapping[str, np.ndarray]) -> bool:
+    both = {name.format(split) for name in BOTH_SPLITS["image"] for split in ("train", "test")}
+    return set(content) <= both | set(ONE_SPLIT["image"])
+
+
+def _pick(content: Mapping[str, np.ndarray], names: tuple[str, ...], file: pathlib.Path) -> np.ndarray:
     for name in names:
         if name in content:
             return content[name]
     raise UserError(f"{file}: holds {', '.join(content) or 'nothing'}; expected an array named {' or '.join(names)}")
 
 
-def _checked(images: np.ndarray, labels: np.ndarray, file: pathlib.Path) -> Arrays:
+def _checked_images(images: np.ndarray, file: pathlib.Path) -> np.ndarray:
     if images.dtype != np.uint8:
         raise UserError(
             f"{file}: images are {images.dtype}, expected uint8 (0..255); convert them when writing the file"
         )
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise UserError(f"{file}: images have shape {images.shape}, expected [N, H, W], [N, H, W, 1] or [N, H, W, 3]")
+    if images.ndim not in (3, 4):
+        raise UserError(f"{file}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, C]")
+    if not images.size:
+        raise UserError(f"{file}: holds no image")
+    return images[..., None] if images.ndim == 3 else images
+
+
+def _checked_labels(labels: np.ndarray, num_images: int, file: pathlib.Path) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or (labels.size and labels.min() < 0):
+    if labels.dtype.kind not in "iu" or labels.shape != (num_images,) or labels.min() < 0:
         raise UserError(
-            f"{file}: labels are {labels.dtype} {labels.shape} for {len(images)} images, "
-            f"expected integers from 0 on, shape ({len(images)},)"
+            f"{file}: labels are {labels.dtype} {labels.shape} for {num_images} images, "
+            f"expected integers from 0 on, shape ({num_images},)"
         )
-    if not len(images):
-        raise UserError(f"{file}: holds no image")
-    if images.shape[-1] == 1:
-        images = np.repeat(images, 3, axis=-1)
-    return images, labels.astype(np.int32)
+    return labels.astype(np.int32)

@@ -1,9 +1,9 @@
-"""`shapes`: a procedural set of ten classes, rendered by vectorised numpy; needs no download.
+"""`shapes`: a procedural data set of ten classes, rendered by vectorised numpy; it needs no download.
 
 Every picture repeats one motif (disc, ring, star, ...) on a rotated, jittered grid, or fills the grid with one pattern
-(stripes, checker, ...), so that any crop of it shows the class. Colours, contrast and its sign, size, angle, lighting,
-stray lines and noise are independent of the class: raw pixels and untrained features say little, while what two crops
-of a picture share includes the motif.
+(stripes, checker, ...), so that any crop of it shows the class. Colours, contrast and its sign, size, angle, lighting
+and noise are independent of the class: raw pixels and untrained features say little about it, while two crops of a
+picture share the motif.
 """
 
 import dataclasses
@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jepa_jax.data.in_memory import InMemorySource
+from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import channels_of, image_spec
+from jepa_jax.data.in_memory import Arrays, Limit
 
 CLASSES = ("disc", "ring", "triangle", "cross", "star", "dots", "stripes", "waves", "checker", "grid")
-TILED = ("stripes", "waves", "checker", "grid")  # fill the plane; the others are single figures, one a cell
+TILED = ("stripes", "waves", "checker", "grid")  # fill the plane; the others are single figures, one per cell
+SMALLEST = 8  # pixels per side
 CHUNK_PIXELS = 1 << 18  # pictures are rendered in blocks that stay in the cache
 MEMORY_LIMIT_BYTES = 1 << 30  # a larger set is drawn batch by batch
 SPLIT_STREAMS = {"train": 1, "test": 2}
@@ -27,54 +30,55 @@ class Style:
 
     cells: tuple[float, float] = (1.8, 2.8)  # motifs along one side of the picture
     radius: tuple[float, float] = (0.38, 0.46)  # of a figure, in cells
-    empty_cells: float = 0.0  # probability that a cell holds no figure
     contrast: tuple[float, float] = (0.35, 0.8)  # luminance between motif and ground, of either sign
     chroma: float = 0.1  # colour added to motif and to ground, independently
     lighting: float = 0.1  # colour change from the centre to the edge
-    lines: int = 0  # stray lines across the picture
-    line_width: tuple[float, float] = (0.01, 0.04)
-    noise: float = 0.03  # standard deviation a pixel
+    noise: float = 0.03  # standard deviation per pixel
 
 
 STYLE = Style()
 _TABLE = 4  # motif angle, size and place repeat every 4 x 4 cells, further than a picture reaches
-_CELL_DRAWS = 5
+_CELL_DRAWS = 5  # the last one is unused; drawing it keeps the pictures of earlier versions
 
 
-def open_shapes(count: int, *, size: int, seed: int, split: str, style: Style = STYLE):
-    """A source of `count` shapes: kept in memory when they fit, else drawn batch by batch."""
-    render = functools.partial(render_shapes, size=size, seed=seed, split=split, style=style)
-    if count * size * size * 3 > MEMORY_LIMIT_BYTES:
-        return DrawnSource(render, count, (size, size, 3))
-    return InMemorySource(functools.partial(_render_first, render, count), CLASSES)
+def open_shapes(data: Any, split: str, limit: Limit) -> "ShapesSource":
+    """Opens one split of as many shapes as the config asks for."""
+    if limit.count == 0:
+        raise UserError(f"{limit.key} = 0: shapes are drawn on demand; say how many, for example {limit.key} = 4096")
+    if data.image_size < SMALLEST:
+        raise UserError(f"data.image_size = {data.image_size}: shapes need at least {SMALLEST} pixels")
+    if channels_of(data) != 3:
+        raise UserError(f"data.channels = {channels_of(data)}: shapes have 3 channels; set data.channels = 3")
+    return ShapesSource(limit.count, size=data.image_size, seed=data.seed, split=split)
 
 
-def _render_first(render, count):
-    return render(np.arange(count))
-
-
-class DrawnSource:
-    """Shapes drawn when they are asked for."""
+class ShapesSource:
+    """Shapes that are drawn on first use and kept in memory if all of them fit, or else drawn batch by batch."""
 
     classes = CLASSES
 
-    def __init__(self, render, count: int, image_shape: tuple[int, int, int]):
-        self._render = render
+    def __init__(self, count: int, *, size: int, seed: int, split: str):
         self._count = count
-        self.image_shape = image_shape
+        self._render = functools.partial(render_shapes, size=size, seed=seed, split=split)
+        self._drawn: Arrays | None = None
+        self.spec = image_spec(size)
 
     def __len__(self) -> int:
         return self._count
 
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        images, labels = self._render(indices)
-        return {"image": images, "label": labels}
+    def batch(self, indices: np.ndarray) -> Arrays:
+        if self._count * self.spec["image"].size > MEMORY_LIMIT_BYTES:
+            return self._render(indices)
+        if self._drawn is None:
+            self._drawn = self._render(np.arange(self._count))
+        return {key: array[indices] for key, array in self._drawn.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_drawn": None}
 
 
-def render_shapes(
-    indices: np.ndarray, *, size: int, seed: int, split: str, style: Style = STYLE
-) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [N, size, size, 3] and labels int32 [N]; each depends on (seed, split, index) alone."""
+def render_shapes(indices: np.ndarray, *, size: int, seed: int, split: str, style: Style = STYLE) -> Arrays:
+    """Draws images uint8 [N, size, size, 3] and labels int32 [N]; each depends on (seed, split, index) alone."""
     indices = np.asarray(indices, np.int64)
     images = np.empty((len(indices), size, size, 3), np.uint8)
     labels = (indices % len(CLASSES)).astype(np.int32)
@@ -83,10 +87,12 @@ def render_shapes(
     for start in range(0, len(indices), chunk):
         part = slice(start, start + chunk)
         images[part] = _render(indices[part], labels[part], size, _stream(seed, split), bank, style)
-    return images, labels
+    return {"image": images, "label": labels}
 
 
-def _render(indices, labels, size, stream, bank, style):
+def _render(
+    indices: np.ndarray, labels: np.ndarray, size: int, stream: np.uint64, bank: np.ndarray, style: Style
+) -> np.ndarray:
     draws = _Draws(stream, indices)
     axis = ((np.arange(size, dtype=np.float32) + 0.5) / size - 0.5)[None]  # [1, S]
     x, y = axis[:, None, :], axis[:, :, None]
@@ -95,8 +101,6 @@ def _render(indices, labels, size, stream, bank, style):
     # Channels first while compositing: numpy is slow on an inner axis of 3.
     image = motif[:, None] * (ink - ground)[:, :, None, None]
     image += ground[:, :, None, None]
-    for _ in range(style.lines):
-        _blend_line(image, draws, x, y, size, style)
     image += _lighting(draws, x, y, style)
     if style.noise:
         offsets = draws.integers(len(bank) - 3 * size * size)
@@ -108,8 +112,10 @@ def _render(indices, labels, size, stream, bank, style):
     return image.astype(np.uint8).transpose(0, 2, 3, 1)
 
 
-def _motif_coverage(draws, labels, x, y, size, style):
-    """How much of each pixel the motif covers, in [0, 1]; [N, S, S]."""
+def _motif_coverage(
+    draws: "_Draws", labels: np.ndarray, x: np.ndarray, y: np.ndarray, size: int, style: Style
+) -> np.ndarray:
+    """Returns how much of each pixel the motif covers, in [0, 1]; [N, S, S]."""
     n = len(labels)
     cells = draws.uniform(*style.cells)
     angle = draws.uniform(0, 2 * np.pi)
@@ -120,14 +126,13 @@ def _motif_coverage(draws, labels, x, y, size, style):
     u -= column + np.float32(0.5)
     v -= row + np.float32(0.5)
 
-    # One row of parameters a cell, looked up by pixel.
+    # One row of parameters per cell, looked up by pixel.
     table = draws.table(_TABLE * _TABLE, _CELL_DRAWS)  # [N, cells, draws]
     radius = _between(table[..., 0], style.radius)
     spin = table[..., 1] * np.float32(2 * np.pi)
     shift_u, shift_v = ((table[..., i] - np.float32(0.5)) * (1 - 2 * radius).clip(0) for i in (2, 3))
-    shown = (table[..., 4] >= style.empty_cells).astype(np.float32)
     tiled = np.isin(labels, [CLASSES.index(name) for name in TILED])
-    for values, whole_cell in ((radius, 0.5), (spin, 0), (shift_u, 0), (shift_v, 0), (shown, 1)):
+    for values, whole_cell in ((radius, 0.5), (spin, 0), (shift_u, 0), (shift_v, 0)):
         values[tiled] = whole_cell
     cell = (row.astype(np.int32) % _TABLE) * _TABLE + column.astype(np.int32) % _TABLE
     cell += (np.arange(n, dtype=np.int32) * _TABLE * _TABLE)[:, None, None]
@@ -141,13 +146,11 @@ def _motif_coverage(draws, labels, x, y, size, style):
         rows = labels == label
         distance[rows] = MOTIFS[CLASSES[label]](u[rows], v[rows])
     pixels_per_unit = (radius * (size / cells)[:, None]).ravel()[cell]
-    coverage = np.clip(np.float32(0.5) - distance * pixels_per_unit, 0, 1)
-    coverage *= shown.ravel()[cell]
-    return coverage
+    return np.clip(np.float32(0.5) - distance * pixels_per_unit, 0, 1)
 
 
-def _colours(draws, style):
-    """Ground and ink [N, 3]: equal odds of light on dark and dark on light, colours independent of the class."""
+def _colours(draws: "_Draws", style: Style) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ground and ink [N, 3]: light on dark or dark on light with equal odds, independent of the class."""
     middle = draws.uniform(0.35, 0.65)
     half = 0.5 * draws.uniform(*style.contrast) * np.where(draws.uniform(0, 1) < 0.5, -1, 1).astype(np.float32)
     ground = np.stack([draws.uniform(-style.chroma, style.chroma) for _ in range(3)], -1)
@@ -155,37 +158,26 @@ def _colours(draws, style):
     return ground + (middle - half)[:, None], ink + (middle + half)[:, None]
 
 
-def _blend_line(image, draws, x, y, size, style):
-    angle = draws.uniform(0, 2 * np.pi)
-    distance = _column(np.cos(angle)) * x + _column(np.sin(angle)) * y
-    distance -= _column(draws.uniform(-0.5, 0.5))
-    np.abs(distance, out=distance)
-    distance -= _column(0.5 * draws.uniform(*style.line_width))
-    coverage = np.clip(np.float32(0.5) - distance * np.float32(size), 0, 1)
-    for channel in range(3):
-        image[:, channel] += coverage * (_column(draws.uniform(0, 1)) - image[:, channel])
-
-
-def _lighting(draws, x, y, style):
+def _lighting(draws: "_Draws", x: np.ndarray, y: np.ndarray, style: Style) -> np.ndarray:
     angle = draws.uniform(0, 2 * np.pi)
     ramp = _column(np.cos(angle)) * x + _column(np.sin(angle)) * y
     strength = np.stack([draws.uniform(-2 * style.lighting, 2 * style.lighting) for _ in range(3)], -1)
     return ramp[:, None] * strength[:, :, None, None]
 
 
-def _star(u, v):
+def _star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     r = np.sqrt(u * u + v * v) + np.float32(1e-6)
     c = u / r
     five = c * (5 + c * c * (16 * c * c - 20))  # cos(5 angle)
     return (r - (np.float32(0.66) + np.float32(0.3) * five)) * np.float32(0.6)
 
 
-def _checker(u, v):
+def _checker(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     to_edge = np.minimum(np.minimum(np.abs(u), 1 - np.abs(u)), np.minimum(np.abs(v), 1 - np.abs(v)))
     return to_edge * np.sign(u) * np.sign(v)
 
 
-def _waves(u, v):
+def _waves(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     bent = u + np.float32(0.5) * np.sin(np.float32(np.pi) * v)
     return np.abs(bent - 2 * np.round(bent * np.float32(0.5))) - 0.5
 
@@ -206,12 +198,12 @@ MOTIFS = {
 }
 
 
-def _between(fraction, low_high):
+def _between(fraction: np.ndarray, low_high: tuple[float, float]) -> np.ndarray:
     low, high = low_high
     return np.float32(low) + fraction * np.float32(high - low)
 
 
-def _column(values):
+def _column(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32)[:, None, None]
 
 
@@ -219,28 +211,28 @@ def _column(values):
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(z):
+def _mix(z: Any) -> Any:
     z = np.asarray(z, np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
-def _stream(seed, split):
+def _stream(seed: int, split: str) -> np.uint64:
     with np.errstate(over="ignore"):
         return _mix(_mix(np.uint64(seed % 2**64) + _GOLDEN) + np.uint64(SPLIT_STREAMS[split]) * _GOLDEN)
 
 
 class _Draws:
-    """Uniform numbers for each sample; every call takes the next column."""
+    """Draws uniform numbers for each sample; every call takes the next column."""
 
-    def __init__(self, stream, indices):
+    def __init__(self, stream: np.uint64, indices: np.ndarray):
         with np.errstate(over="ignore"):
             self._keys = _mix(stream + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
         self._column = 0
 
     def table(self, rows: int, columns: int) -> np.ndarray:
-        """[N, rows, columns] float32 in [0, 1)."""
+        """Draws float32 [N, rows, columns] in [0, 1)."""
         counters = np.arange(self._column, self._column + rows * columns, dtype=np.uint64) + np.uint64(1)
         self._column += rows * columns
         bits = _mix(self._keys[:, None] + counters * _GOLDEN) >> np.uint64(40)
@@ -254,6 +246,6 @@ class _Draws:
 
 
 @functools.lru_cache(maxsize=2)
-def _noise_bank(size):
-    """Gaussian noise from which every picture takes a window; drawing afresh would cost more than all the rest."""
+def _noise_bank(size: int) -> np.ndarray:
+    """Draws the noise of which every picture takes a window; fresh noise would cost more than all other drawing."""
     return np.random.default_rng(0).standard_normal(max(1 << 19, 8 * 3 * size * size), np.float32)

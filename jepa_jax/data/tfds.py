@@ -1,4 +1,4 @@
-"""Any image classification set prepared by TFDS as ArrayRecord, read without TensorFlow."""
+"""Image sets prepared by TFDS as ArrayRecord, read without TensorFlow."""
 
 import io
 import pathlib
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.folder import decode
-from jepa_jax.data.in_memory import require_count, require_size
+from jepa_jax.data.contract import channels_of, image_spec
+from jepa_jax.data.folder import check_file_channels, decode
+from jepa_jax.data.in_memory import Arrays, Limit, check_image_size
 
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing
@@ -18,74 +19,74 @@ class TfdsSource:
     """A split of a prepared set; images are decoded on first use and kept when all of them fit in memory."""
 
     _records: Any  # opened on first use
-    _cached: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # images, labels, which of them are decoded
+    _cached: Arrays | None  # the elements decoded so far
+    _known: np.ndarray  # which of them are decoded
 
-    def __init__(self, name: str, directory: str, split: str, *, image_size: int, limit: int = 0, limit_key: str = ""):
-        self._name, self._directory = name, directory
-        builder = _open_builder(name, directory)
+    def __init__(self, name: str, data: Any, split: str, limit: Limit):
+        check_file_channels(data)
+        self._name, self._directory = name, data.dir
+        builder = _open_builder(name, data.dir)
         self._split = _split_name(builder, split)
         features = builder.info.features
-        for key in ("image", "label"):
-            if key not in features:
-                raise UserError(
-                    f"data.source = tfds:{name}: has no feature {key!r}; only image classification sets work"
-                )
+        if "image" not in features:
+            raise UserError(f"data.source = tfds:{name}: has no feature 'image'; use a set of images")
         height, width = features["image"].shape[:2]
         if height and width:  # unknown for photographs of any size, which are resized
-            require_size((height, width), image_size, f"tfds:{name}")
-        available = builder.info.splits[self._split].num_examples
-        require_count(limit, available, limit_key)
-        self._length = limit or available
-        self.classes = tuple(features["label"].names)
-        self.image_shape = (image_size, image_size, 3)
+            check_image_size(height, width, data.image_size, f"tfds:{name}")
+        self._length = limit.of(builder.info.splits[self._split].num_examples)
+        self.classes = tuple(features["label"].names) if "label" in features else ()
+        self.spec = image_spec(data.image_size, channels_of(data), labelled="label" in features)
         self._forget()
 
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
+    def batch(self, indices: np.ndarray) -> Arrays:
         indices = np.asarray(indices)
         if self._cached is None:
-            return dict(zip(("image", "label"), self._decode(indices), strict=True))
-        images, labels, known = self._cached
-        missing = np.unique(indices[~known[indices]])
+            return self._decode(indices)
+        missing = np.unique(indices[~self._known[indices]])
         if len(missing):
-            images[missing], labels[missing] = self._decode(missing)
-            known[missing] = True
-        return {"image": images[indices], "label": labels[indices]}
+            for key, array in self._decode(missing).items():
+                self._cached[key][missing] = array
+            self._known[missing] = True
+        return {key: array[indices] for key, array in self._cached.items()}
 
-    def _decode(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _decode(self, indices: np.ndarray) -> Arrays:
         if self._records is None:
             self._records = _open_records(_open_builder(self._name, self._directory), self._split)
         records = self._records.__getitems__(indices.tolist())
-        images = np.empty((len(indices), *self.image_shape), np.uint8)
+        size, _, channels = self.spec["image"].shape
+        batch = {key: np.empty((len(indices), *one.shape), one.dtype) for key, one in self.spec.items()}
         for place, record in enumerate(records):
             try:
-                images[place] = decode(io.BytesIO(record["image"]), self.image_shape[0])
+                batch["image"][place] = decode(io.BytesIO(record["image"]), size, channels)
             except Exception as error:  # image libraries raise nearly anything on damaged data
                 raise UserError(
                     f"tfds:{self._name}, {self._split} record {indices[place]}: cannot be read as an image "
                     f"({type(error).__name__}: {error}); prepare the set again"
                 ) from error
-        return images, np.array([record["label"] for record in records], np.int32)
+            if "label" in batch:
+                batch["label"][place] = record["label"]
+        return batch
 
     def _forget(self) -> None:
         self._records = None
         self._cached = None
-        shape = (self._length, *self.image_shape)
-        if np.prod(shape) <= CACHE_LIMIT_BYTES:
+        if self._length * self.spec["image"].size <= CACHE_LIMIT_BYTES:
             # The pages of np.empty cost nothing until they are written.
-            self._cached = (np.empty(shape, np.uint8), np.empty(shape[0], np.int32), np.zeros(shape[0], bool))
+            self._cached = {key: np.empty((self._length, *one.shape), one.dtype) for key, one in self.spec.items()}
+            self._known = np.zeros(self._length, bool)
 
-    def __getstate__(self):
-        return {key: value for key, value in self.__dict__.items() if key not in ("_records", "_cached")}
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_records", "_cached", "_known")}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
 
 
-def _open_builder(name: str, directory: str):
+def _open_builder(name: str, directory: str) -> Any:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -110,13 +111,13 @@ def _open_builder(name: str, directory: str):
     return builder
 
 
-def _open_records(builder, split: str):
+def _open_records(builder: Any, split: str) -> Any:
     import tensorflow_datasets as tfds
 
     return builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
 
 
-def _split_name(builder, split: str) -> str:
+def _split_name(builder: Any, split: str) -> str:
     for name in SPLITS[split]:
         if name in builder.info.splits:
             return name

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.files import write_atomically
-from jepa_jax.data.sources import Source
+from jepa_jax.data.contract import Source
 from jepa_jax.evals.features import Split
 
 FINGERPRINTED_IMAGES = 64
@@ -52,7 +52,8 @@ class FeatureCache:
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
-    """What tells one data set from another: its size, shape and the pixels and labels of its first images."""
+    """What tells one data set from another: its size, its shapes and its first elements."""
     batch = source.batch(np.arange(min(FINGERPRINTED_IMAGES, len(source))))
-    digest = hashlib.sha256(np.ascontiguousarray(batch["image"]).tobytes() + batch["label"].tobytes())
-    return {"images": len(source), "shape": list(source.image_shape), "sha256": digest.hexdigest()[:16]}
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(batch[key]).tobytes() for key in source.spec))
+    shapes = {key: [str(one.dtype), *one.shape] for key, one in source.spec.items()}
+    return {"images": len(source), "shapes": shapes, "sha256": digest.hexdigest()[:16]}

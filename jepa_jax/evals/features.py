@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jepa_jax.data.contract import Source
 from jepa_jax.data.pipeline import eval_batches
-from jepa_jax.data.sources import Source
 from jepa_jax.runtime.mesh import whole_array
 
 HELD_OUT = 0.1
@@ -33,7 +33,7 @@ class FirstImages:
     def __init__(self, source: Source, count: int, on_skipped: Callable[[Iterable[str]], None] = lambda names: None):
         self._source, self._count = source, min(count or len(source), len(source))
         self._on_skipped = on_skipped
-        self.classes, self.image_shape = source.classes, source.image_shape
+        self.classes, self.spec = source.classes, source.spec
 
     def __len__(self) -> int:
         return self._count

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jepa_jax.data.sources import Source
+from jepa_jax.data.contract import Source
 from jepa_jax.evals.features import Split, held_out_split
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, probe_logits
 
@@ -147,14 +147,15 @@ def is_kernel(params: Any) -> Any:
 
 def jitter_position(key: jax.Array, images: jax.Array, flip: bool) -> jax.Array:
     """Light augmentation that keeps uint8: a random shift with repeated borders and, if `flip`, mirroring."""
-    count, height, width, _ = images.shape
+    count, *shape = images.shape  # H, W, C
+    height, width, _ = shape
     reach = max(1, round(SHIFT * min(height, width)))
     flip_key, shift_key = jax.random.split(key)
     padded = jnp.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
     offsets = jax.random.randint(shift_key, (count, 2), 0, 2 * reach + 1)
 
     def cut(image, offset):
-        return jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), (height, width, 3))
+        return jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), shape)
 
     shifted = jax.vmap(cut)(padded, offsets)
     if not flip:
@@ -185,7 +186,7 @@ class Subset:
 
     def __init__(self, source: Source, indices: np.ndarray):
         self._source, self._indices = source, indices
-        self.classes, self.image_shape = source.classes, source.image_shape
+        self.classes, self.spec = source.classes, source.spec
 
     def __len__(self) -> int:
         return len(self._indices)

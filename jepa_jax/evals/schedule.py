@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jepa_jax.data.sources import Source
+from jepa_jax.data.contract import Source
 from jepa_jax.evals.collapse import feature_spread
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.knn import knn_accuracy

@@ -14,7 +14,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error
 from jepa_jax.config.schema import validate
 from jepa_jax.data.augment import augment_views
-from jepa_jax.data.sources import Source, open_source
+from jepa_jax.data.contract import Source, abstract_batch
+from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.feature_cache import FeatureCache, fingerprint
 from jepa_jax.evals.features import FirstImages, Split, extract
 from jepa_jax.evals.schedule import Evaluator
@@ -123,8 +124,9 @@ class ViewSource:
 
     def __init__(self, augment: Any, source: Source, images: int, views: int):
         self._source, self._views, self._images = source, views, min(images, len(source))
-        size = augment.crop.size or source.image_shape[0]
-        self.classes, self.image_shape = source.classes, (size, size, 3)
+        height, width, channels = source.spec["image"].shape
+        shape = (augment.crop.size or height, augment.crop.size or width, channels)
+        self.classes, self.spec = source.classes, {**source.spec, "image": jax.ShapeDtypeStruct(shape, np.uint8)}
         mean, std = np.asarray(augment.mean, np.float32), np.asarray(augment.std, np.float32)
 
         def draw(key, images):
@@ -141,15 +143,15 @@ class ViewSource:
         whole = np.unique(indices // self._views)
         padded = np.resize(whole, -(-len(indices) // self._views) + 2)  # one shape, one compilation
         batch = self._source.batch(padded)
-        views = np.asarray(self._draw(jax.random.key(int(whole[0])), batch["image"]))  # [V, B, h, w, 3]
+        views = np.asarray(self._draw(jax.random.key(int(whole[0])), batch["image"]))  # [V, B, h, w, C]
         place = np.searchsorted(whole, indices // self._views)
-        return {"image": views[indices % self._views, place], "label": batch["label"][place]}
+        return {key: batch[key][place] for key in self.spec} | {"image": views[indices % self._views, place]}
 
 
 def has_augmentation(augment: Any) -> bool:
     """Whether two views of an image can differ."""
     groups = ("crop", "flip", "jitter", "grayscale", "blur", "solarize")
-    return any(augment[name].probability > 0 for name in groups)
+    return any(getattr(augment, name).probability > 0 for name in groups)
 
 
 def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> TrainedEncoder:
@@ -163,13 +165,12 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
     validate(config)
     if not folder.has_checkpoint():
         raise UserError(f"--workdir={folder.path}: holds no checkpoint yet; train first, or check the path")
-    sources = open_source(config.data, "train"), open_source(config.data, "test")
+    sources = open_splits(config.data)
     keep_freed_memory()
     start_compile_cache()
     mesh = make_mesh(-1, 1)
     config.eval.batch_size += -config.eval.batch_size % mesh.size
-    size = config.data.image_size
-    sample = jax.ShapeDtypeStruct((config.eval.batch_size, size, size, 3), np.uint8)
+    sample = abstract_batch(sources[0].spec, config.eval.batch_size)["image"]
     program = build_program(
         config, num_train=len(sources[0]), num_classes=len(sources[0].classes), sample=sample, mesh=mesh
     )

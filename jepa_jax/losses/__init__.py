@@ -1,1 +1,0 @@
-"""Losses: pure functions of arrays that return a scalar and its named terms."""

@@ -1,15 +1,27 @@
 """InfoNCE: a view must find the other views of its image among those of the whole batch.
 
 Reference: van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018; here each view is
-compared with the mean of its image's other views, so V views cost V products of [B, B] whatever V is.
+compared with the mean of its image's other views, so V views cost V products of [B, B].
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jepa_jax.config.schema import Group, key
+
+Scalar = Float[Array, ""]
 
 
-def infonce_loss(z: jax.Array, *, temperature: float) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Cross-entropy over the global batch of cosine similarities / temperature; z: [V, B, D]."""
+@dataclasses.dataclass(frozen=True)
+class InfoNceKeys(Group):
+    temperature: float = key(0.2, "temperature of the similarities", least=1e-3)
+
+
+def infonce_loss(z: Float[Array, "v b d"], *, temperature: float) -> tuple[Scalar, dict[str, Scalar]]:
+    """Returns the cross-entropy over the global batch of cosine similarities / temperature, and its terms."""
     views, batch, _ = z.shape
     z = _unit(z)
     others = _unit((jnp.sum(z, axis=0) - z) / (views - 1))  # [V, B, D]
@@ -20,5 +32,5 @@ def infonce_loss(z: jax.Array, *, temperature: float) -> tuple[jax.Array, dict[s
     return cross_entropy, {"similarity": jnp.mean(own) * temperature, "retrieval": 100 * found}
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def _unit(x: Float[Array, "... d"]) -> Float[Array, "... d"]:
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)

@@ -2,31 +2,49 @@
 
 Both compare the empirical characteristic function of each slice with that of N(0, 1). Reference: Balestriero and LeCun,
 "LeJEPA", 2025. Means over the batch are over the global batch: slices come from a key that is equal on all devices and
-the batch axis is reduced by the compiler, so value and gradient do not depend on how the batch is split.
+the compiler reduces the batch axis, so value and gradient do not depend on how the batch is split.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
+from jepa_jax.config.schema import Group, key
 from jepa_jax.losses.vicreg import invariance
 
+Scalar = Float[Array, ""]
 
-def random_slices(key: jax.Array, dims: int, count: int) -> jax.Array:
-    """`count` Gaussian directions of unit length as the columns of a [dims, count] matrix."""
+
+@dataclasses.dataclass(frozen=True)
+class SigregKeys(Group):
+    sigreg_weight: float = key(0.05, "lambda: weight of SIGReg, with 1 - lambda on invariance", least=0, most=1)
+    num_slices: int = key(256, "random directions per step", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BcsKeys(Group):
+    sigreg_weight: float = key(10.0, "factor of the Gaussian term", least=0)
+    num_slices: int = key(256, "random directions per step", least=1)
+
+
+def random_slices(key: jax.Array, dims: int, count: int) -> Float[Array, "d m"]:
+    """Returns `count` Gaussian directions of unit length as columns."""
     directions = jax.random.normal(key, (dims, count))
     return directions / jnp.linalg.norm(directions, axis=0)
 
 
-def ecf_distance(x: jax.Array, t: jax.Array) -> jax.Array:
-    """|mean exp(i t x) - exp(-t^2 / 2)|^2 for samples x [B, M] at knots t [K]; returns [K, M]."""
+def ecf_distance(x: Float[Array, "b m"], t: Float[Array, " k"]) -> Float[Array, "k m"]:
+    """Returns |mean exp(i t x) - exp(-t^2 / 2)|^2 for samples x at knots t."""
     angles = t[:, None, None] * x  # [K, B, M], fused into the means
     real = jnp.mean(jnp.cos(angles), axis=1) - jnp.exp(-jnp.square(t) / 2)[:, None]
     imaginary = jnp.mean(jnp.sin(angles), axis=1)
     return jnp.square(real) + jnp.square(imaginary)
 
 
-def sigreg(z: jax.Array, slices: jax.Array, knots: int = 17, t_max: float = 3.0) -> jax.Array:
-    """The SIGReg statistic of z [B, D] on unit slices [D, M]: B times the mean weighted distance over slices.
+def sigreg(z: Float[Array, "b d"], slices: Float[Array, "d m"], knots: int = 17, t_max: float = 3.0) -> Scalar:
+    """Returns the SIGReg statistic on unit slices: B times the mean weighted distance over slices.
 
     The integrand is even, so the trapezoid rule runs over [0, t_max] with doubled weights, windowed by exp(-t^2 / 2).
     """
@@ -37,8 +55,10 @@ def sigreg(z: jax.Array, slices: jax.Array, knots: int = 17, t_max: float = 3.0)
     return z.shape[0] * jnp.mean((trapezoid * jnp.exp(-jnp.square(t) / 2)) @ distance)
 
 
-def sigreg_loss(z: jax.Array, slices: jax.Array, *, weight: float) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """LeJEPA: weight * SIGReg + (1 - weight) * mean squared distance of the views to their mean; z: [V, B, D]."""
+def sigreg_loss(
+    z: Float[Array, "v b d"], slices: Float[Array, "d m"], *, weight: float
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """Returns LeJEPA's loss: weight * SIGReg + (1 - weight) * mean squared distance of the views to their mean."""
     terms = {
         "sigreg": jnp.mean(jax.vmap(lambda v: sigreg(v, slices))(z)),
         "invariance": jnp.mean(jnp.square(z - jnp.mean(z, axis=0))),
@@ -46,15 +66,17 @@ def sigreg_loss(z: jax.Array, slices: jax.Array, *, weight: float) -> tuple[jax.
     return weight * terms["sigreg"] + (1 - weight) * terms["invariance"], terms
 
 
-def epps_pulley(z: jax.Array, slices: jax.Array, knots: int = 10, t_max: float = 3.0) -> jax.Array:
-    """EB-JEPA's form of the statistic: trapezoid over [-t_max, t_max], no factor of the batch size."""
+def epps_pulley(z: Float[Array, "b d"], slices: Float[Array, "d m"], knots: int = 10, t_max: float = 3.0) -> Scalar:
+    """Returns EB-JEPA's form of the statistic: trapezoid over [-t_max, t_max], no factor of the batch size."""
     t = jnp.linspace(-t_max, t_max, knots)
     distance = ecf_distance(z @ slices, t)
     return jnp.mean(jnp.trapezoid(jnp.exp(-jnp.square(t) / 2)[:, None] * distance, t, axis=0))
 
 
-def bcs_loss(z: jax.Array, slices: jax.Array, *, weight: float) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """EB-JEPA's batch characteristic slicing: mse of views + weight * mean Epps-Pulley over views; z: [V, B, D]."""
+def bcs_loss(
+    z: Float[Array, "v b d"], slices: Float[Array, "d m"], *, weight: float
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """Returns EB-JEPA's batch characteristic slicing: mse of views + weight * mean Epps-Pulley statistic over views."""
     terms = {
         "bcs": jnp.mean(jax.vmap(lambda v: epps_pulley(v, slices))(z)),
         "invariance": invariance(z),

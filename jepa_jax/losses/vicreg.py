@@ -1,17 +1,34 @@
 """VICReg: views agree (invariance), every dimension varies (variance), dimensions differ (covariance).
 
-Reference: Bardes, Ponce, LeCun, "VICReg", ICLR 2022. Statistics are over the batch axis as the compiled program sees
-it: under `jit` with a sharded batch that is the global batch.
+Reference: Bardes, Ponce, LeCun, "VICReg", ICLR 2022. Statistics are taken over the batch axis as the compiled program
+sees it: under `jit` with a sharded batch that is the global batch.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-COVARIANCE_NORMALISATIONS = ("pairs", "dimensions")
+from jepa_jax.config.schema import Group, key
+
+Scalar = Float[Array, ""]
 
 
-def invariance(z: jax.Array) -> jax.Array:
-    """Mean squared distance between two views, averaged over all pairs of views; z: [V, B, D].
+@dataclasses.dataclass(frozen=True)
+class VicregKeys(Group):
+    """Weights of the three terms; the defaults are EB-JEPA's."""
+
+    invariance_weight: float = key(1.0, "weight of the agreement of views", least=0)
+    std_weight: float = key(1.0, "weight of the variance of each dimension", least=0)
+    cov_weight: float = key(80.0, "weight of the covariance of dimensions", least=0)
+    covariance_normalisation: str = key(
+        "pairs", "what the sum of squared covariances is divided by: D (D - 1) or D", choices=("pairs", "dimensions")
+    )
+
+
+def invariance(z: Float[Array, "v b d"]) -> Scalar:
+    """Returns the mean squared distance between two views, averaged over all pairs of views.
 
     Computed from the distance to the mean view: sum_{i<j} |z_i - z_j|^2 = V * sum_i |z_i - mean|^2.
     """
@@ -19,30 +36,30 @@ def invariance(z: jax.Array) -> jax.Array:
     return 2 * views / (views - 1) * jnp.mean(jnp.square(z - jnp.mean(z, axis=0)))
 
 
-def hinge_std(z: jax.Array, eps: float = 1e-4) -> jax.Array:
-    """How far the standard deviation of each dimension falls short of 1; z: [B, D]."""
+def hinge_std(z: Float[Array, "b d"], eps: float = 1e-4) -> Scalar:
+    """Returns how far the standard deviation of each dimension falls short of 1, on average."""
     return jnp.mean(jax.nn.relu(1 - jnp.sqrt(jnp.var(z, axis=0, ddof=1) + eps)))
 
 
-def off_diagonal_covariance(z: jax.Array, normalisation: str) -> jax.Array:
-    """Sum of squared off-diagonal covariances of z [B, D], over D (D - 1) for "pairs", over D for "dimensions"."""
+def off_diagonal_covariance(z: Float[Array, "b d"], normalisation: str) -> Scalar:
+    """Returns the sum of squared off-diagonal covariances, over D (D - 1) for "pairs", over D for "dimensions"."""
     batch, dims = z.shape
     z = z - jnp.mean(z, axis=0)
     covariance = z.T @ z / (batch - 1)
-    # The diagonal is subtracted, not masked: no [D, D] mask to build, and its gradient stays one matmul.
+    # The diagonal is subtracted, not masked: no [D, D] mask to build, and the gradient stays one matmul.
     total = jnp.sum(jnp.square(covariance)) - jnp.sum(jnp.square(jnp.diagonal(covariance)))
     return total / {"pairs": dims * (dims - 1), "dimensions": dims}[normalisation]
 
 
 def vicreg_loss(
-    z: jax.Array,
+    z: Float[Array, "v b d"],
     *,
     std_weight: float,
     cov_weight: float,
     invariance_weight: float = 1.0,
     covariance_normalisation: str = "pairs",
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Weighted sum of the three terms for V views z: [V, B, D].
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """Returns the weighted sum of the three terms for V views, and the terms.
 
     Variance and covariance add up over two views; with more they are twice the mean over views, so that a weight means
     the same for any number of views. The paper's weights 25/25/1 go with "dimensions", EB-JEPA's 1/1/80 with "pairs".

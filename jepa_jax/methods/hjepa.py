@@ -8,52 +8,93 @@ A second term keeps the features of images from collapsing: the visible patches 
 with its own crop, colours and mask, agree in their mean feature, and those means fill the space (VICReg or SIGReg).
 """
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float, Integer
 
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import Group, Problem, key, subgroup
 from jepa_jax.losses.jepa import prediction_loss, standardised
-from jepa_jax.losses.sigreg import random_slices, sigreg_loss
+from jepa_jax.losses.sigreg import SigregKeys, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
-from jepa_jax.methods import Output
-from jepa_jax.methods.masked import MaskedMethod, slow_target, target_patches
-from jepa_jax.methods.masking import BlockMasks, covers
+from jepa_jax.methods.contract import Batch, Output, Terms
+from jepa_jax.methods.image_method import Images
+from jepa_jax.methods.masked import JepaConfig, MaskedMethod, View, slow_target, target_patches
+from jepa_jax.methods.masking import BlockMasks, MaskConfig, covers
 from jepa_jax.models.predictor import Predictor
-from jepa_jax.models.registry import DTYPES
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, layer_norm, linear
+
+Tokens = Float[Array, "b n d"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RegulariserKeys(Group):
+    regulariser_weight: float = key(0.1, "weight of the regulariser in the loss", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegulariserSigregKeys(SigregKeys, RegulariserKeys):
+    """SIGReg on image-level features."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RegulariserVicregKeys(RegulariserKeys):
+    invariance_weight: float = key(1.0, "weight of the agreement of two views", least=0)
+    std_weight: float = key(1.0, "weight of the variance of each dimension", least=0)
+    cov_weight: float = key(0.04, "weight of the covariance of dimensions, divided by D", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class HJepaConfig(JepaConfig):
+    mask: MaskConfig = subgroup(MaskConfig)
+    token_dropping: bool = key(True, "whether the encoder never computes hidden patches; else they are zeros")
+    level_weights: tuple[float, ...] = key((1.0, 0.5), "weight of each level's loss; as many levels, 2 to 4", least=0)
+    fusion: str = key("none", "how coarse levels join finer ones, top down", choices=("none", "add", "concat"))
+    regulariser: str = key(
+        "vicreg",
+        "what spreads image-level features",
+        variants={"none": None, "vicreg": RegulariserVicregKeys, "sigreg": RegulariserSigregKeys},
+    )
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if not 2 <= len(self.level_weights) <= 4:
+            yield Problem("method.level_weights", "H-JEPA has 2 to 4 levels; give a weight for each")
 
 
 class LevelHead(nnx.Module):
     """Linear, then layer norm: what one level makes of pooled patches."""
 
-    def __init__(self, width: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.linear = linear(width, width, dtype, rngs)
         self.norm = layer_norm(width, dtype, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> Tokens:
         return self.norm(self.linear(x))
 
 
 class Hierarchy(nnx.Module):
-    """Patches of a whole grid [B, tokens, D] -> one map [B, cells, D] a level, finest first.
+    """Maps the patches of a whole grid to one map of cells per level, finest first.
 
     Fusion is that of a feature pyramid: from the coarsest level down, each joins what is above it, by sum or by a
     linear map of both.
     """
 
-    def __init__(self, width: int, *, grid: int, levels: int, fusion: str, dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, grid: int, levels: int, fusion: str, dtype: Any, rngs: nnx.Rngs):
         self.sides, self.fusion = tuple(level_side(grid, level) for level in range(levels)), fusion
         self.grid = grid
         self.heads = nnx.List([LevelHead(width, dtype=dtype, rngs=rngs) for _ in range(levels)])
         joins = levels - 1 if fusion == "concat" else 0
         self.joins = nnx.List([linear(2 * width, width, dtype, rngs) for _ in range(joins)])
 
-    def __call__(self, patches: jax.Array) -> list[jax.Array]:
+    def __call__(self, patches: Tokens) -> list[Tokens]:
         maps = [head(resample(patches, self.grid, side)) for side, head in zip(self.sides, self.heads, strict=True)]
         if self.fusion == "none":
             return maps
@@ -76,17 +117,19 @@ class HierarchicalPredictor(nnx.Module):
 
 
 class HJepa(MaskedMethod):
-    """See `jepa_jax.methods.Method`."""
+    """See `jepa_jax.methods.contract.Method`."""
 
-    def __init__(self, config: Any, *, total_steps: int):
-        super().__init__(config)
+    Keys = HJepaConfig
+
+    def __init__(self, config: Config, total_steps: int):
+        super().__init__(config, total_steps)
         self.masks = BlockMasks.of(self.config.mask, self.grid)
         self.ema = slow_target(self.config, total_steps)
         self.levels = len(self.config.level_weights)
 
-    def init(self, key: jax.Array, sample: jax.Array) -> HierarchicalPredictor:
+    def init(self, key: jax.Array, sample: Batch) -> HierarchicalPredictor:
         rngs = nnx.Rngs(params=key)
-        encoder = self.build_encoder(sample, rngs)
+        encoder = self.encoder(sample, rngs)
         width = encoder.feature_dim
         predictor = Predictor(
             width,
@@ -102,14 +145,12 @@ class HJepa(MaskedMethod):
             grid=self.grid,
             levels=self.levels,
             fusion=self.config.fusion,
-            dtype=DTYPES[self.precision],
+            dtype=self.dtype,
             rngs=rngs,
         )
         return HierarchicalPredictor(encoder, predictor, hierarchy)
 
-    def loss(
-        self, model: HierarchicalPredictor, target: Any, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array
-    ) -> Output:
+    def loss(self, model: HierarchicalPredictor, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
         view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
         view = self.view(batch["image"], view_key)
@@ -136,23 +177,23 @@ class HJepa(MaskedMethod):
         return Output(loss, terms, image_feature(goal))
 
     def features(
-        self, model: Any, images: jax.Array, *, level: int = 0, normalised: bool = True, train: bool = False
-    ) -> jax.Array:
-        """The mean over a level's cells: of the encoder's patches at level 0, of what its head makes of them above.
+        self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
+    ) -> Float[Array, "b d"]:
+        """Returns the mean over a level's cells: of the encoder's patches at level 0, of its head's outputs above.
 
         Without `normalised`, that of the encoder's patches, at any level.
         """
         del train
-        patches = model.encoder.patches(self.whole(images), normalised=normalised)
+        patches = model.encoder.patches(self.whole(batch["image"], self.view_size), normalised=normalised)
         return image_feature(model.hierarchy(patches)[level] if normalised and level else patches)
 
-    def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
-        """The view, the visible context, all targets, and the view as each coarser level sees it."""
+    def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
+        """Returns the view, the visible context, all targets, and the view as each coarser level sees it."""
         view_key, mask_key, _, _ = jax.random.split(key, 4)
-        view = self.view(images, view_key)
+        view = self.view(batch["image"], view_key)
         masks = self.masks.sample(mask_key, len(view))
         size = self.view_size
-        flat = view.reshape(len(view), size * size, 3)
+        flat = view.reshape(len(view), size * size, -1)
         coarse = []
         for level in range(1, self.levels):
             side = level_side(self.grid, level)
@@ -160,23 +201,23 @@ class HJepa(MaskedMethod):
             coarse.append(cells.reshape(view.shape))
         return jnp.stack([view, self.shown(view, masks.context), self.shown(view, masks.targets), *coarse])
 
-    def _context(self, encoder: ViT, view: jax.Array, index: jax.Array) -> jax.Array:
-        """Outputs of the visible patches: computed of them alone, or of all with zeros for the hidden ones."""
+    def _context(self, encoder: ViT, view: View, index: Integer[Array, "b context"]) -> Tokens:
+        """Returns outputs of the visible patches, computed from them alone or with zeros for the hidden ones."""
         if self.config.token_dropping:
             return encoder.patches(view, index)
         visible = covers(index, self.grid**2)[..., None]
         tokens = encoder.embed(view)
         return take_tokens(encoder.encode(tokens * visible.astype(tokens.dtype))[:, encoder.num_cls :], index)
 
-    def _second_context(self, encoder: ViT, images: jax.Array, key: jax.Array) -> jax.Array:
-        """Outputs of the visible patches of another view of the same images."""
+    def _second_context(self, encoder: ViT, images: Images, key: jax.Array) -> Tokens:
+        """Returns outputs of the visible patches of another view of the same images."""
         view_key, mask_key = jax.random.split(key)
         view = self.view(images, view_key)
         with jax.named_scope("encoder"):
             return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
 
-    def _level_losses(self, predicted: list[jax.Array], goal: jax.Array, coverage: jax.Array) -> dict[str, jax.Array]:
-        """Each level's loss; coverage [B, tokens] says how many target blocks a patch is in."""
+    def _level_losses(self, predicted: list[Tokens], goal: Tokens, coverage: Float[Array, "b tokens"]) -> Terms:
+        """Returns each level's loss; `coverage` says how many target blocks a patch is in."""
         terms = {}
         for level, maps in enumerate(predicted):
             side = level_side(self.grid, level)
@@ -185,7 +226,7 @@ class HJepa(MaskedMethod):
             terms[f"level_{level}"] = prediction_loss(maps, target, weights)
         return terms
 
-    def _regulariser(self, z: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def _regulariser(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         config = self.config
         if config.regulariser == "sigreg":
             slices = random_slices(key, z.shape[-1], config.num_slices)
@@ -199,18 +240,18 @@ class HJepa(MaskedMethod):
         )
 
 
-def image_feature(patches: jax.Array) -> jax.Array:
-    """The mean over patches or cells, in float32: [B, n, D] -> [B, D]."""
+def image_feature(patches: Tokens) -> Float[Array, "b d"]:
+    """Returns the mean over patches or cells, in float32."""
     return jnp.mean(patches.astype(jnp.float32), axis=1)
 
 
 def level_side(grid: int, level: int) -> int:
-    """Cells a side of a level: the grid over 2^level, rounded up."""
+    """Returns the cells per side of a level: the grid over 2^level, rounded up."""
     return math.ceil(grid / 2**level)
 
 
-def resample(cells: jax.Array, side: int, new_side: int) -> jax.Array:
-    """Square maps [B, side^2, D] to [B, new_side^2, D], each new cell the mean over the area it covers."""
+def resample(cells: Tokens, side: int, new_side: int) -> Float[Array, "b m d"]:
+    """Returns square maps with another number of cells per side, each the mean over the area it covers."""
     if side == new_side:
         return cells
     weights = jnp.asarray(area_weights(side, new_side), cells.dtype)
@@ -220,7 +261,7 @@ def resample(cells: jax.Array, side: int, new_side: int) -> jax.Array:
 
 
 def area_weights(size: int, new_size: int) -> np.ndarray:
-    """[new_size, size]: which part of each new interval the old ones cover; 14 to 4 gives intervals of 3.5."""
+    """Returns which part of each new interval the old ones cover [new_size, size]; 14 to 4 gives intervals of 3.5."""
     old, new = np.arange(size + 1) / size, np.arange(new_size + 1) / new_size
     overlap = np.minimum(new[1:, None], old[None, 1:]) - np.maximum(new[:-1, None], old[None, :-1])
     return np.maximum(overlap, 0).astype(np.float32) * new_size

@@ -2,22 +2,36 @@
 
 Reference: Assran et al., "Self-Supervised Learning from Images with a Joint-Embedding Predictive Architecture", CVPR
 2023. Hidden patches are dropped before the encoder. All target blocks are predicted in one pass: mask tokens carry no
-content, so blocks learn nothing from one another, and the context is processed once instead of once a block.
+content, so blocks learn nothing from one another, and the context is processed once instead of once per block.
 """
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import Problem, key, subgroup
 from jepa_jax.losses.jepa import prediction_loss, standardised
-from jepa_jax.methods import Output
-from jepa_jax.methods.masked import MaskedMethod, slow_target, target_patches
-from jepa_jax.methods.masking import BlockMasks
+from jepa_jax.methods.contract import Batch, Output
+from jepa_jax.methods.masked import JepaConfig, MaskedMethod, slow_target, target_patches, width_problem
+from jepa_jax.methods.masking import BlockMasks, MaskConfig
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT
+
+
+@dataclasses.dataclass(frozen=True)
+class IJepaConfig(JepaConfig):
+    predictor_width: int = key(384, "numbers per token of the predictor", least=4)
+    mask: MaskConfig = subgroup(MaskConfig)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        yield from width_problem("predictor", self.predictor_width, self.predictor_heads)
 
 
 class EncoderPredictor(nnx.Module):
@@ -29,16 +43,18 @@ class EncoderPredictor(nnx.Module):
 
 
 class IJepa(MaskedMethod):
-    """See `jepa_jax.methods.Method`."""
+    """See `jepa_jax.methods.contract.Method`."""
 
-    def __init__(self, config: Any, *, total_steps: int):
-        super().__init__(config)
+    Keys = IJepaConfig
+
+    def __init__(self, config: Config, total_steps: int):
+        super().__init__(config, total_steps)
         self.masks = BlockMasks.of(self.config.mask, self.grid)
         self.ema = slow_target(self.config, total_steps)
 
-    def init(self, key: jax.Array, sample: jax.Array) -> EncoderPredictor:
+    def init(self, key: jax.Array, sample: Batch) -> EncoderPredictor:
         rngs = nnx.Rngs(params=key)
-        encoder = self.build_encoder(sample, rngs)
+        encoder = self.encoder(sample, rngs)
         predictor = Predictor(
             encoder.feature_dim,
             encoder.feature_dim,
@@ -49,9 +65,7 @@ class IJepa(MaskedMethod):
         )
         return EncoderPredictor(encoder, predictor)
 
-    def loss(
-        self, model: EncoderPredictor, target: Any, batch: dict[str, jax.Array], key: jax.Array, step: jax.Array
-    ) -> Output:
+    def loss(self, model: EncoderPredictor, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
@@ -67,10 +81,10 @@ class IJepa(MaskedMethod):
             loss = prediction_loss(predicted, take_tokens(standardised(goal), wanted))
         return Output(loss, {}, jnp.mean(goal, axis=1).astype(jnp.float32))
 
-    def example_views(self, images: jax.Array, key: jax.Array) -> jax.Array:
-        """The view, the visible context, and each of the target blocks."""
+    def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
+        """Returns the view, the visible context, and each of the target blocks."""
         view_key, mask_key = jax.random.split(key)
-        view = self.view(images, view_key)
+        view = self.view(batch["image"], view_key)
         masks = self.masks.sample(mask_key, len(view))
         targets = [self.shown(view, masks.targets[:, i]) for i in range(self.masks.num_targets)]
         return jnp.stack([view, self.shown(view, masks.context), *targets])

@@ -1,87 +1,99 @@
-"""What the masked methods share: a ViT, one augmented view of each image, and where its patches are."""
+"""What the masked methods share: a ViT, one augmented view per image, and the grid of its patches."""
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Integer
 
-from jepa_jax.data.augment import augment_views, normalise, whole_view
-from jepa_jax.methods import Ema, schedules
+from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
+from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.methods import schedules
+from jepa_jax.methods.contract import Ema
+from jepa_jax.methods.image_method import ImageMethod, Images
 from jepa_jax.methods.masking import covers
-from jepa_jax.models.registry import DTYPES, build_encoder
-from jepa_jax.models.vit import ViT, patchify, unpatchify
+from jepa_jax.models.vit import VitConfig, patchify, unpatchify
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
+View = Float[Array, "b h w c"]
 
 
-class MaskedMethod:
-    """Views, encoder and features; see `jepa_jax.methods.Method`. A method adds its model and its loss."""
+@dataclasses.dataclass(frozen=True)
+class MaskedConfig(NamedGroup):
+    """Base of the groups of masked methods."""
 
-    levels = 1
-    ema: Ema | None = None
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if not isinstance(config.model, VitConfig):
+            yield Problem("model.name", "this method drops patches before the encoder, which takes a ViT; use vit_tiny")
 
-    def __init__(self, config: Any):
-        self.config = config.method
-        self.model = config.model
-        self.augment = config.data.augment
-        self.precision, self.remat = config.train.precision, config.train.remat
-        self.view_size = self.augment.crop.size or config.data.image_size
-        self.grid = self.view_size // self.model.patch_size
 
-    def build_encoder(self, sample: jax.Array, rngs: nnx.Rngs) -> ViT:
-        encoder = build_encoder(
-            self.model,
-            normalise(sample, self.augment.mean, self.augment.std),
-            view_size=self.view_size,
-            precision=self.precision,
-            remat=self.remat,
-            rngs=rngs,
-        )
-        assert isinstance(encoder, ViT)  # the config was validated
-        return encoder
+@dataclasses.dataclass(frozen=True)
+class EmaTargetKeys(Group):
+    ema_start: float = key(0.996, "momentum of the copy at the first step", **PROBABILITY)
+    ema_end: float = key(1.0, "momentum of the copy at the last step, reached linearly", **PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class JepaConfig(MaskedConfig):
+    """Keys that I-JEPA and H-JEPA share."""
+
+    predictor_depth: int = key(6, "blocks of the predictor", least=1)
+    predictor_heads: int = key(12, "attention heads of the predictor", least=1)
+    target: str = key(
+        "ema",
+        "what is predicted: outputs of a slowly following copy (ema), of the encoder itself (online), or of the "
+        "encoder and with its gradient (shared)",
+        variants={"ema": EmaTargetKeys, "online": None, "shared": None},
+    )
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if getattr(config.model, "pool", "mean") != "mean":
+            yield Problem("model.pool", f"{config.method.name} learns patch features; use mean")
+
+
+def width_problem(group: str, width: int, heads: int) -> Iterator[Problem]:
+    """Yields a problem if a transformer of this width cannot have so many heads or sine-cosine positions."""
+    if width % heads or width % 4:
+        yield Problem(f"method.{group}_width", f"must be a multiple of 4 and of method.{group}_heads = {heads}")
+
+
+class MaskedMethod(ImageMethod):
+    """Base class of masked methods."""
+
+    @property
+    def patch_size(self) -> int:
+        return self.run_config.model.patch_size
+
+    @property
+    def grid(self) -> int:
+        """Patches per side of a view."""
+        return self.view_size // self.patch_size
 
     def predictor_options(self, rngs: nnx.Rngs) -> dict[str, Any]:
-        return {"grid": self.grid, "dtype": DTYPES[self.precision], "remat": self.remat == "full", "rngs": rngs}
+        return {"grid": self.grid, "dtype": self.dtype, "remat": self.remat, "rngs": rngs}
 
-    def view(self, images: jax.Array, key: jax.Array) -> jax.Array:
-        """One normalised view of each image: [B, h, w, 3]."""
-        with jax.named_scope("augment"):
-            return augment_views(key, images, self.augment, 1)[0]
+    def view(self, images: Images, key: jax.Array) -> View:
+        """Returns one normalised view of each image."""
+        return self.views(images, key, 1)[0]
 
-    def whole(self, images: jax.Array) -> jax.Array:
-        return whole_view(images, self.augment, self.view_size)
-
-    def features(
-        self, model: Any, images: jax.Array, *, level: int = 0, normalised: bool = True, train: bool = False
-    ) -> jax.Array:
-        del level, train
-        return model.encoder(self.whole(images), normalised=normalised).astype(jnp.float32)
-
-    def feature_map(self, model: Any, images: jax.Array) -> jax.Array:
-        patches = model.encoder.patches(self.whole(images)).astype(jnp.float32)
-        return patches.reshape(len(images), self.grid, self.grid, -1)
-
-    def pictures(self, model: Any, images: jax.Array, key: jax.Array) -> jax.Array | None:
-        del model, images, key
-        return None
-
-    def shown(self, view: jax.Array, index: jax.Array) -> jax.Array:
-        """The view with only the patches at `index` [B, ...] visible."""
+    def shown(self, view: View, index: Integer[Array, "b ..."]) -> View:
+        """Returns the view with only the patches at `index` visible."""
         visible = jnp.minimum(covers(index, self.grid**2), 1)[..., None]
-        size = self.model.patch_size
-        return unpatchify(jnp.where(visible > 0, patchify(view, size), HIDDEN_PIXEL), size)
+        return unpatchify(jnp.where(visible > 0, patchify(view, self.patch_size), HIDDEN_PIXEL), self.patch_size)
 
 
 def slow_target(config: Any, total_steps: int) -> Ema | None:
-    """The copy of the encoder that a JEPA predicts, with a momentum that rises linearly; None without one."""
+    """Returns the copy of the encoder that a JEPA predicts, with a momentum that rises linearly; None without one."""
     if config.target != "ema":
         return None
     return Ema(("encoder",), schedules.linear(config.ema_start, config.ema_end, total_steps))
 
 
-def target_patches(model: Any, target: Any, view: jax.Array, kind: str) -> jax.Array:
-    """The patch outputs that are to be predicted, for `method.target`: [B, tokens, D]."""
+def target_patches(model: Any, target: Any, view: View, kind: str) -> Float[Array, "b n d"]:
+    """Returns the patch outputs that are to be predicted, for `method.target`."""
     with jax.named_scope("target"):
         encoder = (target if kind == "ema" else model).encoder
         patches = encoder.patches(view)

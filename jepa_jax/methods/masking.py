@@ -8,20 +8,52 @@ context a random `context_tokens` of the patches left over (as many as are left 
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
 
-from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import Group, Problem, key
+
+Draw = Float[Array, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskConfig(Group):
+    """Target blocks and context block, as in I-JEPA."""
+
+    num_targets: int = key(4, "target blocks per image", least=1)
+    target_scale: tuple[float, ...] = key(
+        (0.15, 0.2), "area of a target block, as a part of the image", least=1e-6, most=1, length=2, increasing=True
+    )
+    target_aspect: tuple[float, ...] = key(
+        (0.75, 1.5), "height over width of a target block", least=1e-6, length=2, increasing=True
+    )
+    context_scale: tuple[float, ...] = key(
+        (0.85, 1.0), "area of the context block", least=1e-6, most=1, length=2, increasing=True
+    )
+    min_context: int = key(10, "patches that the encoder sees at least", least=1)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        grid = config.data.view_size // getattr(config.model, "patch_size", config.data.view_size)
+        masks = BlockMasks.of(self, grid)
+        if masks.context_tokens < self.min_context:
+            yield Problem(
+                "method.mask.min_context",
+                f"{self.num_targets} targets of {masks.target_tokens} patches leave {masks.context_tokens} of a "
+                f"{grid} x {grid} grid as context; use fewer or smaller targets, smaller patches or larger images",
+            )
 
 
 class Masks(NamedTuple):
     """Patch indices in raster order of the grid; within a list they are in random order."""
 
-    context: jax.Array  # [B, context_tokens]: what the encoder sees
-    hidden: jax.Array  # [B, tokens - context_tokens]: all the others
-    targets: jax.Array  # [B, num_targets, target_tokens]: those of the others that are predicted
+    context: Integer[Array, "b context"]  # what the encoder sees
+    hidden: Integer[Array, "b hidden"]  # all the others
+    targets: Integer[Array, "b targets n"]  # those of the others that are predicted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,29 +62,16 @@ class BlockMasks:
 
     grid: int  # patches a side
     num_targets: int
-    target_scale: tuple[float, float]  # area of a target block, as a part of the image
-    target_aspect: tuple[float, float]  # height over width of a target block
-    context_scale: tuple[float, float]  # area of the context block
+    target_scale: tuple[float, ...]  # area of a target block, as a part of the image
+    target_aspect: tuple[float, ...]  # height over width of a target block
+    context_scale: tuple[float, ...]  # area of the context block
     min_context: int
 
     @classmethod
-    def of(cls, config: Any, grid: int) -> "BlockMasks":
-        """From a `method.mask` group."""
-        masks = cls(
-            grid,
-            config.num_targets,
-            tuple(config.target_scale),
-            tuple(config.target_aspect),
-            tuple(config.context_scale),
-            config.min_context,
-        )
-        if masks.context_tokens < masks.min_context:
-            raise UserError(
-                f"config.method.mask.min_context = {masks.min_context}: {masks.num_targets} targets of "
-                f"{masks.target_tokens} patches leave {masks.context_tokens} of a {grid} x {grid} grid as context; "
-                "use fewer or smaller targets, smaller patches or larger images"
-            )
-        return masks
+    def of(cls, config: MaskConfig, grid: int) -> "BlockMasks":
+        """Returns the masks of a `method.mask` group."""
+        low_high = (config.target_scale, config.target_aspect, config.context_scale)
+        return cls(grid, config.num_targets, *low_high, config.min_context)
 
     @property
     def tokens(self) -> int:
@@ -98,7 +117,7 @@ class BlockMasks:
         order = jnp.argsort(-(rank + noise[:, -1]), axis=-1)
         return Masks(order[:, : self.context_tokens], order[:, self.context_tokens :], targets)
 
-    def _target_blocks(self, draw: jax.Array) -> jax.Array:
+    def _target_blocks(self, draw: Float[Array, "... 4"]) -> Bool[Array, "... tokens"]:
         """Whether a patch is in a block, for uniform draws [..., 4] of area, aspect, top and left."""
         area = _between(draw[..., 0], *self.target_scale) * self.tokens
         aspect = jnp.exp(_between(draw[..., 1], *(math.log(bound) for bound in self.target_aspect)))
@@ -106,18 +125,18 @@ class BlockMasks:
         width = jnp.clip(jnp.round(area / height), 1, self.grid)
         return self._inside(height, width, draw[..., 2], draw[..., 3])
 
-    def _context_block(self, draw: jax.Array) -> jax.Array:
+    def _context_block(self, draw: Float[Array, "... 4"]) -> Bool[Array, "... tokens"]:
         side = jnp.clip(jnp.round(jnp.sqrt(_between(draw[..., 0], *self.context_scale)) * self.grid), 1, self.grid)
         return self._inside(side, side, draw[..., 2], draw[..., 3])
 
-    def _inside(self, height: jax.Array, width: jax.Array, down: jax.Array, right: jax.Array) -> jax.Array:
+    def _inside(self, height: Draw, width: Draw, down: Draw, right: Draw) -> Bool[Array, "... tokens"]:
         """[..., tokens] of blocks at random positions in the grid.
 
         Positions are drawn from one step beyond each border on and moved inside: patches at a border are in few of the
         possible blocks, and would be predicted too seldom if all positions were equally likely.
         """
 
-        def start(draw, extent):
+        def start(draw: Draw, extent: Draw) -> Draw:
             return jnp.clip(jnp.floor(draw * (self.grid - extent + 3)) - 1, 0, self.grid - extent)[..., None]
 
         top, left = start(down, height), start(right, width)
@@ -127,17 +146,19 @@ class BlockMasks:
         return (rows[..., :, None] & columns[..., None, :]).reshape(*height.shape, self.tokens)
 
 
-def random_split(key: jax.Array, batch: int, tokens: int, kept: int) -> tuple[jax.Array, jax.Array]:
-    """A random `kept` of the patches of each image, and the others: [B, kept] and [B, tokens - kept]."""
+def random_split(
+    key: jax.Array, batch: int, tokens: int, kept: int
+) -> tuple[Integer[Array, "b kept"], Integer[Array, "b rest"]]:
+    """Returns a random `kept` of the patches of each image, and the others."""
     order = jnp.argsort(jax.random.uniform(key, (batch, tokens)), axis=-1)
     return order[:, :kept], order[:, kept:]
 
 
-def covers(index: jax.Array, tokens: int) -> jax.Array:
-    """How often each of `tokens` patches is in index [B, ...]: [B, tokens] float32."""
+def covers(index: Integer[Array, "b ..."], tokens: int) -> Float[Array, "b tokens"]:
+    """Returns how often each of `tokens` patches is in `index`."""
     flat = index.reshape(index.shape[0], -1)
     return jnp.sum(jax.nn.one_hot(flat, tokens), axis=1)
 
 
-def _between(draw: jax.Array, low: float, high: float) -> jax.Array:
+def _between(draw: Draw, low: float, high: float) -> Draw:
     return low + draw * (high - low)

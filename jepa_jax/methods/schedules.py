@@ -1,5 +1,6 @@
 """Schedules: functions of the step, evaluated inside the compiled step."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -7,7 +8,7 @@ import optax
 def warmup_cosine(
     peak: float, *, warmup_steps: int, total_steps: int, start: float = 0.0, end: float = 0.0
 ) -> optax.Schedule:
-    """Linear from `start` at step 0 to `peak` at `warmup_steps`, then half a cosine to `end` at `total_steps`."""
+    """Returns a line from `start` to `peak` at `warmup_steps`, then half a cosine to `end` at `total_steps`."""
     if warmup_steps <= 0:
         return cosine(peak, end, total_steps)
     ramp, fall = linear(start, peak, warmup_steps), cosine(peak, end, total_steps - warmup_steps)
@@ -15,9 +16,9 @@ def warmup_cosine(
 
 
 def cosine(start: float, end: float, steps: int) -> optax.Schedule:
-    """Half a cosine from `start` to `end` over `steps`, rising or falling, then constant."""
+    """Returns half a cosine from `start` to `end` over `steps`, rising or falling, then constant."""
 
-    def schedule(count):
+    def schedule(count: optax.ScalarOrSchedule) -> jax.Array:
         progress = jnp.clip(count / max(steps, 1), 0.0, 1.0)
         return end + (start - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 
@@ -25,5 +26,10 @@ def cosine(start: float, end: float, steps: int) -> optax.Schedule:
 
 
 def linear(start: float, end: float, steps: int) -> optax.Schedule:
-    """A straight line from `start` to `end` over `steps`, then constant."""
+    """Returns a straight line from `start` to `end` over `steps`, then constant."""
     return lambda count: start + (end - start) * jnp.clip(count / max(steps, 1), 0.0, 1.0)
+
+
+def ramped_momentum(momentum: float) -> optax.Schedule:
+    """Returns min(momentum, (1 + n) / (10 + n)) at step n."""
+    return lambda step: jnp.minimum(momentum, (1 + step) / (10 + step))

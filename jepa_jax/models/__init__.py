@@ -1,1 +1,0 @@
-"""Encoders, heads and their building blocks: pure modules without training knowledge."""

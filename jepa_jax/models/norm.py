@@ -1,22 +1,27 @@
-"""Batch normalisation as one multiply and one add for each number."""
+"""Batch normalisation as one multiply and one add per number."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 
 class BatchNorm(nnx.BatchNorm):
     """Normalises over all axes but the last, with statistics in float32 over the global batch.
 
-    Mean, variance, scale and bias are folded into two numbers a channel first: on CPUs the elementwise part, and its
+    Mean, variance, scale and bias are folded into two numbers per channel first: on CPUs the elementwise part, and its
     gradient, is what batch norm costs.
     """
 
-    def __init__(self, width: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         # Momentum 0.9 is 0.1 in PyTorch's convention.
         super().__init__(width, momentum=0.9, epsilon=1e-5, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self, x: Float[Array, "... c"], *, train: bool
+    ) -> Float[Array, "... c"]:
         if train:
             axes = tuple(range(x.ndim - 1))
             wide = x.astype(jnp.float32)

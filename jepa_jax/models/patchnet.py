@@ -4,38 +4,67 @@ The stem's filters are the leading principal directions of training patches, sca
 from a sample of images, need no label and are not trained: gradients never pay for the largest maps of the network.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
+from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.schema import Problem, key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm
 from jepa_jax.models.resnet import ConvNorm
 
 RIDGE = 0.1  # of the mean eigenvalue, added to each: keeps noise directions from being blown up
-SAMPLED_PATCHES = 32  # an image
+SAMPLED_PATCHES = 32  # per image
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchNetConfig(NamedGroup):
+    patch_size: int = key(6, "pixels per side of a whitened patch", least=2)
+    stride: int = key(2, "pixels between two patches", least=1)
+    stem_width: int = key(64, "whitening filters", least=1)
+    widths: tuple[int, ...] = key((96, 192, 512), "channels of the learned layers; the last one is 1x1", least=1)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        view = config.data.view_size
+        directions = config.data.channels * self.patch_size**2
+        if not self.stride <= self.patch_size <= view:
+            limits = f"model.stride = {self.stride} and the {view} pixels of a view"
+            yield Problem("model.patch_size", f"must lie between {limits}")
+        elif (view - self.patch_size) // self.stride < 1:
+            yield Problem("model.patch_size", f"leaves one patch in {view} pixels; use a smaller one")
+        if self.stem_width > directions:
+            yield Problem("model.stem_width", f"a patch has {directions} principal directions; use at most that")
+        if not self.widths:
+            yield Problem("model.widths", "needs at least one layer")
+        if config.train.remat != "none":
+            yield Problem("train.remat", "patchnet has nothing to recompute; use none")
 
 
 class Fixed(nnx.Variable):
     """An array of the model that is neither trained nor a running statistic."""
 
 
-def whitening_filters(images: jax.Array, size: int, count: int) -> jax.Array:
-    """[size, size, 3, count]: the `count` leading principal directions of patches of normalised images [N, H, W, 3]."""
+def whitening_filters(images: Float[Array, "n h w c"], size: int, count: int) -> Float[Array, "size size c count"]:
+    """Returns the `count` leading principal directions of patches of normalised images."""
+    channels = images.shape[-1]
     corners = _patch_corners(images.shape[1], images.shape[2], size)
     patches = jnp.concatenate([images[:, y : y + size, x : x + size] for y, x in corners])
-    patches = patches.reshape(-1, size * size * 3)
+    patches = patches.reshape(-1, size * size * channels)
     covariance = jnp.cov(patches, rowvar=False)
     variances, directions = jnp.linalg.eigh(covariance)
     scale = jax.lax.rsqrt(variances + RIDGE * jnp.mean(variances))
     leading = (directions * scale)[:, ::-1][:, :count]
-    return leading.reshape(size, size, 3, count)
+    return leading.reshape(size, size, channels, count)
 
 
 def _patch_corners(height: int, width: int, size: int) -> list[tuple[int, int]]:
-    """A fixed, even spread of corners over the image."""
+    """Returns corners that are spread evenly over the image."""
     side = int(SAMPLED_PATCHES**0.5)
     return [
         (round(y * (height - size) / (side - 1)), round(x * (width - size) / (side - 1)))
@@ -45,21 +74,21 @@ def _patch_corners(height: int, width: int, size: int) -> list[tuple[int, int]]:
 
 
 class PatchNet(nnx.Module):
-    """Images [B, H, W, 3] -> features [B, widths[-1]]: stem, 3x3, pool, 3x3 ..., 1x1, mean over the map."""
+    """Maps images to `widths[-1]` features: stem, 3x3, pool, 3x3 ..., 1x1, mean over the map."""
+
+    Keys = PatchNetConfig
 
     def __init__(
         self,
-        sample: jax.Array,
+        sample: Float[Array, "n h w c"],
         *,
         patch_size: int,
         stride: int,
         stem_width: int,
         widths: Sequence[int],
-        dtype=jnp.float32,
-        remat: bool = False,
+        dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        del remat  # a few layers: nothing to gain
         self.stride, self.padding, self.dtype = stride, (patch_size - stride) // 2, dtype
         self.filters = Fixed(whitening_filters(sample, patch_size, stem_width))
         self.stem_norm = BatchNorm(stem_width, dtype=dtype, rngs=rngs)
@@ -71,7 +100,18 @@ class PatchNet(nnx.Module):
         ])  # fmt: skip
         self.feature_dim = widths[-1]
 
-    def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    @classmethod
+    def from_config(
+        cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+    ) -> Self:
+        """See `jepa_jax.models.registry.Encoder`."""
+        del view_size, remat
+        return cls(
+            sample, patch_size=config.patch_size, stride=config.stride, stem_width=config.stem_width,
+            widths=config.widths, dtype=dtype, rngs=rngs,
+        )  # fmt: skip
+
+    def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b f"]:
         filters = self.filters[...].astype(self.dtype)
         x = conv2d(images.astype(self.dtype), filters, stride=self.stride, padding=self.padding)
         x = jax.nn.relu(self.stem_norm(x, train=train))

@@ -1,21 +1,23 @@
-"""A narrow transformer that turns what an encoder saw of an image into tokens at other places of it.
+"""A transformer that predicts tokens at some places of an image from encoder outputs at others.
 
-I-JEPA's and H-JEPA's predictor, and the decoder of a masked autoencoder.
+It is the predictor of I-JEPA and H-JEPA and the decoder of a masked autoencoder.
 """
 
-import jax
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Integer
 
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import Block, layer_norm, linear, run_blocks, sincos_positions
 
 
 class Predictor(nnx.Module):
-    """Context tokens [B, n, inputs] and places -> outputs [B, m, outputs] at the asked places.
+    """Maps context tokens and their places to outputs at the places asked for.
 
     A context as wide as the predictor enters it unchanged. With `mark_context` a learned vector is added to every
-    context token, the counterpart of the mask token that stands at the asked places.
+    context token, the counterpart of the mask token at the places asked for.
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class Predictor(nnx.Module):
         heads: int,
         grid: int,
         mark_context: bool = False,
-        dtype=jnp.float32,
+        dtype: Any = jnp.float32,
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
@@ -42,9 +44,14 @@ class Predictor(nnx.Module):
         self.out = linear(width, outputs, dtype, rngs)
 
     def __call__(
-        self, context: jax.Array, context_at: jax.Array, asked_at: jax.Array, *, with_context: bool = False
-    ) -> jax.Array:
-        """Outputs at `asked_at` [B, m]; `with_context` puts those at `context_at` [B, n] in front."""
+        self,
+        context: Float[Array, "b n inputs"],
+        context_at: Integer[Array, "b n"],
+        asked_at: Integer[Array, "b m"],
+        *,
+        with_context: bool = False,
+    ) -> Float[Array, "b k outputs"]:
+        """Returns outputs at `asked_at`; `with_context` puts those at `context_at` in front."""
         batch, length = context_at.shape
         positions = jnp.broadcast_to(sincos_positions(self.grid, self.width), (batch, self.grid**2, self.width))
         if self.embed is not None:

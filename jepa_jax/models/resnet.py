@@ -1,11 +1,16 @@
 """ResNet encoders with CIFAR and ImageNet stems, NHWC, global average pooling at the end."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
+from jepa_jax.config.groups import NamedGroup
+from jepa_jax.config.schema import key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm
 
@@ -16,17 +21,25 @@ SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
     "resnet50": ((3, 4, 6, 3), True),
 }
 BOTTLENECK_EXPANSION = 4
+Map = Float[Array, "b h w c"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig(NamedGroup):
+    name: str = key("resnet18", "size of the encoder", choices=tuple(SIZES))
+    stem: str = key("cifar", "first layer: 3x3 stride 1, or 7x7 stride 2 and max-pool", choices=("cifar", "imagenet"))
+    width: int = key(64, "channels of the first stage", least=1)
 
 
 class Conv(nnx.Module):
     """A convolution without bias: a norm follows."""
 
-    def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, dtype, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, dtype: Any, rngs: nnx.Rngs):
         self.stride, self.padding, self.dtype = stride, size // 2, dtype
         kaiming = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.kernel = nnx.Param(kaiming(rngs.params(), (size, size, inputs, outputs)))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Map) -> Map:
         kernel = self.kernel[...].astype(self.dtype)
         return conv2d(x.astype(self.dtype), kernel, stride=self.stride, padding=self.padding)
 
@@ -34,12 +47,14 @@ class Conv(nnx.Module):
 class ConvNorm(nnx.Module):
     """Convolution, batch norm and, unless told otherwise, ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, relu: bool = True, dtype, rngs):
+    def __init__(
+        self, inputs: int, outputs: int, size: int, *, stride: int = 1, relu: bool = True, dtype: Any, rngs: nnx.Rngs
+    ):
         self.conv = Conv(inputs, outputs, size, stride=stride, dtype=dtype, rngs=rngs)
         self.norm = BatchNorm(outputs, dtype=dtype, rngs=rngs)
         self.relu = relu
 
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: Map, train: bool) -> Map:
         x = self.norm(self.conv(x), train=train)
         return jax.nn.relu(x) if self.relu else x
 
@@ -47,7 +62,7 @@ class ConvNorm(nnx.Module):
 class ResidualBlock(nnx.Module):
     """Convolutions beside a shortcut: two of 3x3, or 1x1 - 3x3 - 1x1 for a bottleneck."""
 
-    def __init__(self, inputs: int, width: int, *, stride: int, bottleneck: bool, dtype, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, width: int, *, stride: int, bottleneck: bool, dtype: Any, rngs: nnx.Rngs):
         outputs = width * BOTTLENECK_EXPANSION if bottleneck else width
         if bottleneck:
             layers = [(inputs, width, 1, 1, True), (width, width, 3, stride, True), (width, outputs, 1, 1, False)]
@@ -61,7 +76,7 @@ class ResidualBlock(nnx.Module):
             ConvNorm(inputs, outputs, 1, stride=stride, relu=False, dtype=dtype, rngs=rngs) if project else None
         )
 
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: Map, train: bool) -> Map:
         y = x
         for layer in self.layers:
             y = layer(y, train)
@@ -69,7 +84,9 @@ class ResidualBlock(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Images [B, H, W, 3] -> features [B, feature_dim], the mean over the last map."""
+    """Maps images to the mean over the last feature map."""
+
+    Keys = ResNetConfig
 
     def __init__(
         self,
@@ -78,29 +95,45 @@ class ResNet(nnx.Module):
         bottleneck: bool,
         stem: str,
         width: int = 64,
-        dtype=jnp.float32,
+        channels: int = 3,
+        dtype: Any = jnp.float32,
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
         self.remat = remat
         self.imagenet_stem = stem == "imagenet"
         self.stem = ConvNorm(
-            3, width, 7 if self.imagenet_stem else 3, stride=2 if self.imagenet_stem else 1, dtype=dtype, rngs=rngs
+            channels,
+            width,
+            7 if self.imagenet_stem else 3,
+            stride=2 if self.imagenet_stem else 1,
+            dtype=dtype,
+            rngs=rngs,
         )
         expansion = BOTTLENECK_EXPANSION if bottleneck else 1
         self.blocks: nnx.List[ResidualBlock] = nnx.List([])
-        channels = width
+        inputs = width
         for stage, count in enumerate(blocks):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
                 planes = width * 2**stage
                 self.blocks.append(
-                    ResidualBlock(channels, planes, stride=stride, bottleneck=bottleneck, dtype=dtype, rngs=rngs)
+                    ResidualBlock(inputs, planes, stride=stride, bottleneck=bottleneck, dtype=dtype, rngs=rngs)
                 )
-                channels = planes * expansion
-        self.feature_dim = channels
+                inputs = planes * expansion
+        self.feature_dim = inputs
 
-    def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    @classmethod
+    def from_config(cls, config: Any, sample: Map, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs) -> Self:
+        """See `jepa_jax.models.registry.Encoder`."""
+        del view_size
+        blocks, bottleneck = SIZES[config.name]
+        return cls(
+            blocks, bottleneck=bottleneck, stem=config.stem, width=config.width, channels=sample.shape[-1],
+            dtype=dtype, remat=remat, rngs=rngs,
+        )  # fmt: skip
+
+    def __call__(self, images: Map, *, train: bool = False) -> Float[Array, "b f"]:
         x = self.stem(images, train)
         if self.imagenet_stem:
             x = max_pool(x, window=3, stride=2, padding=1)

@@ -3,14 +3,23 @@
 Positions are learned or fixed sines and cosines of row and column. A CLS token is optional.
 """
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float, Integer
 
+from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.tokens import take_tokens
+
+Images = Float[Array, "b h w c"]
+Tokens = Float[Array, "b n d"]
+Places = Integer[Array, "b m"]
 
 SIZES = {  # width, depth, heads
     "vit_tiny": (192, 12, 3),
@@ -19,15 +28,44 @@ SIZES = {  # width, depth, heads
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class CustomVitKeys(Group):
+    width: int = key(128, "numbers per token", least=4)
+    depth: int = key(4, "blocks", least=1)
+    heads: int = key(4, "attention heads", least=1)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if self.width % self.heads or self.width % 4:
+            yield Problem("model.width", f"must be a multiple of 4 and of model.heads = {self.heads}")
+
+
+@dataclasses.dataclass(frozen=True)
+class VitConfig(NamedGroup):
+    name: str = key(
+        "vit_tiny", "size of the encoder; vit takes its own", variants={**dict.fromkeys(SIZES), "vit": CustomVitKeys}
+    )
+    patch_size: int = key(8, "pixels per side of a patch", least=1)
+    pool: str = key("mean", "features are the CLS token or the mean of patches", choices=("cls", "mean"))
+    cls_token: bool = key(True, "whether there is a token beside those of the patches")
+    positions: str = key("learned", "trained, or fixed sines and cosines", choices=("learned", "sincos"))
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if self.pool == "cls" and not self.cls_token:
+            yield Problem("model.pool", "there is no CLS token; use mean, or set model.cls_token = True")
+        if config.data.view_size % self.patch_size:
+            fix = "set model.patch_size or data.augment.crop.size"
+            yield Problem("model.patch_size", f"does not divide the {config.data.view_size}-pixel views; {fix}")
+
+
 class Attention(nnx.Module):
     """Multi-head self-attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, width: int, heads: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, heads: int, *, dtype: Any, rngs: nnx.Rngs):
         self.heads = heads
         self.qkv = linear(width, 3 * width, dtype, rngs)
         self.out = linear(width, width, dtype, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> Tokens:
         batch, length, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
         return self.out(jax.nn.dot_product_attention(q, k, v).reshape(batch, length, width))
@@ -36,20 +74,23 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, width: int, heads: int, *, mlp_ratio: int = 4, dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, heads: int, *, mlp_ratio: int = 4, dtype: Any, rngs: nnx.Rngs):
         self.norm1 = layer_norm(width, dtype, rngs)
         self.attention = Attention(width, heads, dtype=dtype, rngs=rngs)
         self.norm2 = layer_norm(width, dtype, rngs)
         self.up = linear(width, mlp_ratio * width, dtype, rngs)
         self.down = linear(mlp_ratio * width, width, dtype, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> Tokens:
         x = x + self.attention(self.norm1(x))
         return x + self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=False))
 
 
 class ViT(nnx.Module):
-    """Images [B, H, W, 3] -> features [B, width]: the CLS token, or the mean over patches."""
+    """Maps images to the CLS token, or to the mean over patches."""
+
+    Keys = VitConfig
+    fixed_size = True  # positions are those of one image size
 
     def __init__(
         self,
@@ -62,7 +103,8 @@ class ViT(nnx.Module):
         pool: str = "cls",
         cls_token: bool = True,
         positions: str = "learned",
-        dtype=jnp.float32,
+        channels: int = 3,
+        dtype: Any = jnp.float32,
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
@@ -71,7 +113,7 @@ class ViT(nnx.Module):
         self.grid = image_size // patch_size
         self.num_cls = int(cls_token)
         initial = nnx.initializers.truncated_normal(0.02)
-        self.patch_embed = linear(3 * patch_size**2, width, dtype, rngs)
+        self.patch_embed = linear(channels * patch_size**2, width, dtype, rngs)
         if cls_token:
             self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
         learned = (1, self.grid**2 + self.num_cls, width)
@@ -79,8 +121,20 @@ class ViT(nnx.Module):
         self.blocks = nnx.List([Block(width, heads, dtype=dtype, rngs=rngs) for _ in range(depth)])
         self.norm = layer_norm(width, dtype, rngs)
 
-    def embed(self, images: jax.Array, keep: jax.Array | None = None) -> jax.Array:
-        """Patch tokens with positions, without CLS: [B, n, width], of all patches or of those in `keep` [B, n]."""
+    @classmethod
+    def from_config(
+        cls, config: Any, sample: Images, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+    ) -> Self:
+        """See `jepa_jax.models.registry.Encoder`."""
+        width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
+        return cls(
+            width, depth, heads, image_size=view_size, patch_size=config.patch_size, pool=config.pool,
+            cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1],
+            dtype=dtype, remat=remat, rngs=rngs,
+        )  # fmt: skip
+
+    def embed(self, images: Images, keep: Places | None = None) -> Tokens:
+        """Returns patch tokens with positions, without CLS, of all patches or of those at `keep`."""
         patches = patchify(images, self.patch_size)
         positions = jnp.broadcast_to(self._positions()[:, self.num_cls :], (1, self.grid**2, self.feature_dim))
         if keep is not None:  # dropped before anything is computed of them
@@ -89,8 +143,8 @@ class ViT(nnx.Module):
         tokens = self.patch_embed(patches)
         return tokens + positions.astype(tokens.dtype)
 
-    def encode(self, tokens: jax.Array, *, normalised: bool = True) -> jax.Array:
-        """Outputs for embedded tokens, those of CLS in front if there is one: [B, num_cls + n, width]."""
+    def encode(self, tokens: Tokens, *, normalised: bool = True) -> Float[Array, "b m d"]:
+        """Returns outputs for embedded tokens, that of CLS in front if there is one."""
         x = tokens
         if self.num_cls:
             cls = (self.cls_token[...] + self._positions()[:, :1]).astype(tokens.dtype)
@@ -98,27 +152,26 @@ class ViT(nnx.Module):
         x = run_blocks(self.blocks, x, remat=self.remat)
         return self.norm(x) if normalised else x
 
-    def patches(self, images: jax.Array, keep: jax.Array | None = None, *, normalised: bool = True) -> jax.Array:
-        """Outputs of the patches alone: [B, n, width]."""
+    def patches(self, images: Images, keep: Places | None = None, *, normalised: bool = True) -> Tokens:
+        """Returns outputs of the patches alone."""
         return self.encode(self.embed(images, keep), normalised=normalised)[:, self.num_cls :]
 
-    def __call__(self, images: jax.Array, *, train: bool = False, normalised: bool = True) -> jax.Array:
+    def __call__(self, images: Images, *, train: bool = False, normalised: bool = True) -> Float[Array, "b d"]:
         del train  # no dropout, no batch statistics
         return self.pooled(self.encode(self.embed(images), normalised=normalised))
 
-    def pooled(self, outputs: jax.Array) -> jax.Array:
-        """One vector an image from what `encode` gave: [B, width]."""
+    def pooled(self, outputs: Tokens) -> Float[Array, "b d"]:
+        """Returns one vector per image from what `encode` gave."""
         return outputs[:, 0] if self.pool == "cls" else jnp.mean(outputs[:, self.num_cls :], axis=1)
 
-    def _positions(self) -> jax.Array:
-        """[1, num_cls + grid^2, width]."""
+    def _positions(self) -> Float[Array, "1 places d"]:
         if self.position is not None:
             return self.position[...]
         return jnp.asarray(sincos_positions(self.grid, self.feature_dim, leading=self.num_cls))[None]
 
 
-def run_blocks(blocks: Iterable[Block], x: jax.Array, *, remat: bool) -> jax.Array:
-    """Blocks one after the other; with `remat` the backward pass recomputes the inside of each."""
+def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: bool) -> Tokens:
+    """Applies blocks one after the other; with `remat` the backward pass recomputes the inside of each."""
     run = nnx.remat(lambda block, x: block(x)) if remat else (lambda block, x: block(x))
     for block in blocks:
         x = run(block, x)
@@ -126,7 +179,7 @@ def run_blocks(blocks: Iterable[Block], x: jax.Array, *, remat: bool) -> jax.Arr
 
 
 def sincos_positions(grid: int, width: int, leading: int = 0) -> np.ndarray:
-    """Fixed positions [leading + grid^2, width]: sines and cosines of the row, then of the column; zeros for CLS."""
+    """Returns fixed positions [leading + grid^2, width]: sines and cosines of row and column; zeros for CLS."""
     frequencies = 1 / 10_000 ** (np.arange(width // 4) / (width // 4))
     angles = np.arange(grid)[:, None] * frequencies  # [grid, width / 4]
     axis = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # [grid, width / 2]
@@ -135,29 +188,29 @@ def sincos_positions(grid: int, width: int, leading: int = 0) -> np.ndarray:
     return np.pad(table, ((leading, 0), (0, 0)))
 
 
-def patchify(images: jax.Array, size: int) -> jax.Array:
-    """[B, H, W, C] -> [B, (H / size) (W / size), size size C], row by row."""
+def patchify(images: Images, size: int) -> Float[Array, "b patches numbers"]:
+    """Returns patches row by row, each as size * size * C numbers."""
     batch, height, width, channels = images.shape
     x = images.reshape(batch, height // size, size, width // size, size, channels)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
 
 
-def unpatchify(patches: jax.Array, size: int) -> jax.Array:
-    """The inverse of `patchify` for square images of three channels."""
-    batch, tokens, _ = patches.shape
-    grid = round(tokens**0.5)
-    x = patches.reshape(batch, grid, grid, size, size, 3)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, grid * size, grid * size, 3)
+def unpatchify(patches: Float[Array, "b patches numbers"], size: int) -> Images:
+    """Inverts `patchify` for square images."""
+    batch, tokens, numbers = patches.shape
+    grid, channels = round(tokens**0.5), numbers // size**2
+    x = patches.reshape(batch, grid, grid, size, size, channels)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, grid * size, grid * size, channels)
 
 
-def linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    """A dense layer with float32 parameters, computing in `dtype`.
+def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
+    """Returns a dense layer with float32 parameters that computes in `dtype`.
 
-    Its first weights keep the size of what passes through at any width. The usual fixed deviation of 0.02 is meant for
-    widths near 768: in a narrow ViT it leaves tokens that are nearly all position, predicted without looking.
+    The initial weights keep the scale of activations at any width. The usual fixed standard deviation of 0.02 is meant
+    for widths near 768: in a narrow ViT tokens would consist almost entirely of their position.
     """
     return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
 
 
-def layer_norm(width: int, dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.LayerNorm:
     return nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)

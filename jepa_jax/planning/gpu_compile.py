@@ -24,9 +24,10 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.config.schema import flatten, validate
+from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.hlo import parse_hlo
 from jepa_jax.program.build import Program, build_program
-from jepa_jax.program.describe import abstract_batch
 from jepa_jax.program.flops import Rules, jaxpr_flops
 from jepa_jax.runtime.hardware import Gpu, num_devices, target_config
 from jepa_jax.runtime.mesh import check_batch, make_mesh
@@ -41,15 +42,6 @@ READERS = ("planning/gpu_compile.py", "planning/hlo.py", "program/flops.py")
 # compile; cuBLAS needs none. The peak of `rapid` differs by 0.4 %.
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
-
-
-@dataclasses.dataclass(frozen=True)
-class DataSize:
-    """What a program has to know of its data."""
-
-    num_train: int
-    num_classes: int
-    assumed: bool = False  # the files are not there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +136,12 @@ def topology_devices(gpu: Gpu, topology: str) -> list[Any]:
     return list(description.devices)
 
 
-def program_for(config: Any, data: DataSize, devices: Sequence[Any]) -> Program:
+def program_for(config: Any, data: DataFacts, devices: Sequence[Any]) -> Program:
     """The program of a config over these devices, by the way that training takes."""
     validate(config)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, devices)
     check_batch(config, mesh)
-    sample = abstract_batch(config.data)["image"]
+    sample = abstract_batch(data.spec, config.data.batch_size)["image"]
     # A batch larger than the set is planned all the same: the search for the largest one passes through it.
     num_train = max(data.num_train, config.data.batch_size)
     return build_program(config, num_train=num_train, num_classes=data.num_classes, sample=sample, mesh=mesh)
@@ -170,7 +162,7 @@ class StepCompiler:
     """
 
     def __init__(
-        self, data: DataSize, folder: pathlib.Path | None, on_compile: Callable[[str], None] = lambda what: None
+        self, data: DataFacts, folder: pathlib.Path | None, on_compile: Callable[[str], None] = lambda what: None
     ):
         self.data, self.folder, self.on_compile = data, folder, on_compile
         self.compilations = 0
@@ -196,7 +188,7 @@ class StepCompiler:
         config = request.config
         devices = self._topology(request)
         program = program_for(config, self.data, devices)
-        batch = abstract_batch(config.data)
+        batch = abstract_batch(self.data.spec, config.data.batch_size)
         traced = trace_step(program, batch)
         lowered = traced.lower()
         built = self._digest(lowered.as_text(), readers_digest(), request)

@@ -11,7 +11,9 @@ from typing import Any
 import jax
 
 from jepa_jax.base.console import Console
-from jepa_jax.planning.gpu_compile import DataSize, Request, StepCompiler, default_folder
+from jepa_jax.data.contract import channels_of, image_spec
+from jepa_jax.data.facts import DataFacts
+from jepa_jax.planning.gpu_compile import Request, StepCompiler, default_folder
 from jepa_jax.planning.planner import NO, Planner, pool_fraction
 from jepa_jax.program.build import Program
 from jepa_jax.reports.plan_report import gib, pool_lines, ways_out_lines
@@ -111,8 +113,9 @@ def _planner(
     folder: pathlib.Path | None,
     say: Callable[[str], None],
 ) -> tuple[Planner, Request]:
+    spec = image_spec(config.data.image_size, channels_of(config.data), labelled=num_classes > 0)
     compiler = StepCompiler(
-        DataSize(num_train, num_classes),
+        DataFacts(num_train, num_classes, spec),
         folder or default_folder(),
         on_compile=lambda what: say(f"planning memory: compiling for {what}"),
     )

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning.gpu_compile import DataSize, program_for, trace_step
+from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.facts import DataFacts
+from jepa_jax.planning.gpu_compile import program_for, trace_step
 from jepa_jax.planning.planner import Plan
-from jepa_jax.program.describe import abstract_batch
 from jepa_jax.program.flops import Rules, jaxpr_flops
 from jepa_jax.runtime import out_of_memory
 from jepa_jax.runtime.hardware import gpu_of_device, load_table
@@ -36,17 +37,17 @@ class Check:
         )
 
 
-def check_flops(config: Any, data: DataSize) -> Check:
+def check_flops(config: Any, data: DataFacts) -> Check:
     """Operations of a step on this machine's CPU against XLA's analysis; both count a loop body once."""
     config = copy.deepcopy(config)
     config.mesh.data, config.mesh.fsdp = -1, 1  # one device, however many the plan is for
     program = program_for(config, data, jax.devices("cpu")[:1])
-    traced = trace_step(program, abstract_batch(config.data))
+    traced = trace_step(program, abstract_batch(data.spec, config.data.batch_size))
     counted = jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cpu", loops_once=True, elementwise=True))
     return Check("operations of a step on CPU, against XLA's count", counted, traced.lower().cost_analysis()["flops"])
 
 
-def check_peak(plan: Plan, data: DataSize) -> Check:
+def check_peak(plan: Plan, data: DataFacts) -> Check:
     """Runs a few steps on the GPUs that are here; their allocator's peak against the plan's."""
     config, wanted = plan.request.config, plan.request.devices
     devices = jax.local_devices()
@@ -57,7 +58,10 @@ def check_peak(plan: Plan, data: DataSize) -> Check:
             f"{len(devices)} x {devices[0].device_kind}; check a plan on what it is for"
         )
     program = program_for(config, data, devices[:wanted])
-    batch = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract_batch(config.data).items()}
+    batch = {
+        name: np.zeros(leaf.shape, leaf.dtype)
+        for name, leaf in abstract_batch(data.spec, config.data.batch_size).items()
+    }
     try:
         state = program.factory.create(config.train.seed, batch["image"])
         for _ in range(MEASURED_STEPS):

@@ -8,8 +8,9 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.schema import validate
+from jepa_jax.data.facts import data_facts
 from jepa_jax.planning.gpu_compile import Request, StepCompiler, default_folder, require_wheels
-from jepa_jax.planning.plan_inputs import measure_loader, planned_data
+from jepa_jax.planning.plan_inputs import measure_loader
 from jepa_jax.planning.planner import Plan, Planner
 from jepa_jax.reports.plan_report import Circumstances, plan_json, plan_lines
 from jepa_jax.runtime.hardware import find_gpus, load_table, num_devices
@@ -46,7 +47,7 @@ def make_plans(config: Any, options: Options, console: Console) -> tuple[list[Pl
                 f"divide it; use a multiple of {devices * config.train.accum_steps}"
             )
     compiler = StepCompiler(
-        planned_data(config.data),
+        data_facts(config.data, assume=True),
         options.cache or default_folder(),
         on_compile=lambda what: console.line(f"compiling for {what}"),
     )

@@ -1,4 +1,4 @@
-"""What a plan is told of data and machine: the size of the data set, the rate of its loader."""
+"""Measures the rate of a config's loader on this machine, for a plan."""
 
 import time
 from collections.abc import Callable
@@ -7,21 +7,8 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
-from jepa_jax.planning.gpu_compile import DataSize
-from jepa_jax.program.describe import data_size
 
-UNKNOWN_SET = (50_000, 10)  # train images and classes of a set whose files are not there
 MEASURED_SECONDS = 1.0
-
-
-def planned_data(data: Any) -> DataSize:
-    """The size of the data set, or what is known of it when its files are not there."""
-    try:
-        images, classes, found = data_size(data)
-        return DataSize(images, classes, assumed=not found)
-    except UserError:
-        images, classes = UNKNOWN_SET
-        return DataSize(data.num_train or images, classes, assumed=True)
 
 
 def measure_loader(config: Any, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jepa_jax.base.errors import UserError
 from jepa_jax.planning.gpu_compile import Facts, Request, StepCompiler
 from jepa_jax.runtime.hardware import Gpu
 
@@ -22,8 +21,6 @@ WORKSPACE_MOST_BYTES = GIB  # of the largest convolution; up to here it is taken
 COLLECTIVE_BYTES = 512 * 2**20  # NCCL's buffers, with more than one device
 FRAGMENTATION = 0.02  # of the peak: holes that the allocator cannot use
 FITS_BELOW = 0.95  # of the memory; above it a plan is called tight
-POOL_FRACTION = 0.75  # of the memory that JAX takes unless a variable says otherwise
-POOL_VARIABLE, OLD_POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 EFFICIENCY = (0.3, 0.7)  # of the bound: what training programs reach
 BATCH_GRAIN = 8  # images a device and part: largest batches are multiples of this
 CLOSE_ENOUGH = 0.025  # of the memory: a batch that leaves less free is the largest
@@ -149,19 +146,6 @@ def speed_bound(facts: Facts, gpu: Gpu) -> Speed:
         memory_seconds=facts.bytes_moved / (gpu.bandwidth_gb_per_second * 1e9),
         network_seconds=sent / (gpu.interconnect_gb_per_second * 1e9),
     )
-
-
-def pool_fraction(environment: Mapping[str, str]) -> float:
-    """Of a GPU's memory, that JAX takes for its pool."""
-    given = [name for name in (POOL_VARIABLE, OLD_POOL_VARIABLE) if environment.get(name)]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} are both set, which JAX refuses; unset the second")
-    for name in given:
-        try:
-            return float(environment[name])
-        except ValueError:
-            raise UserError(f"{name} = {environment[name]}: not a number; give a share of 1, or unset it") from None
-    return POOL_FRACTION
 
 
 class Planner:

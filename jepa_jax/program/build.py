@@ -4,15 +4,20 @@ Training, description, inference and benchmarks build the same program: what one
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.methods import Method, build_method
+from jepa_jax.config.groups import Config
+from jepa_jax.data.pipeline import BatchPlan
+from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
+
+INITIAL_ELEMENTS = 1024  # of the train split, that a method may use to initialise itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +28,9 @@ class Length:
     total_steps: int
 
     @classmethod
-    def of(cls, config: Any, num_train: int) -> "Length":
-        if config.data.batch_size > num_train:
-            raise UserError(
-                f"config.data.batch_size = {config.data.batch_size}: the train split has {num_train} images; "
-                "use a smaller batch"
-            )
-        steps_per_epoch = num_train // config.data.batch_size
+    def of(cls, config: Config, num_train: int) -> "Length":
+        """Returns the length of a run on `num_train` elements; refuses a batch that is larger than the train split."""
+        steps_per_epoch = BatchPlan(num_train, config.data.batch_size).steps_per_epoch
         total_steps = config.train.max_steps or max(1, round(config.optim.epochs * steps_per_epoch))
         return cls(steps_per_epoch, total_steps)
 
@@ -38,25 +39,41 @@ class Length:
 class Program:
     """What a config computes."""
 
-    method: Method
+    method: Any  # a jepa_jax.methods.contract.Method
     factory: StateFactory
     train_step: Callable
     length: Length
     mesh: Mesh
 
 
-def build_program(config: Any, *, num_train: int, num_classes: int, sample: Any, mesh: Mesh) -> Program:
-    """The program of a validated config; `sample` is a uint8 batch of images, or only its ShapeDtypeStruct."""
+def build_program(
+    config: Config, *, num_train: int, num_classes: int, sample: Mapping[str, Any], mesh: Mesh
+) -> Program:
+    """Returns the program of a config.
+
+    Args:
+      num_classes: of the labels; 0 without labels, then there is no online probe.
+      sample: a batch of training data, or only its ShapeDtypeStructs.
+    """
     length = Length.of(config, num_train)
     method = build_method(config, total_steps=length.total_steps)
+    if config.eval.weights == "target" and not (method.ema and "encoder" in method.ema.modules):
+        raise UserError("config.eval.weights = 'target': this method keeps no copy of its encoder; use online")
     tx, learning_rate = optim.make_optimizer(
         config.optim,
         batch_size=config.data.batch_size,
         steps_per_epoch=length.steps_per_epoch,
         total_steps=length.total_steps,
+        groups=method.param_groups,
     )
     factory = state_factory(method, tx, sample=sample, num_classes=num_classes, mesh=mesh)
     train_step = make_train_step(
         method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
     )
     return Program(method, factory, train_step, length, mesh)
+
+
+def initial_sample(source: Any) -> dict[str, np.ndarray]:
+    """Returns the elements of a source that a method may look at to initialise itself."""
+    batch = source.batch(np.arange(min(INITIAL_ELEMENTS, len(source))))
+    return {name: batch[name] for name in source.spec}

@@ -4,13 +4,16 @@ The schedule is a function of the update count, evaluated inside the compiled st
 the warm-up rate.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import OptimConfig
+from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.methods.schedules import cosine, warmup_cosine
 
 PyTree = Any
@@ -19,41 +22,37 @@ UNDECAYED = ("bias", "scale", "cls_token", "mask_token", "context_token", "posit
 
 
 def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_batch: int) -> float:
-    """The peak rate for an effective batch: unchanged, or scaled by the ratio to the reference batch or by its root."""
+    """Returns the peak rate for a batch: unchanged, or scaled by its ratio to the reference batch or the root of it."""
     ratio = batch_size / reference_batch
     return lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[scaling]
 
 
 def decay_mask(params: PyTree) -> PyTree:
-    """True for weights that decay: kernels, not biases, norm scales, tokens or positions."""
+    """Returns True for weights that decay: kernels, not biases, norm scales, tokens or positions."""
 
-    def decays(path, leaf):
+    def decays(path: Any, leaf: jax.Array) -> bool:
         return leaf.ndim > 1 and getattr(path[-1], "key", None) not in UNDECAYED
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-# How many updates were made: the trust ratio needs the rate of the present one.
-LarcState = optax.ScaleByScheduleState
-
-
 def scale_by_larc(
     learning_rate: optax.Schedule, *, trust: float = 0.02, weight_decay: float = 1e-4, eps: float = 1e-8
 ) -> optax.GradientTransformation:
-    """Layer-wise adaptive rate control: (g + wd p) * min(trust |p| / (|g| + wd |p| + eps) / lr, 1) where ndim > 1.
+    """Returns LARC: (g + wd p) * min(trust |p| / (|g| + wd |p| + eps) / lr, 1) where ndim > 1.
 
     One-dimensional parameters pass unchanged and undecayed. This is the clipped form used by EB-JEPA; `optax.lars` is
     another algorithm. Follow with `optax.trace` and `optax.scale_by_learning_rate` of the same schedule.
     """
 
-    def init(params):
+    def init(params: PyTree) -> optax.ScaleByScheduleState:
         del params
-        return LarcState(jnp.zeros([], jnp.int32))
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
 
-    def update(updates, state, params):
+    def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree) -> tuple[PyTree, optax.ScaleByScheduleState]:
         rate = learning_rate(state.count)
 
-        def adapt(g, p):
+        def adapt(g: jax.Array, p: jax.Array) -> jax.Array:
             if p.ndim <= 1:
                 return g
             p_norm, g_norm = jnp.linalg.norm(p), jnp.linalg.norm(g)
@@ -62,58 +61,97 @@ def scale_by_larc(
             scale = jnp.where(p_norm > 0, jnp.minimum(local / jnp.maximum(rate, 1e-30), 1.0), 1.0)
             return (g + weight_decay * p) * scale
 
-        return jax.tree.map(adapt, updates, params), LarcState(state.count + 1)
+        return jax.tree.map(adapt, updates, params), optax.ScaleByScheduleState(state.count + 1)
 
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(config: Any, *, batch_size: int, steps_per_epoch: int, total_steps: int):
-    """The transformation for `{"model": ..., "probe": ...}` parameters and the model's rate by step.
+def make_optimizer(
+    config: OptimConfig | Any,
+    *,
+    batch_size: int,
+    steps_per_epoch: int,
+    total_steps: int,
+    groups: Sequence[ParamGroup] = (),
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Returns the transformation of `{"model": ..., "probe": ...}` parameters and the model's rate by step.
 
     Args:
-        config: the `optim` group.
-        batch_size: images an update, over all devices and accumulation steps.
-        steps_per_epoch: to turn `warmup_epochs` into steps.
-        total_steps: where the cosine ends.
+      config: the `optim` group.
+      batch_size: images per update, over all devices and accumulation steps.
+      steps_per_epoch: to turn `warmup_epochs` into steps.
+      total_steps: where the cosine ends.
+      groups: parameters of the model with a rate or decay of their own; the first whose pattern matches counts.
     """
-    peak = scaled_learning_rate(config.lr, batch_size, config.batch_scaling, config.reference_batch)
+    scale = scaled_learning_rate(1.0, batch_size, config.batch_scaling, config.reference_batch)
     warmup_steps = min(round(config.warmup_epochs * steps_per_epoch), total_steps)
-    rate = warmup_cosine(
-        peak, warmup_steps=warmup_steps, total_steps=total_steps, start=config.warmup_lr, end=config.end_lr
-    )
+
+    def rate_of(lr: float) -> optax.Schedule:
+        return warmup_cosine(
+            lr * scale, warmup_steps=warmup_steps, total_steps=total_steps, start=config.warmup_lr, end=config.end_lr
+        )
+
+    rate = rate_of(config.lr)
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm > 0 else []
     model = optax.chain(*clip, *_update_rule(config, rate, total_steps))
+    if groups:
+        rules = {"": optax.chain(*_update_rule(config, rate, total_steps))}
+        for group in groups:
+            lr = config.lr if group.lr is None else group.lr
+            own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
+            rules[group.pattern] = group_rule(config, group, own_rate, total_steps)
+        model = optax.chain(*clip, optax.partition(rules, lambda params: group_labels(params, groups)))
     # The probe reads detached features: its rate is its own, and the model's clipping never sees its gradient.
     probe = optax.adamw(
         warmup_cosine(config.probe_lr, warmup_steps=0, total_steps=total_steps), weight_decay=config.probe_weight_decay
     )
-    transforms = {"model": model, "probe": probe}
-    return optax.partition(transforms, {"model": "model", "probe": "probe"}), rate
+    return optax.partition({"model": model, "probe": probe}, lambda params: {name: name for name in params}), rate
 
 
-def _update_rule(config: Any, rate: optax.Schedule, total_steps: int) -> list[optax.GradientTransformation]:
-    """Everything between the clipped gradient and the update."""
+def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
+    """Returns the pattern of the first group that matches the path of each parameter; "" for the rest."""
+
+    def label(path: Any, leaf: jax.Array) -> str:
+        del leaf
+        name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("model/")
+        return next((group.pattern for group in groups if re.search(group.pattern, name)), "")
+
+    return jax.tree_util.tree_map_with_path(label, params)
+
+
+def group_rule(config: Any, group: ParamGroup, rate: optax.Schedule, total_steps: int) -> optax.GradientTransformation:
+    """Returns the update rule of a group of parameters."""
+    if group.frozen_steps < 0:
+        return optax.set_to_zero()
+    rules = _update_rule(config, rate, total_steps, decay=group.weight_decay)
+    if group.frozen_steps:
+        rules.append(optax.scale_by_schedule(lambda count: jnp.where(count < group.frozen_steps, 0.0, 1.0)))
+    return optax.chain(*rules)
+
+
+def _update_rule(
+    config: Any, rate: optax.Schedule, total_steps: int, decay: float | None = None
+) -> list[optax.GradientTransformation]:
+    """Returns everything between the clipped gradient and the update; `decay` replaces the config's weight decay."""
     if config.name == "larc":
+        constant = config.weight_decay if decay is None else decay
         return [
-            scale_by_larc(rate, trust=config.larc_trust, weight_decay=config.weight_decay),
+            scale_by_larc(rate, trust=config.larc_trust, weight_decay=constant),
             optax.trace(config.momentum),
             optax.scale_by_learning_rate(rate),
         ]
-    decay = optax.add_decayed_weights(
-        cosine(config.weight_decay, config.weight_decay_end, total_steps), mask=decay_mask
-    )
+    first, last = (config.weight_decay, config.weight_decay_end) if decay is None else (decay, decay)
+    decayed = optax.add_decayed_weights(cosine(first, last, total_steps), mask=decay_mask)
     if config.name == "adamw":
-        return [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decay, optax.scale_by_learning_rate(rate)]
-    if config.name == "sgd":
-        momentum = optax.trace(config.momentum, nesterov=config.nesterov)
-        return [decay, momentum, optax.scale_by_learning_rate(rate)]
-    raise UserError(f"optim.name = {config.name!r}: not one of larc, adamw, sgd")
+        return [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decayed, optax.scale_by_learning_rate(rate)]
+    momentum = optax.trace(config.momentum, nesterov=config.nesterov)
+    return [decayed, momentum, optax.scale_by_learning_rate(rate)]
 
 
 def ema_update(target: PyTree, online: PyTree, momentum: jax.Array | float) -> PyTree:
-    """momentum * target + (1 - momentum) * online, leaf by leaf; integer leaves follow the online tree."""
+    """Returns momentum * target + (1 - momentum) * online, leaf by leaf; integer leaves follow the online tree."""
 
-    def blend(t, o):
+    def blend(t: jax.Array, o: jax.Array) -> jax.Array:
         return t * momentum + o * (1 - momentum) if jnp.issubdtype(t.dtype, jnp.floating) else o
 
     return jax.tree.map(blend, target, online)

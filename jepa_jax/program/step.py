@@ -7,18 +7,18 @@ statistics of a part, so accumulation is also a smaller statistical batch. Compa
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.methods import Method
+from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.optim import ema_update
 from jepa_jax.runtime.mesh import batch_sharding, replicated
@@ -36,64 +36,94 @@ class TrainState:
 
     step: jax.Array
     key: jax.Array  # data of the run's random key; part of the state, so that a seed is no part of the program
-    params: PyTree  # {"model": ..., "probe": ...}
-    stats: PyTree  # batch statistics
+    params: PyTree  # {"model": ...} and, with labels, {"probe": ...}
+    stats: PyTree  # batch statistics and other variables of the model that are not trained
     opt_state: PyTree
     target: PyTree  # slowly following copies of parts of the model, by name; {} for a method without them
+    target_stats: PyTree  # statistics of those copies
 
 
 @dataclasses.dataclass(frozen=True)
 class StateFactory:
-    """How to make a state of a method: its structure without arrays, its layout, and the arrays themselves."""
+    """Makes the state of a method: its structure without arrays, its layout, and the arrays themselves."""
 
     graphdef: nnx.GraphDef
+    random_state: nnx.State  # shapes of the random state of dropout and the like, which each step draws anew
     abstract: TrainState  # ShapeDtypeStructs with shardings
-    create: Callable[[int, jax.Array | np.ndarray], TrainState]  # from a seed and uint8 sample images
+    create: Callable[[int, Batch], TrainState]  # from a seed and a sample batch
 
     @property
     def shardings(self) -> TrainState:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
+    def merge(self, params: PyTree, stats: PyTree, key: jax.Array | None = None) -> Any:
+        """Returns the model with these variables; dropout and the like draw from `key`."""
+        key = jax.random.key(0) if key is None else key
+        return nnx.merge(self.graphdef, params, stats, random_variables(self.random_state, key), copy=True)
+
+
+def random_variables(shapes: nnx.State, key: jax.Array) -> PyTree:
+    """Returns keys folded from `key`, one per random stream, and counters at zero."""
+    leaves, structure = jax.tree.flatten(shapes)
+    fresh = [
+        jax.random.fold_in(key, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros([], leaf.dtype)
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, fresh)
+
+
+def split_model(model: nnx.Module) -> tuple[nnx.GraphDef, PyTree, PyTree, nnx.State]:
+    """Returns structure, trained parameters, other variables and random state of a model."""
+    parts: Any = nnx.split(model, nnx.Param, nnx.RngState, ...)
+    graphdef, params, random_state, rest = parts
+    return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(rest), random_state
+
 
 def state_factory(
-    method: Method, tx: optax.GradientTransformation, *, sample: Any, num_classes: int, mesh: Mesh
+    method: Method, tx: optax.GradientTransformation, *, sample: Mapping[str, Any], num_classes: int, mesh: Mesh
 ) -> StateFactory:
-    """Plans the state for sample images (arrays or ShapeDtypeStructs) without computing it."""
-    sample = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda images: method.init(jax.random.key(0), images), sample))
+    """Plans the state for a sample batch (arrays or ShapeDtypeStructs) without computing it."""
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in sample.items()}
+    model = nnx.eval_shape(lambda batch: method.init(jax.random.key(0), batch), shapes)
+    graphdef, _, _, random_state = split_model(model)
+    width = feature_width(method, graphdef, model, shapes) if num_classes else 0
 
-    def create(seed, images):
-        key = jax.random.key(seed)
-        model = method.init(key, images)
-        weights, stats = nnx.state(model, nnx.Param, ...)
-        # Split and merged again: remat writes to the variables of a model, which must be of its own trace.
-        structure, variables = nnx.split(model)
-        features = jax.eval_shape(lambda v, x: method.features(nnx.merge(structure, v), x), variables, images)
-        params = {"model": nnx.to_pure_dict(weights), "probe": init_probe(features.shape[-1], num_classes)}
-        target = {name: params["model"][name] for name in method.ema.modules} if method.ema else {}
+    def create(seed: jax.Array, batch: Batch) -> TrainState:
+        # Initial weights and steps draw from different keys.
+        init_key, key = jax.random.split(jax.random.key(seed))
+        _, weights, stats, _ = split_model(method.init(init_key, batch))
+        params = {"model": weights} | ({"probe": init_probe(width, num_classes)} if width else {})
+        modules = method.ema.modules if method.ema else ()
         return TrainState(
             step=jnp.zeros([], jnp.int32),
             key=jax.random.key_data(key),
             params=params,
-            stats=nnx.to_pure_dict(stats),
+            stats=stats,
             opt_state=tx.init(params),
-            target=target,
+            target={name: weights[name] for name in modules},
+            target_stats={name: stats[name] for name in modules if stats.get(name)},
         )
 
-    shapes = jax.eval_shape(create, 0, sample)
-    shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, fsdp_spec(leaf.shape, mesh)), shapes)
-    abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings)
-    return StateFactory(graphdef, abstract, jax.jit(create, out_shardings=shardings))
+    states = jax.eval_shape(create, 0, shapes)
+    shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, fsdp_spec(leaf.shape, mesh)), states)
+    abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), states, shardings)
+    return StateFactory(graphdef, random_state, abstract, jax.jit(create, out_shardings=shardings))
+
+
+def feature_width(method: Any, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:
+    """Returns how many numbers per image a method's features have; 0 for a method without features."""
+    if not hasattr(method, "features"):
+        return 0
+    variables = nnx.state(model)
+    features = jax.eval_shape(lambda v, b: method.features(nnx.merge(graphdef, v), b), variables, batch)
+    return features.shape[-1]
 
 
 def fsdp_spec(shape: tuple[int, ...], mesh: Mesh) -> P:
     """Splits the largest axis that the `fsdp` devices divide; small arrays stay whole."""
     devices = mesh.shape["fsdp"]
     splittable = [axis for axis, size in enumerate(shape) if size % devices == 0]
-    size = 1
-    for extent in shape:
-        size *= extent
-    if devices == 1 or size < FSDP_SMALLEST_SIZE or not splittable:
+    if devices == 1 or math.prod(shape) < FSDP_SMALLEST_SIZE or not splittable:
         return P()
     widest = max(splittable, key=lambda axis: shape[axis])
     return P(*("fsdp" if axis == widest else None for axis in range(len(shape))))
@@ -107,37 +137,21 @@ def make_train_step(
     accum_steps: int,
     learning_rate: optax.Schedule,
     mesh: Mesh,
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Metrics]]:
-    """The compiled step: state (donated) and batch in, state and scalar metrics out."""
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the compiled step: state (donated) and batch in, state and scalar metrics out."""
+    gradient = jax.grad(loss_function(method, factory), has_aux=True)
 
-    def loss_fn(params, stats, target, batch, key, step):
-        model = nnx.merge(factory.graphdef, params["model"], stats, copy=True)
-        slow = None
-        if method.ema:
-            weights = jax.lax.stop_gradient({**params["model"], **target})
-            slow = nnx.merge(factory.graphdef, weights, stats, copy=True)
-        output = method.loss(model, slow, batch, key, step)
-        with jax.named_scope("probe"):
-            logits = probe_logits(params["probe"], jax.lax.stop_gradient(output.features))
-            probe_loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]))
-            hits = jnp.mean(jnp.argmax(logits, axis=-1) == batch["label"])
-        metrics = {"loss": output.loss, **output.terms, "probe_loss": probe_loss, "probe_accuracy": 100 * hits}
-        stats = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-        return output.loss + probe_loss, (stats, metrics)
-
-    gradient = jax.grad(loss_fn, has_aux=True)
-
-    def train_step(state, batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         if accum_steps == 1:
-            grads, (stats, metrics) = gradient(state.params, state.stats, state.target, batch, key, state.step)
+            grads, (stats, metrics) = gradient(state.params, statistics_of(state), state, batch, key)
         else:
             grads, (stats, metrics) = accumulate(gradient, state, batch, key, accum_steps)
         with jax.named_scope("optimizer"):
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
             metrics["grad_norm"] = optax.global_norm(grads["model"])
-            # The loss is that of the parameters before the update; this one says whether those after it are finite.
+            # The loss is that of the parameters before the update; this tells whether those after it are finite.
             metrics["update_norm"] = optax.global_norm(updates["model"])
             metrics["lr"] = learning_rate(state.step)
         target = state.target
@@ -145,7 +159,9 @@ def make_train_step(
             with jax.named_scope("ema"):
                 momentum = metrics["ema_momentum"] = method.ema.momentum(state.step)
                 target = ema_update(target, {name: params["model"][name] for name in target}, momentum)
-        return TrainState(state.step + 1, state.key, params, stats, opt_state, target), metrics
+        return TrainState(
+            state.step + 1, state.key, params, stats["model"], opt_state, target, stats["target"]
+        ), metrics
 
     return jax.jit(
         train_step,
@@ -155,54 +171,105 @@ def make_train_step(
     )
 
 
-def accumulate(gradient: Callable, state: TrainState, batch: PyTree, key: jax.Array, parts: int):
-    """Mean gradient and metrics over `parts` of the batch; batch statistics pass from one part to the next."""
+def statistics_of(state: TrainState) -> dict[str, PyTree]:
+    """Returns what a forward pass may change of a state."""
+    return {"model": state.stats, "target": state.target_stats}
 
-    # Part i takes every `parts`-th image: each device then finds its share of a part among its own images.
-    def split(x):
+
+def loss_function(method: Method, factory: StateFactory) -> Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]:
+    """Returns the function of (params, statistics, state, batch, key) whose gradient the step takes."""
+
+    def loss_fn(
+        params: PyTree, stats: PyTree, state: TrainState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
+        model = factory.merge(params["model"], stats["model"], jax.random.fold_in(key, 1))
+        slow = None
+        if method.ema:
+            weights = jax.lax.stop_gradient({**params["model"], **state.target})
+            slow = factory.merge(weights, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, 2))
+        output = method.loss(model, slow, batch, key, state.step)
+        loss, metrics = output.loss, {"loss": output.loss, **output.terms}
+        if "probe" in params and output.features is not None:
+            probe_loss, hits = probe_objective(params["probe"], output.features, batch["label"])
+            loss, metrics = loss + probe_loss, metrics | {"probe_loss": probe_loss, "probe_accuracy": hits}
+        new = {"model": variables_of(model), "target": {}}
+        if slow is not None:
+            new["target"] = {name: variables_of(slow)[name] for name in stats["target"]}
+        return loss, (new, metrics)
+
+    return loss_fn
+
+
+def variables_of(model: Any) -> PyTree:
+    """Returns the variables of a model that are neither trained nor random state."""
+    return nnx.to_pure_dict(nnx.state(model, nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))))
+
+
+def probe_objective(probe: PyTree, features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns cross-entropy and accuracy in percent of the online probe on detached features."""
+    with jax.named_scope("probe"):
+        logits = probe_logits(probe, jax.lax.stop_gradient(features))
+        loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+        return loss, 100 * jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+
+
+def accumulate(
+    gradient: Callable, state: TrainState, batch: Batch, key: jax.Array, parts: int
+) -> tuple[PyTree, tuple[PyTree, Metrics]]:
+    """Returns mean gradient and metrics over `parts` of the batch; statistics pass from one part to the next."""
+
+    # Part i takes every `parts`-th element: each device then finds its share of a part among its own.
+    def split(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
 
-    def one_part(carry, inputs):
+    def one_part(carry: PyTree, inputs: PyTree) -> tuple[PyTree, Metrics]:
         grads, stats = carry
         index, part = inputs
-        part_key = jax.random.fold_in(key, index)
-        new, (stats, metrics) = gradient(state.params, stats, state.target, part, part_key, state.step)
+        new, (stats, metrics) = gradient(state.params, stats, state, part, jax.random.fold_in(key, index))
         return (jax.tree.map(jnp.add, grads, new), stats), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, state.params)
     inputs = (jnp.arange(parts), jax.tree.map(split, batch))
-    (grads, stats), metrics = jax.lax.scan(one_part, (zeros, state.stats), inputs)
+    (grads, stats), metrics = jax.lax.scan(one_part, (zeros, statistics_of(state)), inputs)
     return jax.tree.map(lambda g: g / parts, grads), (stats, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics))
 
 
-def evaluated_params(state: TrainState, weights: str) -> PyTree:
-    """The model's parameters that evaluations read: as trained ("online"), or with the slow copies ("target")."""
-    return state.params["model"] if weights == "online" else {**state.params["model"], **state.target}
+def evaluated_variables(state: TrainState, weights: str) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and statistics that evaluations read: as trained ("online"), or of the slow copies."""
+    if weights == "online":
+        return state.params["model"], state.stats
+    return {**state.params["model"], **state.target}, {**state.stats, **state.target_stats}
 
 
 def make_feature_step(
-    method: Method, factory: StateFactory, mesh: Mesh, *, level: int = 0, normalised: bool = True
-) -> Callable:
-    """Compiled: (model params, stats, uint8 images) -> features on every device, in evaluation mode."""
+    method: Any, factory: StateFactory, mesh: Mesh, *, level: int = 0, normalised: bool = True
+) -> Callable[[PyTree, PyTree, Batch], jax.Array]:
+    """Returns the compiled function (model params, stats, batch) -> features on every device, in evaluation mode."""
 
-    def features(params, stats, images):
-        model = nnx.merge(factory.graphdef, params, stats, copy=True)
-        return method.features(model, images, level=level, normalised=normalised)
+    def features(params: PyTree, stats: PyTree, batch: Batch) -> jax.Array:
+        return method.features(factory.merge(params, stats), batch, level=level, normalised=normalised)
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
     return jax.jit(features, in_shardings=shardings, out_shardings=replicated(mesh))
 
 
-def make_statistics_step(method: Method, factory: StateFactory, mesh: Mesh) -> Callable:
-    """Compiled: (model params, stats, uint8 images) -> stats in which batch norms hold those of these images alone."""
+def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Callable[[PyTree, PyTree, Batch], PyTree]:
+    """Returns the compiled function (model params, stats, batch) -> batch statistics of this batch alone."""
 
-    def statistics(params, stats, images):
-        model = nnx.merge(factory.graphdef, params, stats, copy=True)
+    def statistics(params: PyTree, stats: PyTree, batch: Batch) -> PyTree:
+        model = factory.merge(params, stats)
         for _, module in nnx.iter_modules(model):
             if isinstance(module, nnx.BatchNorm):
                 module.momentum = 0.0
-        method.features(model, images, train=True)
-        return nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+        method.features(model, batch, train=True)
+        return nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
-    return jax.jit(statistics, in_shardings=shardings, out_shardings=factory.shardings.stats)
+    return jax.jit(statistics, in_shardings=shardings, out_shardings=replicated(mesh))
+
+
+def with_statistics(stats: PyTree, new: PyTree) -> PyTree:
+    """Returns nested variables in which those of `new` replace their counterparts."""
+    if not isinstance(new, Mapping):
+        return new
+    return {name: with_statistics(value, new[name]) if name in new else value for name, value in stats.items()}

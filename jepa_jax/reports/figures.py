@@ -1,4 +1,4 @@
-"""Figures of an evaluation as PNG files; matplotlib is imported when the first one is drawn."""
+"""Figures as PNG files; matplotlib is imported when the first one is drawn."""
 
 import io
 import pathlib
@@ -23,7 +23,7 @@ def confusion_figure(path: pathlib.Path, confusion: Sequence[Sequence[int]], cla
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     few = len(classes) <= MANY_CLASSES
     side = 1.8 + 0.42 * len(classes) if few else 7.5
-    figure, axes = _new_figure((side + 0.9, side))
+    figure, axes = new_figure((side + 0.9, side))
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
     if few:
         _write_values(axes, np.where(share >= 0.5, share, np.nan), "{:.0f}", white=share > 55)
@@ -31,7 +31,7 @@ def confusion_figure(path: pathlib.Path, confusion: Sequence[Sequence[int]], cla
         axes.set_yticks(range(len(classes)), classes)
     axes.set(xlabel="predicted", ylabel="true")
     figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="% of the class")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def knn_figure(path: pathlib.Path, knn: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ def knn_figure(path: pathlib.Path, knn: Mapping[str, Any]) -> None:
 
     ks, temperatures = list(knn["sweep"]["ks"]), list(knn["sweep"]["temperatures"])
     values = np.asarray(knn["sweep"]["held_out_accuracy"])
-    figure, axes = _new_figure((6.4, 4.2))
+    figure, axes = new_figure((6.4, 4.2))
     image = axes.imshow(values, cmap="viridis", aspect="auto")
     _write_values(axes, values, "{:.1f}", white=values < (values.min() + values.max()) / 2)
     corner = ks.index(knn["k"]) - 0.5, temperatures.index(knn["temperature"]) - 0.5
@@ -49,7 +49,7 @@ def knn_figure(path: pathlib.Path, knn: Mapping[str, Any]) -> None:
     axes.set_yticks(range(len(temperatures)), [f"{t:g}" for t in temperatures])
     axes.set(xlabel="k", ylabel="temperature")
     figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="% of held-out train images")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _write_values(axes: Any, values: np.ndarray, text: str, white: np.ndarray) -> None:
@@ -63,7 +63,7 @@ def _write_values(axes: Any, values: np.ndarray, text: str, white: np.ndarray) -
 
 def spectrum_figure(path: pathlib.Path, spectra: Mapping[str, Sequence[float]]) -> None:
     """Draws singular values over their rank, one line per level."""
-    figure, axes = _new_figure((6.4, 4.2))
+    figure, axes = new_figure((6.4, 4.2))
     for index, (name, spectrum) in enumerate(spectra.items()):
         axes.plot(np.arange(1, len(spectrum) + 1), spectrum, color=PALETTE[index % len(PALETTE)], label=name)
     axes.set(xscale="log", yscale="log", xlabel="component", ylabel="singular value")
@@ -71,7 +71,7 @@ def spectrum_figure(path: pathlib.Path, spectra: Mapping[str, Sequence[float]]) 
     axes.spines[["top", "right"]].set_visible(False)
     if len(spectra) > 1:
         axes.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def scatter_figure(path: pathlib.Path, split: Split, classes: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def scatter_figure(path: pathlib.Path, split: Split, classes: Sequence[str]) -> 
     colours: Sequence[Any] = PALETTE
     if len(classes) > len(PALETTE):
         colours = [colormaps["turbo"](i / (len(classes) - 1)) for i in range(len(classes))]
-    figure, both = _new_figure((11, 5.2), columns=2)
+    figure, both = new_figure((11, 5.2), columns=2)
     for axes, (title, points, labels) in zip(both, panels, strict=True):
         for label, name in enumerate(classes or ["test images"]):
             own = points[split.labels == label] if classes else points
@@ -96,7 +96,7 @@ def scatter_figure(path: pathlib.Path, split: Split, classes: Sequence[str]) -> 
     if len(classes) <= MANY_CLASSES:
         handles = both[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=10, frameon=False, markerscale=2)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def patch_figure(path: pathlib.Path, images: np.ndarray, maps: np.ndarray) -> None:
@@ -104,14 +104,16 @@ def patch_figure(path: pathlib.Path, images: np.ndarray, maps: np.ndarray) -> No
     write_atomically(path, png(grid([list(images), list(patch_colours(maps))])))
 
 
-def _new_figure(size: tuple[float, float], columns: int = 1) -> tuple[Any, Any]:
+def new_figure(size: tuple[float, float], columns: int = 1) -> tuple[Any, Any]:
+    """Returns a figure and its axes: one, or an array of several side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(1, columns)
 
 
-def _save(figure: Any, path: pathlib.Path) -> None:
+def save_figure(figure: Any, path: pathlib.Path) -> None:
+    """Writes a figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight")  # keeps long labels inside
     write_atomically(path, buffer.getvalue())

@@ -4,20 +4,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jepa_jax.planning.gpu_compile import DataSize
+from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.planner import (
     BATCH_GRAIN,
     EFFICIENCY,
     FITS_BELOW,
     GIB,
     NO,
-    POOL_FRACTION,
-    POOL_VARIABLE,
     Largest,
     Plan,
     Row,
 )
 from jepa_jax.program.build import Length
+from jepa_jax.runtime.gpus import POOL_FRACTION, POOL_VARIABLE
 from jepa_jax.runtime.hardware import num_hosts
 
 DAY = 86400.0
@@ -28,7 +27,7 @@ ACCUMULATION = "Accumulation keeps the batch; losses and norms over a batch see 
 class Circumstances:
     """What a plan is told from outside: the size of the data, a price, the loader of this machine."""
 
-    data: DataSize
+    data: DataFacts
     price_per_hour: float = 0.0  # of one GPU, in any currency
     loader_images_per_sec: float | None = None
     loader_note: str = ""  # why there is no rate
@@ -187,7 +186,7 @@ def speed_lines(plan: Plan, about: Circumstances) -> list[str]:
     cost = run_cost(plan, about)
     span = f"{duration(cost['seconds'][0])} to {duration(cost['seconds'][1])}"
     money = f", {cost['price'][0]:,.2f} to {cost['price'][1]:,.2f} at {about.price_per_hour:g} an hour and GPU"
-    assumed = " (size of the data assumed: it is not there)" if about.data.assumed else ""
+    assumed = " (size of the data assumed: it is not there)" if not about.data.found else ""
     lines.append(f"whole run: {cost['steps']:,} steps in {span}{money if about.price_per_hour else ''}{assumed}")
     lines.append(loader_line(plan, about))
     return lines

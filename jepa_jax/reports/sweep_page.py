@@ -1,15 +1,17 @@
 """The results of a sweep, or of a search for settings: one page, and a Markdown table."""
 
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import GIB, gib, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import Page, PageSection, absent_section
+from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
 from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
 from jepa_jax.reports.tables import markdown_table
-from jepa_jax.tuning.choice import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
-from jepa_jax.tuning.trial import Combination
+from jepa_jax.tuning.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
+from jepa_jax.tuning.settings import Combination
 
 Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep
 SweepRow = Mapping[str, Any]
@@ -111,6 +113,14 @@ def sweep_markdown(rows: Sequence[SweepRow]) -> str:
         knobs = [str(row["combination"][name]) for name in KNOB_WORDS]
         lines.append([*knobs, *(cells[i].text for cells in columns.values()), status_words(row) + reason])
     return markdown_table([*KNOB_WORDS.values(), *columns, "status"], lines, right=columns)
+
+
+def write_sweep(document: Document, output: pathlib.Path) -> str:
+    """Writes the page and the table of a sweep beside its results (.html, .md); returns the table."""
+    write_page(output.with_suffix(".html"), sweep_page(document))
+    table = sweep_markdown(document["rows"])
+    write_atomically(output.with_suffix(".md"), table)
+    return table
 
 
 def sweep_page(document: Document) -> Page:

@@ -14,6 +14,8 @@ GPU_FIELDS = (
     "memory_used_gb", "memory_total_gb", "utilization", "temperature_c", "power_watts", "clock_mhz", "max_clock_mhz",
     "throttled",
 )  # fmt: skip
+POOL_FRACTION = 0.75  # of a GPU's memory that JAX takes unless a variable sets another share
+POOL_VARIABLE, OLD_POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 class Gpus:
@@ -79,6 +81,19 @@ def only_gpu(index: int | None, environment: Mapping[str, str] = os.environ) -> 
             )
         name = names[index]
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": name}
+
+
+def pool_fraction(environment: Mapping[str, str]) -> float:
+    """Returns the share of a GPU's memory that JAX takes for its pool."""
+    given = [name for name in (POOL_VARIABLE, OLD_POOL_VARIABLE) if environment.get(name)]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are both set, which JAX refuses; unset the second")
+    for name in given:
+        try:
+            return float(environment[name])
+        except ValueError:
+            raise UserError(f"{name} = {environment[name]}: not a number; give a share of 1, or unset it") from None
+    return POOL_FRACTION
 
 
 def visible_handles(nvml: Any, visible: str | None) -> list[Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data import cifar
+from jepa_jax.data.contract import image_spec
 from jepa_jax.data.sources import open_source
 
 PER_FILE = 20
@@ -70,7 +71,7 @@ def test_cifar10_reads_every_layout(tmp_path, small_cifar, layout, place):
         archive = tar_of(files, tmp_path / "packed" / f"cifar-10-{layout}.tar.gz")
         path = archive if place == "archive" else archive.parent
     train, test = opened(path), opened(path, "test")
-    assert (len(train), len(test), train.image_shape) == (5 * PER_FILE, PER_FILE, (32, 32, 3))
+    assert (len(train), len(test), train.spec) == (5 * PER_FILE, PER_FILE, image_spec(32))
     assert train.classes[3] == "cat"
     np.testing.assert_array_equal(
         everything(train)["image"], np.concatenate([content[n][0] for n in cifar.PYTHON["train"]])

@@ -3,21 +3,29 @@
 import gzip
 import io
 import pickle
+import shutil
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data import folder
-from jepa_jax.data.sources import open_source
+from jepa_jax.data.contract import image_spec
+from jepa_jax.data.in_memory import InMemorySource
+from jepa_jax.data.sources import open_source, open_splits
+
+
+def config(source, directory, **kwargs):
+    keys = {"image_size": 32, "channels": 3, "num_train": 0, "num_test": 0, "seed": 0, "on_error": "refuse", **kwargs}
+    return SimpleNamespace(source=source, dir=str(directory), **keys)
 
 
 def opened(source, directory, split="train", **kwargs):
-    keys = {"image_size": 32, "num_train": 0, "num_test": 0, "seed": 0, "on_error": "refuse", **kwargs}
-    return open_source(SimpleNamespace(source=source, dir=str(directory), **keys), split)
+    return open_source(config(source, directory, **kwargs), split)
 
 
 def everything(source):
@@ -35,6 +43,30 @@ def test_unknown_source_lists_the_known_ones():
         opened("cifar100", "")
     with pytest.raises(UserError, match="unknown"):
         opened("tfds:", "")
+    with pytest.raises(UserError, match="data.source = no.such.module:read: cannot be imported .*No module named 'no'"):
+        opened("no.such.module:read", "")
+
+
+def open_numbers(data, split):
+    """A user's own source, as `data.source = tests.data.test_sources:open_numbers` finds it."""
+    count = {"train": data.num_train, "test": data.num_test}[split]
+    return InMemorySource(lambda: {"number": np.arange(count, dtype=np.float32)})
+
+
+def test_a_source_of_the_users_own():
+    train, test = open_splits(config("tests.data.test_sources:open_numbers", "", num_train=6, num_test=2))
+    assert (len(train), len(test), train.classes) == (6, 2, ())
+    assert train.spec == {"number": jax.ShapeDtypeStruct((), np.float32)}
+    assert train.batch(np.array([4, 1]))["number"].tolist() == [4, 1]
+
+
+def test_splits_of_different_kinds_are_refused(tmp_path):
+    images, labels = npz_arrays()
+    np.savez(tmp_path / "train.npz", image=images, label=labels)
+    for arrays in ({"image": images}, {"image": images, "label": np.full(5, 12)}):
+        np.savez(tmp_path / "test.npz", **arrays)
+        with pytest.raises(UserError, match="data.source = npz: the splits differ .*of 10 classes; test: image uint8"):
+            open_splits(config("npz", tmp_path, image_size=12))
 
 
 # The MNIST family.
@@ -62,7 +94,9 @@ def test_idx_repeats_grey_and_pads(tmp_path, compress, split):
     plain, padded = opened("idx", tmp_path, split, image_size=28), opened("idx", tmp_path, split, image_size=32)
     np.testing.assert_array_equal(everything(plain)["image"], np.stack([images] * 3, -1))
     np.testing.assert_array_equal(everything(padded)["image"][:, 2:-2, 2:-2], everything(plain)["image"])
-    assert everything(padded)["image"][:, :2].max() == 0 and padded.image_shape == (32, 32, 3)
+    assert everything(padded)["image"][:, :2].max() == 0 and padded.spec == image_spec(32)
+    grey = opened("idx", tmp_path, split, image_size=28, channels=1)
+    np.testing.assert_array_equal(everything(grey)["image"][..., 0], images)
     np.testing.assert_array_equal(everything(plain)["label"], labels)
     assert len(plain.classes) == 10
     assert_survives_pickling(plain)
@@ -114,7 +148,7 @@ def photos(tmp_path):
 def test_folder_labels_and_sizes(photos):
     source = opened("folder", photos)
     batch = everything(source)
-    assert source.classes == ("ant", "bee") and len(source) == 8 and source.image_shape == (32, 32, 3)
+    assert source.classes == ("ant", "bee") and len(source) == 8 and source.spec == image_spec(32)
     assert batch["image"].shape == (8, 32, 32, 3) and batch["skipped"] == []
     # Colours were chosen by label; JPEG keeps them within a few levels.
     np.testing.assert_allclose(batch["image"][:, 16, 16, 0], 200.0 * batch["label"], atol=6)
@@ -149,6 +183,50 @@ def test_folder_without_splits_is_split_by_path(tmp_path):
     assert set(opened("folder", tmp_path, "test", image_size=8)._names) >= set(test._names)
 
 
+@pytest.mark.parametrize("place", ["", "train"])
+def test_a_flat_folder_is_unlabelled(tmp_path, place):
+    for i in range(60):
+        write_image(tmp_path / place / f"{i}.png", (i, 0, 0), (8, 8))
+    if place:
+        write_image(tmp_path / "val" / "a.png", (99, 0, 0), (8, 8))
+    (tmp_path / place / ".thumbnails").mkdir()
+    train, test = open_splits(config("folder", tmp_path, image_size=8))
+    assert train.classes == test.classes == () and train.spec == test.spec == image_spec(8, labelled=False)
+    levels = [sorted(everything(source)["image"][:, 4, 4, 0].tolist()) for source in (train, test)]
+    if place:
+        assert levels == [list(range(60)), [99]]
+    else:
+        assert sorted(levels[0] + levels[1]) == list(range(60)) and 1 <= len(test) <= 15
+    assert set(everything(train)) == {"image", "skipped"}
+    assert_survives_pickling(train)
+
+
+def test_folders_with_images_in_and_beside_class_folders_are_refused(photos):
+    write_image(photos / "train" / "stray.png", (0, 0, 0))
+    with pytest.raises(UserError, match="train/stray.png: an image beside the folder ant; sort all images"):
+        opened("folder", photos)
+    (photos / "train" / "stray.png").unlink()
+    shutil.rmtree(photos / "test")
+    write_image(photos / "test" / "x.png", (0, 0, 0))
+    with pytest.raises(UserError, match="test: has no class folders, but .*train has"):
+        opened("folder", photos, "test")
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_image_files_are_converted_to_the_channels_asked_for(tmp_path, channels):
+    (tmp_path / "train").mkdir()
+    Image.new("RGBA", (8, 8), (200, 100, 50, 128)).save(tmp_path / "train" / "x.png")
+    source = opened("folder", tmp_path, image_size=8, channels=channels)
+    assert source.spec == image_spec(8, channels, labelled=False)
+    expected = {1: [124], 3: [200, 100, 50], 4: [200, 100, 50, 128]}[channels]
+    assert everything(source)["image"][0, 4, 4].tolist() == expected
+
+
+def test_image_files_have_no_two_channels(tmp_path):
+    with pytest.raises(UserError, match="data.channels = 2: use 1"):
+        opened("folder", tmp_path, channels=2)
+
+
 def test_folder_unreadable_image_is_refused_or_skipped(photos):
     broken = photos / "train" / "bee" / "1.png"
     broken.write_bytes(broken.read_bytes()[:60])
@@ -163,16 +241,14 @@ def test_folder_unreadable_image_is_refused_or_skipped(photos):
     assert batch["label"][place] == batch["label"][replaced]
     for file in (photos / "train").rglob("*.*"):
         file.write_bytes(b"nothing")
-    with pytest.raises(UserError, match="not one of its 8 images can be read"):
+    with pytest.raises(UserError, match="none of its 8 images can be read"):
         everything(opened("folder", photos, on_error="skip"))
 
 
 def test_folder_bad_trees_are_refused(photos, tmp_path_factory):
-    with pytest.raises(UserError, match="data.on_error = ignore: unknown; use one of refuse, skip"):
-        opened("folder", photos, on_error="ignore")
     with pytest.raises(UserError, match="no such folder"):
         opened("folder", photos / "nowhere")
-    with pytest.raises(UserError, match="no class folders"):
+    with pytest.raises(UserError, match="holds no images .* and no class folders"):
         opened("folder", tmp_path_factory.mktemp("empty"))
     (photos / "train" / "cow").mkdir()
     with pytest.raises(UserError, match="train/cow: no image in this class folder"):
@@ -212,11 +288,31 @@ def test_npz_one_file_two_files_and_grey(tmp_path):
     assert_survives_pickling(train)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_npz_keeps_any_number_of_channels_with_labels_or_without(tmp_path, channels, labelled):
+    images, labels = npz_arrays(channels=(channels,))
+    both = {"x_train": images, "x_test": images[:2]} | ({"y_train": labels, "y_test": labels[:2]} if labelled else {})
+    np.savez(tmp_path / "both.npz", **both)
+    train, test = open_splits(config("npz", tmp_path / "both.npz", image_size=12, channels=channels))
+    assert train.spec == test.spec == image_spec(12, channels, labelled=labelled)
+    assert len(train.classes) == (10 if labelled else 0)
+    np.testing.assert_array_equal(everything(train)["image"], images)
+    assert set(everything(test)) == set(test.spec)
+
+
+def test_npz_of_other_channels_than_configured_is_refused(tmp_path):
+    np.savez(tmp_path / "train.npz", image=npz_arrays(channels=(4,))[0])
+    with pytest.raises(UserError, match="data.channels = 3: npz has images of 4 channels; set data.channels = 4"):
+        opened("npz", tmp_path, image_size=12)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"image": npz_arrays()[0] / 255, "label": np.zeros(5, int)}, "images are float64, expected uint8"),
-        ({"image": npz_arrays(channels=(4,))[0], "label": np.zeros(5, int)}, r"images have shape \(5, 12, 12, 4\)"),
+        ({"image": npz_arrays(channels=(3, 1))[0], "label": np.zeros(5, int)}, r"shape \(5, 12, 12, 3, 1\)"),
+        ({"image": npz_arrays()[0], "target": np.zeros(5, int)}, "holds image, target; expected an array named label"),
         ({"image": npz_arrays()[0], "label": np.zeros(4, int)}, r"labels are int64 \(4,\) for 5 images"),
         ({"image": npz_arrays()[0], "label": np.zeros(5)}, "labels are float64"),
         ({"image": npz_arrays()[0], "label": np.full(5, -1)}, "expected integers from 0 on"),
@@ -283,7 +379,7 @@ def prepared_tfds(tmp_path_factory):
 def test_tfds_reads_prepared_array_records(prepared_tfds):
     directory, images = prepared_tfds
     source = opened("tfds:tiny_pictures", directory, image_size=16)
-    assert (len(source), source.classes, source.image_shape) == (6, ("a", "b"), (16, 16, 3))
+    assert (len(source), source.classes, source.spec) == (6, ("a", "b"), image_spec(16))
     first, again = everything(source), everything(source)  # decoded, then from memory
     np.testing.assert_array_equal(first["image"], again["image"])
     assert sorted(i.tobytes() for i in first["image"]) == sorted(i.tobytes() for i in images["train"])
@@ -292,6 +388,8 @@ def test_tfds_reads_prepared_array_records(prepared_tfds):
     np.testing.assert_array_equal(source.batch(np.array([4, 4, 0]))["image"], first["image"][[4, 4, 0]])
     assert len(opened("tfds:tiny_pictures", directory, "test", image_size=16)) == 2
     assert_survives_pickling(source)
+    grey = opened("tfds:tiny_pictures", directory, image_size=16, channels=1)
+    assert everything(grey)["image"].shape == (6, 16, 16, 1)
 
 
 def test_tfds_missing_data_package_or_size(prepared_tfds, tmp_path, monkeypatch):

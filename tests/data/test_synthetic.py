@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data import synthetic
+from jepa_jax.data.contract import image_spec
 from jepa_jax.data.sources import open_source
 
 
 def shapes(count, **kwargs):
-    return synthetic.render_shapes(np.arange(count), **{"size": 32, "seed": 0, "split": "train", **kwargs})
+    drawn = synthetic.render_shapes(np.arange(count), **{"size": 32, "seed": 0, "split": "train", **kwargs})
+    return drawn["image"], drawn["label"]
 
 
 def config(**kwargs):
@@ -27,7 +29,8 @@ def config(**kwargs):
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=9), st.sampled_from([8, 17, 32]), st.integers(0, 2**63))
 def test_an_image_depends_on_its_index_alone(indices, size, seed):
     def render(numbers):
-        return synthetic.render_shapes(np.array(numbers), size=size, seed=seed, split="train")
+        drawn = synthetic.render_shapes(np.array(numbers), size=size, seed=seed, split="train")
+        return drawn["image"], drawn["label"]
 
     images, labels = render(indices)
     for place, index in enumerate(indices):
@@ -53,7 +56,7 @@ def test_seed_split_and_index_each_change_the_image():
 def test_classes_are_balanced_and_every_motif_is_visible():
     _, labels = shapes(100)
     np.testing.assert_array_equal(np.bincount(labels), np.full(10, 10))
-    plain = synthetic.Style(empty_cells=0, chroma=0, lighting=0, lines=0, noise=0)
+    plain = synthetic.Style(chroma=0, lighting=0, noise=0)
     images, labels = shapes(200, style=plain)
     ink_range = np.ptp(images.reshape(200, -1).astype(int), axis=1)
     assert (ink_range >= 0.35 * 255 - 2).all()  # at least the smallest contrast between motif and ground
@@ -97,22 +100,22 @@ def test_raw_pixels_are_near_chance():
     assert accuracy < 0.25
 
 
-def test_source_in_memory_and_drawn_on_demand_agree(monkeypatch):
+def test_shapes_kept_in_memory_equal_shapes_drawn_on_demand(monkeypatch):
+    indices = np.array([5, 39, 5])
     kept = open_source(config(), "train")
-    monkeypatch.setattr(synthetic, "MEMORY_LIMIT_BYTES", 0)
-    drawn = open_source(config(), "train")
-    assert type(kept) is not type(drawn)
-    for source in (kept, drawn, pickle.loads(pickle.dumps(kept)), pickle.loads(pickle.dumps(drawn))):
-        assert len(source) == 40 and source.image_shape == (32, 32, 3) and len(source.classes) == 10
-        batch = source.batch(np.array([5, 39, 5]))
-        np.testing.assert_array_equal(batch["image"], kept.batch(np.array([5, 39, 5]))["image"])
-        assert batch["label"].dtype == np.int32 and batch["label"].tolist() == [5, 9, 5]
+    expected = kept.batch(indices)
+    assert expected["label"].dtype == np.int32 and expected["label"].tolist() == [5, 9, 5]
+    for memory in (synthetic.MEMORY_LIMIT_BYTES, 0):
+        monkeypatch.setattr(synthetic, "MEMORY_LIMIT_BYTES", memory)
+        source = pickle.loads(pickle.dumps(kept))
+        assert len(source) == 40 and source.spec == image_spec(32) and len(source.classes) == 10
+        np.testing.assert_array_equal(source.batch(indices)["image"], expected["image"])
         assert len(pickle.dumps(source)) < 1000
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"num_train": 0}, "data.num_train = 0"), ({"num_train": -1}, "data.num_train = -1"), ({"image_size": 4}, "= 4")],
+    [({"num_train": 0}, "data.num_train = 0"), ({"image_size": 4}, "= 4"), ({"channels": 1}, "data.channels = 1")],
 )
 def test_impossible_sets_are_refused(change, message):
     with pytest.raises(UserError, match=message):

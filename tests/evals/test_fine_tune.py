@@ -99,7 +99,7 @@ def test_relative_change():
 
 def test_a_subset_keeps_order():
     class Numbers:
-        classes, image_shape = ("a",), (1, 1, 3)
+        classes, spec = ("a",), {"label": jax.ShapeDtypeStruct((), np.int32)}
 
         def batch(self, indices):
             return {"label": indices}

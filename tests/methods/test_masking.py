@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.methods.masking import BlockMasks, covers, random_split
 from jepa_jax.models.tokens import take_tokens
+from tests.tiny import tiny_masked_config
 
 SAMPLES = 10_000
 
@@ -80,17 +80,8 @@ def test_the_masks_of_an_image_do_not_depend_on_how_the_batch_is_split():
 
 
 def test_too_few_patches_left_for_a_context_is_an_error_that_names_the_numbers():
-    config = ConfigDict(
-        dict(
-            num_targets=4,
-            target_scale=(0.15, 0.2),
-            target_aspect=(0.75, 1.5),
-            context_scale=(0.85, 1.0),
-            min_context=10,
-        )
-    )
     with pytest.raises(UserError, match=r"mask.min_context = 10: 4 targets of 2 patches leave \d of a 4 x 4 grid"):
-        BlockMasks.of(config, 4)
+        tiny_masked_config("ijepa", model__patch_size=4, method__mask__min_context=10)
 
 
 def test_random_split_keeps_each_patch_equally_often():

@@ -1,7 +1,5 @@
 """Encoders: parameter counts of the references, invariances, precision and recomputation."""
 
-from types import SimpleNamespace as Config
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,15 +10,21 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.patchnet import whitening_filters
 from jepa_jax.models.registry import build_encoder
+from jepa_jax.program.config import load_config
 
 RESNET = dict(stem="cifar", width=64)
 
 
-def build(view_size=32, precision="float32", remat="none", **model):
-    sample = jax.random.normal(jax.random.key(1), (64, 32, 32, 3))
-    return build_encoder(
-        Config(**model), sample, view_size=view_size, precision=precision, remat=remat, rngs=nnx.Rngs(0)
-    )
+def build(view_size=32, precision="float32", remat="none", channels=3, **model):
+    """Returns an encoder of a run on `view_size`-pixel images."""
+    changes = {
+        "model": model, "data.image_size": view_size, "data.channels": channels, "train.precision": precision,
+        "train.remat": remat, "data.augment.crop.size": 0, "data.augment.mean": (0.5,) * channels,
+        "data.augment.std": (0.25,) * channels, "data.augment.jitter.probability": 0.0,
+        "data.augment.grayscale.probability": 0.0,
+    }  # fmt: skip
+    sample = jax.random.normal(jax.random.key(1), (64, 32, 32, channels))
+    return build_encoder(load_config("quickstart", changes), sample, nnx.Rngs(0))
 
 
 def create(**options):
@@ -96,6 +100,16 @@ def test_bfloat16_computes_in_bfloat16_keeps_float32_parameters_and_statistics(m
     products = [line for line in program.splitlines() if "stablehlo.convolution" in line or "stablehlo.dot" in line]
     operands = [line.rsplit(" : ", 1)[1].split("->")[0] for line in products]  # a sum may be kept in float32
     assert operands and all("f32" not in types for types in operands)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("model", TINY, ids=lambda m: m["name"])
+def test_encoders_take_any_number_of_channels(model, channels):
+    encoder = nnx.eval_shape(lambda: build(channels=channels, **model))
+    graphdef, state = nnx.split(encoder)
+    images = jax.ShapeDtypeStruct((2, 32, 32, channels), jnp.float32)
+    features = jax.eval_shape(lambda state, x: nnx.merge(graphdef, state)(x), state, images)
+    assert features.shape == (2, encoder.feature_dim)
 
 
 def test_a_stem_for_cifar_keeps_the_size_and_one_for_imagenet_quarters_it():

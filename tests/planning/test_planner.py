@@ -8,16 +8,17 @@ import pytest
 from configs import rapid
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import image_spec
+from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning import plan_command
-from jepa_jax.planning.gpu_compile import DataSize, Facts, Request
-from jepa_jax.planning.plan_inputs import planned_data
+from jepa_jax.planning.gpu_compile import Facts, Request
 from jepa_jax.planning.planner import FITS, FITS_BELOW, NO, TIGHT, Planner, memory_need
 from jepa_jax.reports.plan_report import Circumstances, plan_json, plan_lines
 from jepa_jax.runtime.hardware import load_table
 
 GIB = 2**30
 TABLE = load_table()
-CIFAR = DataSize(50_000, 10)
+CIFAR = DataFacts(50_000, 10, image_spec(32))
 
 
 class LineCompiler:
@@ -197,14 +198,6 @@ def test_the_loader_is_compared_with_what_the_gpu_takes():
     assert any("25 % of that: the loader would set the speed" in line for line in slow)
     fast = plan_lines(plan, Circumstances(CIFAR, loader_images_per_sec=needed * 2), "rapid")
     assert any(line.endswith("enough") for line in fast)
-
-
-def test_data_that_is_not_there_is_assumed():
-    config = rapid.get_config()
-    config.data.dir = "nowhere"
-    assert planned_data(config.data) == DataSize(50_000, 10, assumed=True)
-    config.data.source = "tfds:imagenet2012"
-    assert planned_data(config.data) == DataSize(1_281_167, 1000, assumed=True)
 
 
 # --- the command ---

@@ -31,7 +31,7 @@ class Sleepy:
 
     def __init__(self, source, path):
         self._source, self._path = source, path
-        self.classes, self.image_shape = source.classes, source.image_shape
+        self.classes, self.spec = source.classes, source.spec
 
     def __len__(self):
         return len(self._source)

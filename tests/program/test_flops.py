@@ -6,10 +6,11 @@ import pytest
 from flax import nnx
 from jax import lax
 
+from jepa_jax.data.contract import image_spec
+from jepa_jax.data.facts import DataFacts
 from jepa_jax.models.conv import conv2d
 from jepa_jax.models.resnet import SIZES, ResNet
 from jepa_jax.models.vit import ViT
-from jepa_jax.planning.gpu_compile import DataSize
 from jepa_jax.planning.plan_check import check_flops
 from jepa_jax.program.flops import Rules, count_flops
 
@@ -115,7 +116,7 @@ def test_the_step_of_a_masked_autoencoder_agrees_with_xla():
 
     config = mae_cifar10.get_config()
     config.data.batch_size, config.train.precision = 32, "float32"
-    assert abs(check_flops(config, DataSize(50_000, 10)).error_percent) < 3
+    assert abs(check_flops(config, DataFacts(50_000, 10, image_spec(32))).error_percent) < 3
 
 
 def test_the_products_of_a_resnet_are_known_in_closed_form():

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jepa_jax.reports.page import render
-from jepa_jax.reports.sweep_page import sweep_markdown, sweep_page
+from jepa_jax.reports.sweep_page import sweep_markdown, sweep_page, write_sweep
 
 GIB = 2**30
 ROOT = pathlib.Path(__file__).parents[2]
@@ -92,3 +92,9 @@ def test_the_markdown_table_has_a_line_per_row_the_fastest_first(document):
     assert lines[0].startswith("| 128 | 2 | 1 | float32") and "150.9" in lines[0]
     assert lines[-1].endswith("out of memory: needs <12> GiB \\| more |")
     assert "GPU" not in header  # no row has that figure
+
+
+def test_page_and_table_lie_beside_the_results(document, tmp_path):
+    table = write_sweep(document, tmp_path / "sweep.json")
+    assert (tmp_path / "sweep.md").read_text() == table
+    assert "Use batch 128." in (tmp_path / "sweep.html").read_text()

@@ -11,18 +11,19 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning.planner import pool_fraction
 from jepa_jax.runtime import provenance
-from jepa_jax.tuning import tune_command, tuned
-from jepa_jax.tuning.trial import Combination, combination_of
-from jepa_jax.tuning.tune_command import Options
-from jepa_jax.tuning.tuner import Search
-from jepa_jax.tuning.tuner_space import Space
-from jepa_jax.tuning.tuner_trials import Limits, program_of
+from jepa_jax.runtime.gpus import pool_fraction
+from jepa_jax.tuning import tuned_file
+from jepa_jax.tuning.rows import Figures, TrialResult
+from jepa_jax.tuning.search import Search
+from jepa_jax.tuning.search_space import SearchSpace, make_space, worker_counts
+from jepa_jax.tuning.search_trials import Limits, SearchTrial, program_of
+from jepa_jax.tuning.settings import Combination
+from jepa_jax.tuning.tune import TuneOptions, parse_budget, tune
 from tests.tiny import tiny_config
 
 GIB = 2**30
-SPACE = Space((0, 2, 4, 8), ("float32", "bfloat16"), ("none", "full"), ("grain", "device"))
+SPACE = SearchSpace((0, 2, 4, 8), ("float32", "bfloat16"), ("none", "full"), ("grain", "device"))
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 # What a full sweep would measure.
 GRID = [
@@ -76,26 +77,31 @@ class Machine:
         cached = program_of(c) in self.programs
         self.programs.add(program_of(c))
         self.now += self.seconds + (0.0 if cached else self.compiling)
-        status = next((self.faults[value] for value in c.as_dict().values() if value in self.faults), "ok")
+        status = next((self.faults[value] for value in c.to_dict().values() if value in self.faults), "ok")
         if status == "timed_out":
             self.now += time_limit - self.seconds - self.compiling
         memory = self.bytes(c) * (self.evaluation_memory if request.with_evaluation else 1.0)
         if memory > self.memory:
             status = "out_of_memory"
         if status != "ok":
-            return {"status": status, "reason": f"a {status} machine"}
+            return TrialResult(status, f"a {status} machine")
         speed = self.speed(c) * float(np.exp(self.noise * self.rng.normal()))
-        return {
-            "status": "ok", "reason": "", "samples_per_sec": speed, "peak_memory_bytes": memory, "leak": False,
-            "device_limit_bytes": self.pool, "finite": not set(c.as_dict().values()) & set(self.diverging),
-            "data_wait_fraction": 1 - self.speed(c) / self.compute(c), "data_source": "formula",
-            "compile_seconds": self.compiling, "compile_cached": cached,
-            "program_fingerprint": f"{c.batch_size} {c.precision} {c.remat}",
-        }  # fmt: skip
+        figures = Figures(
+            samples_per_sec=speed,
+            peak_memory_bytes=memory,
+            device_limit_bytes=self.pool,
+            finite=not set(c.to_dict().values()) & set(self.diverging),
+            data_wait_fraction=1 - self.speed(c) / self.compute(c),
+            data_source="formula",
+            compile_seconds=self.compiling,
+            compile_cached=cached,
+            program_fingerprint=f"{c.batch_size} {c.precision} {c.remat}",
+        )
+        return TrialResult("ok", figures=figures)
 
 
 def search_on(machine, *, budget=1e6, space=SPACE, margin=0.08, recorded=(), batch=128, limits=None, **config):
-    given = tiny_config(data__batch_size=batch, **config).to_dict()
+    given = tiny_config(data__batch_size=batch, **config)
     limits = limits or Limits(budget, machine.memory, margin)
     search = Search(given, space, limits, machine, recorded=recorded, clock=lambda: machine.now)
     return search, search.search()
@@ -207,11 +213,11 @@ def test_a_setting_whose_loss_is_not_finite_is_not_chosen():
 
 def test_time_of_a_trial_that_ended_with_the_budget_stays_used():
     machine = Machine(faults={"bfloat16": "timed_out"})
-    given = tiny_config(data__batch_size=128).to_dict()
+    given = tiny_config(data__batch_size=128)
     search = Search(given, SPACE, Limits(60), machine, clock=lambda: machine.now)
     hanging = dataclasses.replace(search.reference, precision="bfloat16")
     assert search.measure(search.reference) and not search.measure(hanging)
-    assert machine.now > 50 and [trial["cut"] for trial in search.cut] == [True] and search.untried == [hanging]
+    assert machine.now > 50 and [trial.cut for trial in search.cut] == [True] and search.untried == [hanging]
     again = Search(given, SPACE, Limits(600), Machine(), recorded=[*search.trials, *search.cut], clock=lambda: 0.0)
     assert again.seconds_left() == pytest.approx(600 - machine.now)
     assert again.measure(hanging) and again.cut == search.cut  # with more time it is tried again
@@ -258,7 +264,7 @@ def test_a_search_given_its_own_trials_measures_none_of_them_again():
     half = Machine(seed=5)
     rest, _ = search_on(half, recorded=search.trials[:10])
     assert rest.trials[:10] == search.trials[:10]
-    assert all(r.combination.as_dict() != search.trials[0]["combination"] or i for i, r in enumerate(half.requests))
+    assert all(r.combination != search.trials[0].combination or i for i, r in enumerate(half.requests))
 
 
 class TestCommand:
@@ -271,22 +277,23 @@ class TestCommand:
         self.said = io.StringIO()
         values = {"num_workers": "0,2", "remats": "none"}
         options = {"budget": "1h", "memory_limit_gb": 24.0} | options
-        made = Options(folder, values=values, config_name="tiny", **options)
-        return tune_command.tune(self.config, made, Console(self.said), run)
+        made = TuneOptions(folder, values=values, config_name="tiny", **options)
+        return tune(self.config, made, Console(self.said), run)[:2]
 
     def test_ends_with_a_file_that_training_takes(self, tmp_path):
         code, result = self.tune(tmp_path, Machine())
         assert code == 0 and result["confirmed"] and result["gain"]["interval"][0] > 1
-        found = tuned.read_tuned(result["tuned"])
+        found = tuned_file.read_tuned(result["tuned"])
         chosen = Combination.from_dict(result["chosen"])
-        lines = tuned.apply_tuned(self.config, found)
-        assert combination_of(self.config) == chosen and any("batch has changed" in line for line in lines)
+        config, lines = tuned_file.apply_tuned(self.config, found)
+        assert Combination.of(config) == chosen and any("batch has changed" in line for line in lines)
         low, high = found["samples_per_sec_ci95"]
         assert low < Machine().speed(chosen) < high
         assert "linear rule" in " ".join(found["text"])
         document = json.loads((tmp_path / "tune.json").read_text())
         assert document["conclusion"]["best"] == result["chosen"]
-        assert "Tuning of tiny" in (tmp_path / "tune.html").read_text()
+        trials = [SearchTrial.from_dict(trial) for trial in document["trials"]]
+        assert json.loads(json.dumps([trial.to_dict() for trial in trials])) == document["trials"]
 
     def test_ctrl_c_keeps_everything_and_resume_goes_on(self, tmp_path):
         machine, left = Machine(), itertools.count()
@@ -299,7 +306,7 @@ class TestCommand:
         code, result = self.tune(tmp_path, interrupted)
         assert code == 130 and result["chosen"] and result["tuned"] is None and result["trials"] == 6
         assert not (tmp_path / "tuned.json").exists()
-        with pytest.raises(UserError, match="--resume goes on"):
+        with pytest.raises(UserError, match="continue it with --resume"):
             self.tune(tmp_path, Machine())
         second = Machine()
         stopped = Machine(seed=3)
@@ -349,19 +356,18 @@ class TestCommand:
         self.config = tiny_config(data__batch_size=64)
         machine = Machine(half=0.0, bfloat16=0.5)
         _, result = self.tune(tmp_path, machine, fixed_effective_batch="config")
-        assert result["chosen"] == combination_of(self.config).as_dict() and result["gain"] is None
+        assert result["chosen"] == Combination.of(self.config).to_dict() and result["gain"] is None
 
 
 @pytest.mark.parametrize("cores, workers", [(1, [0, 1]), (2, [0, 1, 2]), (12, [0, 3, 6, 12]), (64, [0, 16])])
 def test_workers_worth_a_try(cores, workers):
-    assert tune_command.worker_counts(cores) == workers
+    assert worker_counts(cores) == workers
 
 
 def test_a_set_is_tried_on_the_device_only_if_it_is_small(tmp_path):
     def pipelines(**config):
         data = {"data__dir": str(tmp_path), "data__num_train": 0, **config}
-        options = Options(tmp_path, use_dummy_data=True)
-        return tune_command.make_space(tiny_config(**data), options).pipelines
+        return make_space(tiny_config(**data), {}, use_dummy_data=True).pipelines
 
     assert pipelines(data__source="cifar10", data__image_size=32) == ("grain", "device")
     assert pipelines(data__source="tfds:imagenet2012", data__image_size=224) == ("grain",)
@@ -379,71 +385,10 @@ def test_the_share_of_the_pool_is_read_from_the_environment():
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("10m", 600), ("1.5h", 5400), ("45", 45)])
 def test_budgets(text, seconds):
-    assert tune_command.parse_budget(text) == seconds
+    assert parse_budget(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-5m", "0", "5d"])
 def test_budgets_that_are_none(text):
     with pytest.raises(UserError, match="--budget="):
-        tune_command.parse_budget(text)
-
-
-class TestTunedFile:
-    def write(self, path, **facts):
-        combination = Combination(256, 2, 1, "bfloat16", "full", "device")
-        config = tiny_config().to_dict()
-        facts = {"samples_per_sec": 1234.0, "hardware": {"cpu": "x", "cores": 2}, "config": config} | facts
-        tuned.write_tuned(path, combination, **facts)
-        return tuned.read_tuned(path)
-
-    def test_the_command_line_wins_over_the_file_and_the_file_over_the_config(self, tmp_path):
-        config = tiny_config(data__num_workers=1)
-        lines = tuned.apply_tuned(config, self.write(tmp_path / "tuned.json"), explicit=("data.num_workers",))
-        assert config.data.num_workers == 1
-        assert (config.data.batch_size, config.data.pipeline) == (256, "device")
-        assert (config.train.precision, config.train.remat) == ("bfloat16", "full")
-        assert any("as on the command line" in line for line in lines)
-
-    @pytest.mark.parametrize(
-        "scaling, words", [("none", "is 0.002 as before"), ("linear", "0.002 -> 0.004"), ("sqrt", "0.002 -> 0.00283")]
-    )
-    def test_says_what_another_batch_makes_of_the_rate(self, tmp_path, scaling, words):
-        config = tiny_config(
-            data__batch_size=128, optim__lr=0.002, optim__batch_scaling=scaling, optim__reference_batch=128
-        )
-        lines = tuned.apply_tuned(config, self.write(tmp_path / "tuned.json"))
-        assert words in lines[-1] and "from 128 to 256" in lines[-1]
-
-    def test_drawn_images_are_a_doubt_where_real_ones_are_loaded(self, tmp_path):
-        found = self.write(tmp_path / "tuned.json", data_source="dummy")
-        machine = {"cpu": "x", "cores": 2, "gpu_name": None}
-        assert tuned.doubts(tiny_config().to_dict(), found, machine) == []  # shapes are drawn too
-        config = tiny_config(data__source="cifar10").to_dict()
-        (doubt,) = tuned.doubts(config, found | {"config": config}, machine)
-        assert "--use_dummy_data" in doubt
-
-    def test_another_machine_and_another_model_are_doubts(self, tmp_path):
-        found = self.write(tmp_path / "tuned.json", confirmed=True)
-        same = {"cpu": "x", "cores": 2, "gpu_name": None}
-        assert tuned.doubts(tiny_config(optim__lr=9.0, data__batch_size=64).to_dict(), found, same) == []
-        (machine,) = tuned.doubts(tiny_config().to_dict(), found, same | {"cores": 64})
-        assert "cores 2 there, 64 here" in machine
-        (model,) = tuned.doubts(tiny_config(method__views=3).to_dict(), found, same)
-        assert "method.views" in model
-        assert tuned.doubts(tiny_config().to_dict(), found | {"confirmed": False}, same)
-
-    @pytest.mark.parametrize(
-        "content",
-        [
-            "not json", "[]", "{}", '{"kind": "jepa_jax.tuned", "version": 9, "overrides": {}}',
-            '{"kind": "jepa_jax.tuned", "version": 1, "overrides": {"optim.lr": 1}}',
-            '{"kind": "jepa_jax.tuned", "version": 1, "overrides": {"data.batch_size": "many"}}',
-        ],
-    )  # fmt: skip
-    def test_what_is_no_such_file_is_refused_with_the_fix(self, tmp_path, content):
-        path = tmp_path / "f.json"
-        path.write_text(content)
-        with pytest.raises(UserError, match=r"--tuned=.*(scripts/tune\.py)"):
-            tuned.read_tuned(path)
-        with pytest.raises(UserError, match="cannot be read"):
-            tuned.read_tuned(tmp_path / "absent.json")
+        parse_budget(text)

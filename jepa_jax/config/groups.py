@@ -1,0 +1,289 @@
+"""The groups that every run has, and the config as a whole; `method` and `model` are declared by their owners."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jepa_jax.config.schema import Group, Problem, flatten, key, nested, subgroup
+
+PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class CropConfig(Group):
+    probability: float = key(1.0, "share of views cut by a random resized crop", **PROBABILITY)
+    scale: tuple[float, ...] = key(
+        (0.2, 1.0), "smallest and largest part of the area", least=1e-6, most=1, length=2, increasing=True
+    )
+    ratio: tuple[float, ...] = key(
+        (0.75, 1.3333), "smallest and largest width over height", least=1e-6, length=2, increasing=True
+    )
+    size: int = key(0, "pixels per side of a view; 0 = data.image_size", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlipConfig(Group):
+    probability: float = key(0.5, "share of views mirrored left to right", **PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class JitterConfig(Group):
+    probability: float = key(0.0, "share of views with jittered colours", **PROBABILITY)
+    brightness: float = key(0.4, "largest relative change", least=0)
+    contrast: float = key(0.4, "largest relative change", least=0)
+    saturation: float = key(0.2, "largest relative change; needs RGB", least=0)
+    hue: float = key(0.1, "largest turn of the colour wheel; needs RGB", least=0, most=0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class GrayscaleConfig(Group):
+    probability: float = key(0.0, "share of views without colour; needs RGB", **PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlurConfig(Group):
+    probability: float = key(0.0, "share of blurred views", **PROBABILITY)
+    sigma: tuple[float, ...] = key(
+        (0.1, 2.0), "smallest and largest sigma in pixels", least=1e-6, length=2, increasing=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SolarizeConfig(Group):
+    probability: float = key(0.0, "share of views with bright pixels inverted", **PROBABILITY)
+    threshold: float = key(128.0, "level of 0..255 from which pixels are inverted", least=0, most=256)
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentConfig(Group):
+    """Random views of an image; an operation with probability 0 is not compiled."""
+
+    crop: CropConfig = subgroup(CropConfig)
+    flip: FlipConfig = subgroup(FlipConfig)
+    jitter: JitterConfig = subgroup(JitterConfig)
+    grayscale: GrayscaleConfig = subgroup(GrayscaleConfig)
+    blur: BlurConfig = subgroup(BlurConfig)
+    solarize: SolarizeConfig = subgroup(SolarizeConfig)
+    mean: tuple[float, ...] = key((0.4914, 0.4822, 0.4465), "mean of each channel, in 0..1")
+    std: tuple[float, ...] = key((0.2023, 0.1994, 0.2010), "standard deviation of each channel, in 0..1", least=1e-6)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two views of an image can differ."""
+        operations = (self.crop, self.flip, self.jitter, self.grayscale, self.blur, self.solarize)
+        return any(operation.probability > 0 for operation in operations)
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        channels = config.data.channels
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != channels:
+                yield Problem(f"data.augment.{name}", f"needs data.channels = {channels} numbers, one per channel")
+        if channels == 3:
+            return
+        colour = self.jitter.probability > 0
+        for name, used in (
+            ("jitter.saturation", colour and self.jitter.saturation > 0),
+            ("jitter.hue", colour and self.jitter.hue > 0),
+            ("grayscale.probability", self.grayscale.probability > 0),
+        ):
+            if used:
+                yield Problem(f"data.augment.{name}", f"needs RGB and data.channels is {channels}; set it to 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Group):
+    """What is trained on, and how it is loaded."""
+
+    source: str = key("shapes", "shapes, cifar10, idx, folder, npz or tfds:<name>")
+    dir: str = key("", "folder or archive of the data; empty for shapes")
+    image_size: int = key(32, "pixels per side that images are delivered at", least=4)
+    channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)
+    num_train: int = key(0, "train images: how many to draw (shapes) or use (0 = all)", least=0)
+    num_test: int = key(0, "test images: how many to draw (shapes) or use (0 = all)", least=0)
+    seed: int = key(0, "which images shapes draws", least=0)
+    on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
+    batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
+    num_workers: int = key(0, "processes that load batches; 0 loads in the main one", least=0)
+    prefetch: int = key(2, "batches kept ready on the device", least=1)
+    pipeline: str = key(
+        "grain", "grain loads batches; device keeps the whole set on the device", choices=("grain", "device")
+    )
+    augment: AugmentConfig = subgroup(AugmentConfig)
+
+    @property
+    def view_size(self) -> int:
+        """Pixels per side of a view."""
+        return self.augment.crop.size or self.image_size
+
+
+@dataclasses.dataclass(frozen=True)
+class LarcKeys(Group):
+    momentum: float = key(0.9, "momentum", **PROBABILITY)
+    larc_trust: float = key(0.02, "trust coefficient", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecayKeys(Group):
+    weight_decay_end: float = key(
+        0.0, "weight decay at the last step, reached by half a cosine", least=0, default_from="optim.weight_decay"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamwKeys(DecayKeys):
+    beta1: float = key(0.9, "decay of the first moment", **PROBABILITY)
+    beta2: float = key(0.999, "decay of the second moment", **PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class SgdKeys(DecayKeys):
+    momentum: float = key(0.9, "momentum", **PROBABILITY)
+    nesterov: bool = key(False, "whether momentum looks ahead")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig(Group):
+    """Update rule, schedule and length."""
+
+    name: str = key("adamw", "update rule", variants={"larc": LarcKeys, "adamw": AdamwKeys, "sgd": SgdKeys})
+    lr: float = key(1e-3, "peak rate at the reference batch", least=0)
+    weight_decay: float = key(0.05, "weight decay of kernels at the first step", least=0)
+    epochs: float = key(10.0, "passes over the train split", least=0)
+    warmup_epochs: float = key(1.0, "linear warm-up, from the first step on", least=0)
+    warmup_lr: float = key(1e-6, "rate of the first step", least=0)
+    end_lr: float = key(0.0, "rate at the end of the cosine", least=0)
+    batch_scaling: str = key("none", "how lr grows with the batch", choices=("none", "linear", "sqrt"))
+    reference_batch: int = key(1, "batch that lr is meant for", least=1, default_from="data.batch_size")
+    clip_norm: float = key(0.0, "largest norm of the gradient; 0 = no limit", least=0)
+    probe_lr: float = key(1e-3, "rate of the online probe (AdamW, cosine)", least=0)
+    probe_weight_decay: float = key(0.0, "weight decay of the online probe", least=0)
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        if config.train.max_steps:
+            return
+        if self.epochs == 0:
+            yield Problem("optim.epochs", "nothing to train; set it above 0, or set train.max_steps")
+        elif self.warmup_epochs > self.epochs:
+            yield Problem("optim.warmup_epochs", f"longer than optim.epochs = {self.epochs}; shorten it")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Group):
+    """How the run is computed and kept."""
+
+    seed: int = key(0, "seed of initial weights, order of data and augmentation", least=0)
+    max_steps: int = key(0, "length of the run and of its schedule in steps; 0 = optim.epochs", least=0)
+    precision: str = key(
+        "float32", "what the model computes in; parameters stay float32", choices=("float32", "bfloat16")
+    )
+    accum_steps: int = key(1, "parts that a batch is computed in, one after the other", least=1)
+    remat: str = key("none", "full recomputes each block in the backward pass", choices=("none", "full"))
+    stop_on_collapse: bool = key(False, "whether to end a run whose features have collapsed, or only to warn")
+    checkpoint_every_steps: int = key(0, "steps between checkpoints; 0 = at the end of each epoch", least=0)
+    checkpoint_keep: int = key(1, "how many checkpoints are kept", least=1)
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        batch = config.data.batch_size
+        if batch % self.accum_steps:
+            yield Problem("data.batch_size", f"not divisible by train.accum_steps = {self.accum_steps}; use a multiple")
+        elif batch // self.accum_steps < 2:
+            yield Problem("train.accum_steps", f"leaves one image per part of data.batch_size = {batch}; use less")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig(Group):
+    """What a run measures of its encoder."""
+
+    weights: str = key("online", "the encoder as trained, or its slowly following copy", choices=("online", "target"))
+    every_epochs: int = key(1, "epochs between tests of the online probe; 0 = at the end only", least=0)
+    knn_every_epochs: int = key(10, "epochs between tests of k-NN; 0 = at the end only", least=0)
+    knn_k: int = key(20, "neighbours that vote", least=1)
+    knn_temperature: float = key(0.07, "temperature of the votes", least=1e-6)
+    calibration_images: int = key(
+        0,
+        "unaugmented train images that batch statistics are estimated on before evaluating; 0 = running ones",
+        least=0,
+    )
+    untrained: bool = key(True, "whether to measure the encoder before training too")
+    batch_size: int = key(256, "images per step of feature extraction", least=1)
+    max_images: int = key(0, "limit for each split in k-NN and probe; 0 = all", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileConfig(Group):
+    """What is measured of the run itself."""
+
+    enabled: bool = key(True, "whether to account for the time of every epoch and name what limits it")
+    trace_every_epochs: int = key(1, "epochs between traces that split the device's time; 0 = never", least=0)
+    monitor_seconds: float = key(
+        1.0, "seconds between samples of processor, memory and GPUs; 0 = once per epoch", least=0
+    )
+    peak_tflops: float = key(
+        0.0, "peak of one device, for MFU; 0 = from the table of GPUs, or measured on a CPU", least=0
+    )
+    plan: bool = key(True, "whether to warn before compiling for a GPU on which the step will not fit")
+    trace_steps: str = key("", "steps A to B to record for TensorBoard, as A:B; empty = none")
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        if self.trace_steps and not re.fullmatch(r"\d+:\d+", self.trace_steps):
+            yield Problem("profile.trace_steps", "write the first and the last step as A:B, e.g. 10:15")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig(Group):
+    """How devices share the work."""
+
+    data: int = key(-1, "devices that split the batch; -1 = all that are left", least=-1)
+    fsdp: int = key(1, "devices that also split the parameters", least=1)
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        if self.data == 0:
+            yield Problem("mesh.data", "use -1 for all devices, or a number of devices")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig(Group):
+    """Where figures go."""
+
+    every_steps: int = key(20, "steps between two rows of metrics.jsonl", least=1)
+    tensorboard: bool = key(True, "whether to write TensorBoard events")
+    pictures_every_epochs: int = key(0, "epochs between pictures, where a method draws them; 0 = none", least=0)
+    wandb_project: str = key("", "Weights & Biases project; empty = off")
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedGroup(Group):
+    """Base of the groups `method` and `model`: what they hold depends on the class that `name` refers to."""
+
+    name: str = key("", "a name that jepa_jax knows, or package.module:Class")
+
+
+COMMON: dict[str, type[Group]] = {
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "profile": ProfileConfig,
+    "mesh": MeshConfig,
+    "log": LogConfig,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that decides a run: complete, checked and immutable."""
+
+    method: Any  # the group that the method declares
+    model: Any  # the group that the encoder declares
+    data: DataConfig
+    optim: Any  # OptimConfig with the keys of its update rule
+    train: TrainConfig
+    eval: EvalConfig
+    profile: ProfileConfig
+    mesh: MeshConfig
+    log: LogConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns nested plain dicts, as config.json holds them."""
+        return nested(flatten(self))

@@ -1,0 +1,67 @@
+"""Recipes: config files that say what they change, shipped with the package or written by the user.
+
+A recipe is a Python file whose `get_config()` returns nested dicts (or an ml_collections.ConfigDict) of the keys it
+sets; the entry `base` names another recipe to start from. Its docstring says how to run it and what to expect.
+"""
+
+import ast
+import functools
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jepa_jax.base.errors import UserError
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+# In a clone the recipes lie beside the package, in an installed wheel inside it.
+FOLDERS = (PACKAGE.parent / "configs", PACKAGE / "configs")
+
+
+@functools.cache
+def shipped_recipes() -> dict[str, pathlib.Path]:
+    """Returns the recipes that come with the package, by name."""
+    folder = next((folder for folder in FOLDERS if (folder / "quickstart.py").exists()), FOLDERS[0])
+    return {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
+
+
+def recipe_path(reference: str) -> pathlib.Path:
+    """Returns the file of a recipe: a shipped name, or the path of a file."""
+    recipes = shipped_recipes()
+    if reference in recipes:
+        return recipes[reference]
+    path = pathlib.Path(reference).expanduser()
+    if path.is_file():
+        return path
+    if path.parent.name == "configs" and path.stem in recipes:  # configs/rapid.py outside a clone
+        return recipes[path.stem]
+    raise UserError(f"--config={reference}: no such file or shipped config; the shipped ones are {', '.join(recipes)}")
+
+
+def summary_of(path: pathlib.Path) -> str:
+    """Returns the first line of a recipe's docstring, without running the file."""
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+
+
+def read_recipe(reference: str) -> dict[str, Any]:
+    """Returns what the `get_config` of a recipe returns; `file.py:argument` passes an argument to it."""
+    path_text, _, argument = reference.partition(".py:")
+    path = recipe_path(path_text + (".py" if argument else ""))
+    spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # a file that exists has both
+    module = importlib.util.module_from_spec(spec)
+    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+        values = module.get_config(*([argument] if argument else []))
+    except Exception as error:  # whatever the file does wrong
+        raise UserError(
+            f"--config={reference}: cannot be loaded ({type(error).__name__}: {error}); fix the file"
+        ) from error
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+    values = values.to_dict() if hasattr(values, "to_dict") else values
+    if not isinstance(values, Mapping):
+        raise UserError(f"--config={reference}: get_config() returns {type(values).__name__}; return nested dicts")
+    return dict(values)

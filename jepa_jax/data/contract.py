@@ -1,0 +1,53 @@
+"""The contract between data sets and everything that reads them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+Spec = Mapping[str, jax.ShapeDtypeStruct]
+
+
+class Source(Protocol):
+    """One split of a data set, read by index.
+
+    A source is pickled into worker processes, which open the files themselves: it must not carry its data along.
+
+    Attributes:
+      spec: shapes and dtypes of one element, e.g. {"image": uint8 [H, W, C], "label": int32 []}.
+      classes: names of the classes that "label" counts; () without labels, and then `spec` has no "label".
+    """
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray) -> dict[str, Any]:
+        """Returns arrays [B, ...] with the keys of `spec`, and under "skipped" the names of unreadable files if any."""
+        ...
+
+
+def image_spec(size: int, channels: int = 3, *, labelled: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the spec of square uint8 images, with labels or without."""
+    spec = {"image": jax.ShapeDtypeStruct((size, size, channels), np.uint8)}
+    return spec | ({"label": jax.ShapeDtypeStruct((), np.int32)} if labelled else {})
+
+
+def abstract_batch(spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and dtypes of a batch of elements."""
+    return {key: jax.ShapeDtypeStruct((batch_size, *one.shape), one.dtype) for key, one in spec.items()}
+
+
+def element_bytes(spec: Spec) -> int:
+    """Returns the size of one element in bytes."""
+    return sum(one.size * one.dtype.itemsize for one in spec.values())
+
+
+def channels_of(data: Any) -> int:
+    """Returns the number of image channels that the config group `data` asks for."""
+    return getattr(data, "channels", 3)

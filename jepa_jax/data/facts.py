@@ -1,0 +1,47 @@
+"""Facts about a data set that a program depends on, also for sets whose files are not there."""
+
+import dataclasses
+from typing import Any
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import Source, Spec, channels_of, image_spec
+from jepa_jax.data.sources import open_source
+
+KNOWN_SIZES = {  # train images and classes
+    "cifar10": (50_000, 10),
+    "tfds:cifar10": (50_000, 10),
+    "tfds:cifar100": (50_000, 100),
+    "tfds:stl10": (5_000, 10),
+    "tfds:imagenet2012": (1_281_167, 1000),
+}
+ASSUMED_SIZE = (50_000, 10)  # of a set about which nothing is known
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+    """What is known of a data set: the size of its train split, its classes (0 without labels) and its elements."""
+
+    num_train: int
+    num_classes: int
+    spec: Spec
+    found: bool = True  # False if the files are not there
+
+    @classmethod
+    def of(cls, train: Source) -> "DataFacts":
+        return cls(len(train), len(train.classes), train.spec)
+
+
+def data_facts(data: Any, *, assume: bool = False) -> DataFacts:
+    """Returns the facts of the data set of a config, of its files if they are there.
+
+    Args:
+      data: the config group `data`.
+      assume: return ASSUMED_SIZE for a set that is neither there nor known, instead of raising UserError.
+    """
+    try:
+        return DataFacts.of(open_source(data, "train"))
+    except UserError:
+        if data.source not in KNOWN_SIZES and not assume:
+            raise
+    images, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
+    return DataFacts(data.num_train or images, classes, image_spec(data.image_size, channels_of(data)), found=False)

@@ -1,0 +1,96 @@
+"""The contract of a method: what is learned. Loop, step, profiler, sweep and planner know methods only through this."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jepa_jax.config.groups import Config, NamedGroup
+
+Batch = Mapping[str, Any]  # arrays by the names that the data source declares
+Terms = dict[str, jax.Array]
+
+
+class Output(NamedTuple):
+    """What a method's loss returns to the step."""
+
+    loss: Float[Array, ""]
+    terms: Terms  # named scalars for the metrics
+    features: Float[Array, "b f"] | None = None  # of the batch, for the online probe; the step detaches them
+
+
+class Ema(NamedTuple):
+    """A copy of parts of the model that follows them slowly; it starts equal to them and has its own statistics."""
+
+    modules: tuple[str, ...]  # attributes of the model
+    momentum: Callable[[jax.Array], jax.Array]  # by step; 1 keeps the copy as it is
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamGroup:
+    """Parameters whose path contains `pattern` and which are optimised differently from the rest.
+
+    Attributes:
+      pattern: regular expression searched in the path, e.g. "^predictor/".
+      lr: peak rate of its own; None for `optim.lr`.
+      constant: whether the rate stays at its peak instead of following the schedule.
+      weight_decay: decay of its own; None for the config's.
+      frozen_steps: steps at the start in which the parameters do not change; -1 for all steps.
+    """
+
+    pattern: str
+    lr: float | None = None
+    constant: bool = False
+    weight_decay: float | None = None
+    frozen_steps: int = 0
+
+
+class Method:
+    """Base class of methods; a method supplies `Keys`, `init` and `loss` and knows no mesh, optimizer or sink.
+
+    Attributes:
+      Keys: the keys of its `method` group.
+      evaluators: how it is judged: names of `jepa_jax.evals`, or "package.module:Class".
+      levels: scales at which features can be read; 0 is the finest.
+      ema: the slow copy that `loss` gets as `target`, if any.
+      param_groups: parameters with a rate or decay of their own.
+    """
+
+    Keys: ClassVar[type[NamedGroup]] = NamedGroup
+    evaluators: tuple[str, ...] = ()
+    levels: int = 1
+    ema: Ema | None = None
+    param_groups: tuple[ParamGroup, ...] = ()
+
+    def __init__(self, config: Config, total_steps: int):
+        """`total_steps` is the length of the method's schedules."""
+        self.run_config = config
+        self.config: Any = config.method
+        self.total_steps = total_steps
+
+    def init(self, key: jax.Array, sample: Batch) -> nnx.Module:
+        """Returns the model; `sample` is a batch of training data."""
+        raise NotImplementedError
+
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+        """Returns the loss of a batch and updates the model's statistics in place.
+
+        Args:
+          model: what `init` made.
+          target: the model with the weights and statistics of its slow copy, without gradient; None without `ema`.
+          key: random key of this step, equal on all devices.
+        """
+        raise NotImplementedError
+
+    def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"] | None:
+        """Returns what the loss sees of these images, normalised, for the report; None if there is nothing to see."""
+        del batch, key
+        return None
+
+    def pictures(self, model: Any, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"] | None:
+        """Returns what the model makes of these images, normalised; None where there is nothing to see."""
+        del model, batch, key
+        return None

@@ -1,0 +1,80 @@
+"""Base class of methods that learn an image encoder; a method adds `Keys`, `init` and `loss`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
+
+from jepa_jax.data.augment import augment_views, normalise, whole_view
+from jepa_jax.methods.contract import Batch, Method
+from jepa_jax.models.registry import DTYPES, build_encoder
+
+Images = UInt8[Array, "b H W c"]
+Features = Float[Array, "b f"]
+
+
+class ImageMethod(Method):
+    """Views, encoder and features. The model that `init` returns must have its encoder as the attribute `encoder`."""
+
+    evaluators = ("classification", "collapse")
+
+    @property
+    def dtype(self) -> Any:
+        """What the model computes in."""
+        return DTYPES[self.run_config.train.precision]
+
+    @property
+    def remat(self) -> bool:
+        return self.run_config.train.remat == "full"
+
+    @property
+    def view_size(self) -> int:
+        return self.run_config.data.view_size
+
+    @property
+    def channels(self) -> int:
+        return self.run_config.data.channels
+
+    def encoder(self, sample: Batch, rngs: nnx.Rngs) -> Any:
+        """Returns the encoder that `config.model` describes."""
+        augment = self.run_config.data.augment
+        return build_encoder(self.run_config, normalise(sample["image"], augment.mean, augment.std), rngs)
+
+    def views(self, images: Images, key: jax.Array, count: int) -> Float[Array, "v b h w c"]:
+        """Returns random, normalised views of each image."""
+        with jax.named_scope("augment"):
+            return augment_views(key, images, self.run_config.data.augment, count)
+
+    def whole(self, images: Images, size: int | None = None) -> Float[Array, "b h w c"]:
+        """Returns images as they are, normalised; resized to `size` pixels per side if given."""
+        return whole_view(images, self.run_config.data.augment, size)
+
+    def features(
+        self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
+    ) -> Features:
+        """Returns what probes and users read from unaugmented images, in float32.
+
+        Args:
+          normalised: False reads before the encoder's last layer norm, which would hide that features are constant.
+          train: batch norm uses and updates the statistics of this batch.
+        """
+        del level
+        encoder = model.encoder
+        if getattr(encoder, "fixed_size", False):  # its positions are those of one size
+            view = self.whole(batch["image"], self.view_size)
+            return encoder(view, train=train, normalised=normalised).astype(jnp.float32)
+        return encoder(self.whole(batch["image"]), train=train).astype(jnp.float32)
+
+    def feature_map(self, model: Any, batch: Batch) -> Float[Array, "b rows columns f"] | None:
+        """Returns features of each patch; None for an encoder without a grid of patches."""
+        if not hasattr(model.encoder, "patches"):
+            return None
+        patches = model.encoder.patches(self.whole(batch["image"], self.view_size)).astype(jnp.float32)
+        grid = model.encoder.grid
+        return patches.reshape(len(patches), grid, grid, -1)
+
+    def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
+        """Returns two random views of each image."""
+        return self.views(batch["image"], key, 2)

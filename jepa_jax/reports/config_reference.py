@@ -1,0 +1,66 @@
+"""The reference page of all config keys, written from their declarations."""
+
+from collections.abc import Iterator
+
+from jepa_jax.config.groups import COMMON
+from jepa_jax.config.schema import Group, Key, declarations
+from jepa_jax.methods.registry import METHODS, method_config
+from jepa_jax.models.registry import MODELS, model_config
+
+HEADER = """# Config keys
+
+Written by `jepa-jax reference`. A recipe in `configs/` sets what it changes; everything else has the default below.
+`--config.group.key=value` on the command line overrides both. `jepa-jax describe --config=NAME` prints the whole config.
+"""
+
+
+def config_reference() -> str:
+    """Returns a Markdown page with every key of every group, method, encoder and variant."""
+    parts = [HEADER]
+    for group, cls in COMMON.items():
+        parts += section(f"## `{group}`", f"{group}.", cls)
+    for group, known, find in (("method", METHODS, method_config), ("model", MODELS, model_config)):
+        by_class: dict[type[Group], list[str]] = {}
+        for name in known:
+            by_class.setdefault(find(name), []).append(name)
+        for cls, names in by_class.items():
+            parts += section(f"## `{group}.name` = {', '.join(f'`{name}`' for name in names)}", f"{group}.", cls)
+    return "\n".join(parts) + "\n"
+
+
+def section(title: str, prefix: str, group: type[Group]) -> list[str]:
+    """Returns the lines of a group: its keys, then those of each variant."""
+    lines = [title, "", *table(prefix, group)]
+    for name, declared, _ in declarations(group):
+        for choice, variant in declared.variants.items() if isinstance(declared, Key) else ():
+            if variant is not None:
+                lines += [f"With `{prefix}{name} = {choice}`:", "", *table(prefix, variant)]
+    return lines
+
+
+def table(prefix: str, group: type[Group]) -> list[str]:
+    rows = [f"| `{name}` | {default_text(key)} | {meaning(key)} |" for name, key in leaves(prefix, group)]
+    return ["| key | default | meaning |", "|---|---|---|", *rows, ""]
+
+
+def leaves(prefix: str, group: type[Group]) -> Iterator[tuple[str, Key]]:
+    """Yields the keys of a group and of the groups inside it."""
+    for name, declared, _ in declarations(group):
+        if isinstance(declared, Key):
+            yield prefix + name, declared
+        else:
+            yield from leaves(f"{prefix}{name}.", declared)
+
+
+def default_text(key: Key) -> str:
+    return f"that of `{key.default_from}`" if key.default_from else f"`{key.default!r}`"
+
+
+def meaning(key: Key) -> str:
+    """Returns the meaning of a key with its choices or limits."""
+    text = key.meaning.replace("|", "\\|")
+    if key.choices:
+        return f"{text}: {', '.join(f'`{choice}`' for choice in key.choices)}"
+    limits = {"at least": key.least, "at most": key.most}
+    given = [f"{word} {value:g}" for word, value in limits.items() if value is not None]
+    return f"{text} ({', '.join(given)})" if given else text

@@ -1,0 +1,32 @@
+"""Three steps of one recipe per method give the numbers that they gave before configs and methods were rewritten."""
+
+import json
+import pathlib
+
+import pytest
+
+from jepa_jax.data.pipeline import train_batches
+from jepa_jax.data.sources import open_source
+from jepa_jax.program.build import build_program, initial_sample
+from jepa_jax.program.config import load_config
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh
+
+GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "steps.json").read_text())
+SMALL = {
+    "data.source": "shapes", "data.dir": "", "data.num_train": 48, "data.num_test": 16, "data.batch_size": 16,
+    "data.num_workers": 0, "optim.warmup_epochs": 0.0, "train.max_steps": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_three_steps_give_the_same_numbers(name):
+    config = load_config(name, SMALL)
+    mesh = make_mesh(1, 1)
+    source = open_source(config.data, "train")
+    sample = initial_sample(source)
+    program = build_program(config, num_train=48, num_classes=len(source.classes), sample=sample, mesh=mesh)
+    state = program.factory.create(config.train.seed, sample)
+    with train_batches(config.data, source, seed=config.train.seed, sharding=batch_sharding(mesh)) as batches:
+        for expected in GOLDEN[name]:
+            state, metrics = program.train_step(state, next(batches)[0])
+            assert {key: float(value) for key, value in metrics.items()} == pytest.approx(expected, rel=2e-4, abs=1e-6)
