@@ -2,10 +2,6 @@
 
 from typing import Any
 
-from jepa_jax.runtime.platforms import leave_out_absent_gpus
-
-leave_out_absent_gpus()  # before anything imports jax
-
 
 def load_encoder(workdir: str, *, batch_size: int = 256) -> Any:
     """The trained encoder of a run as a function from uint8 images to features; see `jepa_jax.inference`."""

@@ -25,7 +25,7 @@ _FSDP = flags.DEFINE_boolean("fsdp", False, "Also split parameters and optimizer
 _VARIANTS = flags.DEFINE_boolean("variants", True, "Also with remat, accumulation and the other precision.")
 _LOADER = flags.DEFINE_boolean("loader", True, "Measure this machine's loader for a second.")
 _PRICE = flags.DEFINE_float("price_per_hour", 0.0, "Of one GPU, in any currency.", lower_bound=0.0)
-_TABLE = flags.DEFINE_string("gpu_table", "", "A TOML file with GPUs of yours; see jepa_jax/profiling/hardware.toml.")
+_TABLE = flags.DEFINE_string("gpu_table", "", "A TOML file with GPUs of yours; see jepa_jax/runtime/hardware.toml.")
 _CHECK = flags.DEFINE_boolean("check", False, "Compare with what can be measured here: operations; on a GPU the peak.")
 _JSON = flags.DEFINE_string("json", "", "Also write the plans to this file.")
 _HTML = flags.DEFINE_string("html", "", "Also write a page.")
@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
 
         from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, UserError
         from jepa_jax.base.files import write_atomically, write_json
-        from jepa_jax.planning.plan_command import Options, make_plans, show_plans
-        from jepa_jax.reports.plan_report import fits_everywhere, plans_page
+        from jepa_jax.planning.plan_command import PlanOptions, make_plans, show_plans
+        from jepa_jax.reports.plan_report import plans_page
 
         if not all(size.strip().isdigit() for size in _BATCH_SIZES.value):
             raise UserError(f"--batch_sizes={','.join(_BATCH_SIZES.value)}: write whole numbers, e.g. 512,1024")
-        options = Options(
+        options = PlanOptions(
             gpus=tuple(_GPU.value),
             topology=_TOPOLOGY.value,
             batch_sizes=tuple(int(size) for size in _BATCH_SIZES.value),
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         console.line("")
         for result in results[:-1]:  # one object a GPU, a line each
             print(json.dumps(result))
-        result_code = 0 if fits_everywhere(plans) else EXIT_DOES_NOT_FIT
+        result_code = 0 if all(plan.estimate.fits for plan in plans) else EXIT_DOES_NOT_FIT
         return results[-1]
 
     return commands.run(command) or result_code
