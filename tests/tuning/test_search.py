@@ -373,16 +373,6 @@ def test_a_set_is_tried_on_the_device_only_if_it_is_small(tmp_path):
     assert pipelines(data__source="tfds:imagenet2012", data__image_size=224) == ("grain",)
 
 
-def test_the_share_of_the_pool_is_read_from_the_environment():
-    assert pool_fraction({}) == 0.75
-    assert pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9"}) == 0.9
-    assert pool_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}) == 0.5
-    with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
-        pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
-    with pytest.raises(UserError, match="both set"):
-        pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"})
-
-
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("10m", 600), ("1.5h", 5400), ("45", 45)])
 def test_budgets(text, seconds):
     assert parse_budget(text) == seconds
