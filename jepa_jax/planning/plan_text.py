@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jepa_jax.base.text import duration
+from jepa_jax.base.text import duration, gib
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import EFFICIENCY, FITS_BELOW, GIB, Estimate
+from jepa_jax.planning.estimate import EFFICIENCY, FITS_BELOW, Estimate
 from jepa_jax.planning.largest_batch import BATCH_GRAIN, LargestBatch
 from jepa_jax.planning.planner import Plan
 from jepa_jax.planning.step_facts import StepFacts
@@ -29,11 +29,6 @@ class PlanContext:
     price_per_hour: float = 0.0  # per GPU, in any currency
     loader_images_per_sec: float | None = None
     loader_note: str = ""  # why there is no rate
-
-
-def gib(num_bytes: float) -> str:
-    """Returns a size as text, e.g. "1.50 GiB"."""
-    return f"{num_bytes / GIB:,.2f} GiB"
 
 
 def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
