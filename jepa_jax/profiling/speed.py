@@ -10,7 +10,7 @@ import jax
 import psutil
 
 from jepa_jax.profiling.timers import Timeline
-from jepa_jax.runtime import process_memory
+from jepa_jax.runtime import memory as process_memory
 
 
 class Speedometer:

@@ -17,6 +17,7 @@ from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.schema import validate
+from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.pictures import example_views, save_views
 from jepa_jax.data.pipeline import train_batches
 from jepa_jax.data.sources import Source, open_source
@@ -28,6 +29,7 @@ from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import TrainState, evaluated_params
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.reports.run_report import write_report
+from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import environment, unused_gpu
 from jepa_jax.runtime.start import setup
@@ -61,10 +63,11 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     sample = first_images(sources[0], INIT_IMAGES)
     size: Any = {"num_train": len(sources[0]), "num_classes": len(sources[0].classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)
-    if config.profile.plan and jax.default_backend() == "gpu" and jax.process_index() == 0:
-        memory_check.warn_if_too_large(config, program, console, **size)
+    facts = DataFacts.of(sources[0])
+    memory_check.check_memory(config, program, facts, console)
     if unused := unused_gpu():
         console.warn(unused)
+    folder.create()
     if jax.process_index() == 0:
         write_json(folder.config, config.to_dict())
         write_json(folder.environment, environment())
@@ -72,9 +75,9 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto", con
     try:
         return run_session(config, folder, program, sources, sample, console)
     except jax.errors.JaxRuntimeError as error:
-        if not memory_check.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        raise UserError(memory_check.ways_out_message(config, program, console, **size)) from error
+        raise UserError(memory_check.explain_out_of_memory(config, program, facts, console)) from error
 
 
 def run_session(

@@ -32,7 +32,7 @@ from jepa_jax.profiling.record import gpu_figures
 from jepa_jax.profiling.timers import Segment
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.step import TrainState
-from jepa_jax.runtime import process_memory
+from jepa_jax.runtime import memory as process_memory
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import unused_gpu
 from jepa_jax.runtime.start import setup

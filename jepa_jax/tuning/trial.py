@@ -21,7 +21,7 @@ from typing import Any
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
-from jepa_jax.runtime.out_of_memory import is_out_of_memory
+from jepa_jax.runtime.memory import is_out_of_memory
 
 OK, OUT_OF_MEMORY, CRASHED, TIMED_OUT, REFUSED = "ok", "out_of_memory", "crashed", "timed_out", "refused"
 SKIPPED, PENDING = "skipped", "pending"  # of a row whose trial was not run, or not yet

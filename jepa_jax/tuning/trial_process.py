@@ -17,7 +17,7 @@ from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.config.schema import validate
 from jepa_jax.runtime.gpus import only_gpu
-from jepa_jax.runtime.out_of_memory import is_out_of_memory
+from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.tuning.trial import (
     CRASHED,
     OK,

@@ -16,8 +16,8 @@ from jepa_jax.base.text import duration, short
 from jepa_jax.config.schema import validate
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.data.facts import data_facts
-from jepa_jax.planning.planner import POOL_VARIABLE, pool_fraction
 from jepa_jax.reports import sweep_report
+from jepa_jax.runtime.allocator import POOL_VARIABLE, pool_fraction
 from jepa_jax.runtime.provenance import describe_hardware, num_cores
 from jepa_jax.tuning.sweep import EXIT_NONE_MEASURED
 from jepa_jax.tuning.sweep_settings import grid_values

@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 from PIL import Image
 from scipy import stats
 
@@ -23,21 +23,24 @@ TOLERANCE = 1e-5  # in 0..1 units
 
 def config_of(**probabilities):
     """The reference augmentation of CIFAR-10 with every operation off but those given a probability."""
-    config = ConfigDict(
-        dict(
-            crop=dict(probability=0.0, scale=(0.2, 1.0), ratio=(3 / 4, 4 / 3), size=0),
-            flip=dict(probability=0.0),
-            jitter=dict(probability=0.0, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1),
-            grayscale=dict(probability=0.0),
-            solarize=dict(probability=0.0, threshold=128),
-            blur=dict(probability=0.0, sigma=(0.1, 2.0)),
-            mean=MEAN,
-            std=STD,
-        )
+    config = SimpleNamespace(
+        crop=crop_of(),
+        flip=SimpleNamespace(),
+        jitter=SimpleNamespace(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1),
+        grayscale=SimpleNamespace(),
+        solarize=SimpleNamespace(threshold=128),
+        blur=SimpleNamespace(sigma=(0.1, 2.0)),
+        mean=MEAN,
+        std=STD,
     )
-    for name, probability in probabilities.items():
-        config[name].probability = probability
+    for name in ("crop", "flip", "jitter", "grayscale", "solarize", "blur"):
+        getattr(config, name).probability = probabilities.get(name, 0.0)
     return config
+
+
+def crop_of(**changes):
+    keys = {"probability": 0.0, "scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3), "size": 0, **changes}
+    return SimpleNamespace(**keys)
 
 
 def random_images(*shape, seed=0):
@@ -45,8 +48,8 @@ def random_images(*shape, seed=0):
 
 
 def planes_of(images):
-    """[B, H, W, 3] in 0..1 -> planes in 0..255, as the library holds them."""
-    return tuple(jnp.asarray(255 * images[..., channel], jnp.float32) for channel in range(3))
+    """[B, H, W, C] in 0..1 -> planes in 0..255, as the library holds them."""
+    return tuple(jnp.asarray(255 * images[..., channel], jnp.float32) for channel in range(images.shape[-1]))
 
 
 def images_of(planes):
@@ -161,7 +164,7 @@ def random_boxes(count, height, width, seed):
 
 
 def fast_crop(images, boxes, mirrored, size):
-    """One box an image, out in 0..1."""
+    """One box per image, out in 0..1."""
     boxes = augment.Boxes(*np.array(boxes).T)
     rows = images.astype(np.float32).swapaxes(2, 3)
     resize = jax.jit(augment.resize_boxes, static_argnums=(3, 4))
@@ -363,12 +366,12 @@ def test_switching_one_operation_leaves_the_draws_of_the_others():
 
 
 def test_crop_override_makes_smaller_views():
-    small = views_of(config_of(crop=1.0), 3, crop={"size": 4, "scale": (0.05, 0.3)})
+    small = views_of(config_of(), 3, crop=crop_of(probability=1.0, size=4, scale=(0.05, 0.3)))
     assert small.shape == (3, 64, 4, 4, 3)
     boxes = augment.sample_boxes(augment.draw(KEY, (3, 64))["crop"], 8, 8, (0.05, 0.3), (3 / 4, 4 / 3))
     expected = slow_crop(UNIT[5], *(int(field[2, 5]) for field in boxes), 4, 4)
     np.testing.assert_allclose(small[2, 5], expected, atol=TOLERANCE)
-    whole = views_of(config_of(), 1, crop={"size": 4})  # not cropped, another size: the whole image is resized
+    whole = views_of(config_of(), 1, crop=crop_of(size=4))  # not cropped, another size: the whole image is resized
     np.testing.assert_allclose(whole[0, 5], slow_crop(UNIT[5], 0, 0, 8, 8, 4, 4), atol=TOLERANCE)
 
 
@@ -384,27 +387,81 @@ def test_eight_devices_make_the_views_of_one_without_moving_images():
         assert collective not in compiled.as_text()
 
 
+# --- channels ---
+
+
+def of_channels(channels, **probabilities):
+    """The operations that take any number of channels."""
+    config = config_of(**probabilities)
+    config.jitter.saturation = config.jitter.hue = 0.0
+    config.mean, config.std = (0.5,) * channels, (0.25,) * channels
+    return config
+
+
+PLAIN = {channels: of_channels(channels, crop=0.9, flip=0.5, blur=0.5, solarize=0.5) for channels in (1, 4)}
+make_plain = {
+    channels: jax.jit(lambda key, images, config=config: augment.augment_views(key, images, config, 2))
+    for channels, config in PLAIN.items()
+}
+
+
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 2**31 - 1))
+def test_crop_flip_blur_and_solarize_treat_channels_alike(seed):
+    images = random_images(6, 8, 8, 4, seed=seed)
+    together, alone = (make_plain[channels](jax.random.key(seed), images[..., :channels]) for channels in (4, 1))
+    assert together.shape == (2, 6, 8, 8, 4)
+    np.testing.assert_allclose(together[..., :1], alone, atol=TOLERANCE)
+    last = make_plain[1](jax.random.key(seed), images[..., 3:])
+    np.testing.assert_allclose(together[..., 3:], last, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_brightness_and_contrast_of_other_channels_than_rgb(channels):
+    images = random_images(24, 8, 8, channels) / 255.0
+    rng = np.random.default_rng(1)
+    factors = np.concatenate([rng.uniform(0.3, 1.7, (24, 2)), np.ones((24, 1))], axis=1)
+    jitter = augment.Jitter(np.arange(24), factors.astype(np.float32), np.zeros(24, np.float32))
+    out = images_of(augment.colour_jitter(planes_of(images), jitter))
+    for image, view, order, (brightness, contrast, _) in zip(images, out, augment.JITTER_ORDERS, factors, strict=True):
+        for operation in order:
+            if operation == augment.BRIGHTNESS:
+                image = slow_blend(image, 0.0, brightness)
+            elif operation == augment.CONTRAST:
+                image = slow_blend(image, image.mean(), contrast)
+        np.testing.assert_allclose(view, image, atol=TOLERANCE)
+
+
+# --- the config ---
+
+
 @pytest.mark.parametrize(
-    "change, message",
+    ("name", "value", "fix"),
     [
-        (dict(crop=dict(scale=(0.5, 0.2))), "crop.scale"),
-        (dict(crop=dict(ratio=(0, 1.0))), "crop.ratio"),
-        (dict(jitter=dict(hue=0.6)), "jitter.hue"),
-        (dict(jitter=dict(contrast=-0.1)), "jitter.contrast"),
-        (dict(flip=dict(probability=1.5)), "flip.probability"),
-        (dict(blur=dict(sigma=(0.0, 1.0))), "blur.sigma"),
-        (dict(std=(0.2, 0.0, 0.2)), "std"),
+        ("crop.scale", (0.5, 0.2), "0 < smallest <= largest"),
+        ("crop.ratio", (0, 1.0), "0 < smallest <= largest"),
+        ("blur.sigma", (0, 2), "0 < smallest <= largest"),
+        ("std", (0.2, 0.0, 0.2), "above 0"),
+        ("mean", (0.5,), "has 1 numbers for data.channels = 3; give one each"),
     ],
 )
-def test_values_that_make_no_view_are_refused_by_name(change, message):
-    config = config_of().unlock()
-    config.update(change)
-    with pytest.raises(UserError, match=f"data.augment.{message}"):
-        augment.augment_views(KEY, IMAGES, config, 1)
+def test_values_that_make_no_view_are_refused_by_name(name, value, fix):
+    config = config_of()
+    *group, key = name.split(".")
+    setattr(getattr(config, *group) if group else config, key, value)
+    with pytest.raises(UserError) as error:
+        augment.check_augment(SimpleNamespace(augment=config, channels=3))
+    assert f"config.data.augment.{name} = {value}" in str(error.value) and fix in str(error.value)
 
 
-def test_grey_images_and_unknown_crop_keys_are_refused():
-    with pytest.raises(UserError, match="1 channels"):
-        augment.augment_views(KEY, IMAGES[..., :1], config_of(), 1)
-    with pytest.raises(UserError, match="sizes"):
-        augment.augment_views(KEY, IMAGES, config_of(), 1, crop={"sizes": 4})
+def test_operations_that_need_rgb_are_refused_together():
+    config = config_of(jitter=0.8, grayscale=0.2)
+    config.mean, config.std = (0.5,), (0.2,)
+    with pytest.raises(UserError) as error:
+        augment.check_augment(SimpleNamespace(augment=config, channels=1))
+    lines = str(error.value).splitlines()
+    names = ("grayscale.probability = 0.2", "jitter.saturation = 0.2", "jitter.hue = 0.1")
+    expected = [f"config.data.augment.{name}: needs RGB images, data.channels is 1; set it to 0" for name in names]
+    assert sorted(lines) == sorted(expected)
+    config.jitter.probability = config.grayscale.probability = 0.0
+    augment.check_augment(SimpleNamespace(augment=config, channels=1))

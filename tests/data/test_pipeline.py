@@ -14,12 +14,27 @@ from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data import pipeline
-from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.augment import augment_views
+from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import BatchLoader, BatchPlan, eval_batches, train_batches
 from jepa_jax.data.sources import open_source
 from tests.data.fires import FireSource
 
 N, BATCH = 50, 16
+OFF = SimpleNamespace(probability=0.0)
+PLAIN_AUGMENT = {
+    channels: SimpleNamespace(
+        crop=SimpleNamespace(probability=1.0, scale=(0.2, 1.0), ratio=(0.75, 1.33), size=0),
+        flip=SimpleNamespace(probability=0.5),
+        jitter=OFF,
+        grayscale=OFF,
+        blur=OFF,
+        solarize=OFF,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+    )
+    for channels in (1, 3, 4)
+}
 INFO = {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds", "skipped"}
 
 
@@ -127,6 +142,27 @@ def test_workers_load_elements_that_are_not_images():
     with train_batches(config(num_workers=2), source, seed=3, sharding=over_batch(), start_step=1) as batches:
         assert_equal(take(batches, 4), expected(source, 3, range(1, 5)))
     assert source.calls == 4  # by `expected` alone
+
+
+@pytest.mark.parametrize("kind", ["flat folder", "grey npz", "4-channel npz"])
+@pytest.mark.parametrize("name", ["grain", "device"])
+def test_unlabelled_images_of_any_channels_become_views(tmp_path, name, kind):
+    channels = {"flat folder": 3, "grey npz": 1, "4-channel npz": 4}[kind]
+    images = np.random.default_rng(0).integers(0, 256, (N, 8, 8, channels), np.uint8)
+    if kind == "flat folder":
+        for i, image in enumerate(images):
+            Image.fromarray(image).save(tmp_path / f"{i}.png")
+    else:
+        np.savez(tmp_path / "train.npz", image=images[..., 0] if channels == 1 else images)
+    settings_ = config(source=kind.split()[-1], dir=str(tmp_path), channels=channels, num_train=0, pipeline=name)
+    source = open_source(settings_, "train")
+    assert source.spec == image_spec(8, channels, labelled=False) and source.classes == ()
+    stored = {image.tobytes() for image in images}
+    with train_batches(settings_, source, seed=4, sharding=over_batch()) as batches:
+        batch = next(batches)[0]
+    assert set(batch) == {"image"} and {image.tobytes() for image in np.asarray(batch["image"])} <= stored
+    views = jax.jit(lambda images: augment_views(jax.random.key(0), images, PLAIN_AUGMENT[channels], 2))(batch["image"])
+    assert views.shape == (2, BATCH, 8, 8, channels) and np.isfinite(views).all()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

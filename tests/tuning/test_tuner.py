@@ -11,7 +11,6 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning.planner import pool_fraction
 from jepa_jax.runtime import provenance
 from jepa_jax.tuning import tune_command, tuned
 from jepa_jax.tuning.trial import Combination, combination_of
@@ -365,16 +364,6 @@ def test_a_set_is_tried_on_the_device_only_if_it_is_small(tmp_path):
 
     assert pipelines(data__source="cifar10", data__image_size=32) == ("grain", "device")
     assert pipelines(data__source="tfds:imagenet2012", data__image_size=224) == ("grain",)
-
-
-def test_the_share_of_the_pool_is_read_from_the_environment():
-    assert pool_fraction({}) == 0.75
-    assert pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9"}) == 0.9
-    assert pool_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}) == 0.5
-    with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
-        pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
-    with pytest.raises(UserError, match="both set"):
-        pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"})
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("10m", 600), ("1.5h", 5400), ("45", 45)])

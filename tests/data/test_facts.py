@@ -1,0 +1,76 @@
+"""What is known of a data set without its files, and the data drawn in its place."""
+
+import pickle
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import abstract_batch, element_bytes, image_spec
+from jepa_jax.data.dummy import DummySource, open_dummy
+from jepa_jax.data.facts import DataFacts, data_facts
+from tests.data.fires import FireSource
+
+
+def config(source, directory="nowhere", **kwargs):
+    keys = {"image_size": 16, "channels": 3, "num_train": 0, "num_test": 0, "seed": 0, "on_error": "refuse", **kwargs}
+    return SimpleNamespace(source=source, dir=str(directory), **keys)
+
+
+def test_facts_come_from_the_files_where_they_are(tmp_path):
+    np.savez(tmp_path / "train.npz", image=np.zeros((7, 16, 16, 4), np.uint8))
+    assert data_facts(config("npz", tmp_path, channels=4)) == DataFacts(7, 0, image_spec(16, 4, labelled=False))
+    assert data_facts(config("shapes", num_train=30)) == DataFacts(30, 10, image_spec(16))
+
+
+def test_facts_of_absent_sets_are_known_or_assumed():
+    assert data_facts(config("cifar10")) == DataFacts(50_000, 10, image_spec(16), found=False)
+    known = data_facts(config("tfds:imagenet2012"), assume=True)
+    assert (known.num_train, known.num_classes, known.found) == (1_281_167, 1000, False)
+    assert data_facts(config("cifar10", num_train=500)).num_train == 500
+    with pytest.raises(UserError, match="no such file or folder"):
+        data_facts(config("npz"))
+    assert data_facts(config("npz", channels=1), assume=True) == DataFacts(50_000, 10, image_spec(16, 1), found=False)
+
+
+def test_sizes_of_elements_and_batches():
+    assert element_bytes(image_spec(16, 4)) == 16 * 16 * 4 + 4
+    shapes = abstract_batch(FireSource.spec, 6)
+    assert {key: one.shape for key, one in shapes.items()} == {"fire": (6, 4, 3, 5), "length": (6,)}
+
+
+def test_dummy_images_are_drawn_by_whoever_loads_the_batch():
+    source = open_dummy(config("cifar10"), "train")
+    assert (len(source), source.spec, len(source.classes)) == (50_000, image_spec(16), 10)
+    assert len(open_dummy(config("cifar10", num_test=300), "test")) == 300
+    assert len(pickle.dumps(source)) < 1000  # a worker draws; nothing is shipped to it
+    batch = pickle.loads(pickle.dumps(source)).batch(np.arange(8))
+    assert batch["image"].shape == (8, 16, 16, 3) and batch["image"].std() > 10
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_dummy_images_of_any_size_and_channels(channels):
+    few = DummySource(image_spec(6, channels), 100, num_classes=3, split="test").batch(np.arange(20))
+    assert few["image"].shape == (20, 6, 6, channels) and few["image"].std() > 10
+    assert set(few["label"]) == {0, 1, 2}
+
+
+def test_dummy_elements_of_any_spec():
+    spec = {
+        **FireSource.spec,
+        "mask": jax.ShapeDtypeStruct((9,), bool),
+        "video": jax.ShapeDtypeStruct((2, 5, 5, 3), np.uint8),
+    }
+    source = DummySource(spec, 50, num_classes=0, split="train")
+    assert source.classes == ()
+    batch = source.batch(np.arange(12))
+    assert {key: (array.shape, array.dtype) for key, array in batch.items()} == {
+        key: (one.shape, one.dtype) for key, one in abstract_batch(spec, 12).items()
+    }
+    assert 0 <= batch["fire"].min() < 0.1 and 0.9 < batch["fire"].max() < 1
+    assert set(batch["length"]) == {0, 1} and batch["mask"].any() and not batch["mask"].all()
+    assert batch["video"].max() > 250
+    np.testing.assert_array_equal(source.batch(np.arange(12))["fire"], batch["fire"])
+    assert not np.array_equal(source.batch(np.arange(12, 24))["fire"], batch["fire"])
