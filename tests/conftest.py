@@ -1,8 +1,11 @@
-"""Eight CPU devices and a compile cache shared by all test processes, both set before jax starts."""
+"""Sets up the tests before jax starts: eight CPU devices, a shared compile cache, this tree for every process."""
 
 import os
 import pathlib
 
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests compile much and compute little: LLVM's optimizations cost more time than they save.
 os.environ["XLA_FLAGS"] = (

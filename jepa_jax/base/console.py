@@ -77,7 +77,7 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, done: float, what: str, *notes: str) -> None:
@@ -86,3 +86,13 @@ class ProgressBar:
 
     def line(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class QuietConsole(Console):
+    """Shows warnings and errors only."""
+
+    def line(self, text: str) -> None:
+        """Shows nothing."""
+
+    def start(self, what: str, total: int, done: int = 0) -> None:
+        """Shows nothing."""

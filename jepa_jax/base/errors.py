@@ -1,15 +1,15 @@
-"""What ends a command with one clear message instead of a traceback, and the exit code it ends with."""
+"""Errors that end a command with one message instead of a traceback, and the exit codes of all commands."""
 
 EXIT_OK = 0
-EXIT_USER_ERROR = 2  # bad flag, config value, data file, checkpoint or disk: the message says what to change
+EXIT_USER_ERROR = 2  # invalid flag, config value, data file, checkpoint or disk: the message says what to change
 EXIT_DIVERGED = 3  # NaN or infinite loss, or collapsed features; the last good checkpoint is kept
-EXIT_DOES_NOT_FIT = 4  # a plan was made and says no
-EXIT_INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); a checkpoint was written, the same command goes on
-EXIT_TERMINATED = 143  # SIGTERM (128 + 15); a checkpoint was written, the same command goes on
+EXIT_DOES_NOT_FIT = 4  # the plan was made: the config does not fit the GPU
+EXIT_INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); a checkpoint was written and the same command resumes
+EXIT_TERMINATED = 143  # SIGTERM (128 + 15); a checkpoint was written and the same command resumes
 
 
 class UserError(Exception):
-    """Something the user can fix; the message names the key or file, its value and the fix."""
+    """An error that the user can fix; the message names the key or file, its value and the fix."""
 
     exit_code = EXIT_USER_ERROR
 
@@ -22,6 +22,6 @@ class Diverged(UserError):
 
 
 class Collapsed(Diverged):
-    """The features became constant, or all alike; raised if config.train.stop_on_collapse."""
+    """The features became constant or identical; raised if config.train.stop_on_collapse is set."""
 
     status = "collapsed"

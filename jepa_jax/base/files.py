@@ -1,5 +1,6 @@
-"""Files that are either whole or not there, and what to say when a disk refuses."""
+"""Reading and writing small files: whole or not at all, with errors that name the file and the fix."""
 
+import contextlib
 import errno
 import json
 import os
@@ -11,8 +12,12 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 
 
-def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes beside the file and renames: a reader sees the old content or the new one, never a part."""
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Replaces a file in one step and returns when it is on disk: readers see the old or the new content, never a part.
+
+    Raises:
+        UserError: the disk is full, read-only or missing; nothing is left behind.
+    """
     path = pathlib.Path(path)
     data = content.encode() if isinstance(content, str) else content
     temporary = None
@@ -20,30 +25,84 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = file.name
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
         raise disk_error(error, path) from error
+    _sync_folder(path.parent)
 
 
-def write_json(path: str | os.PathLike, value: Any) -> None:
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Flushes the rename itself; does nothing where the system cannot sync folders."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes a value as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_json(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Args:
+        path: the file.
+        fix: what the user should do if it cannot be read, e.g. "delete it and start again".
+
+    Raises:
+        UserError: the file is missing, unreadable, or does not hold a JSON object.
+    """
+    try:
+        value = json.loads(pathlib.Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found; {fix}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {fix}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); {fix}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not a JSON object; {fix}")
+    return value
+
+
+def read_json_or_empty(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the JSON object in a file, or {} if the file is missing or does not hold one."""
+    try:
+        return read_json(path, "")
+    except UserError:
+        return {}
+
+
 def read_toml(path: pathlib.Path, name: str, fix: str) -> dict[str, Any]:
-    """The content of a user's file; `name` and `fix` are for the message if it cannot be read."""
+    """Returns the content of a TOML file.
+
+    Args:
+        path: the file.
+        name: what the error calls it: the path, or the flag that names it.
+        fix: what the user should do if it cannot be read.
+
+    Raises:
+        UserError: the file cannot be read or is not TOML.
+    """
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror}); {fix}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{name}: not TOML ({error}); fix the file") from error
 
 
-def disk_error(error: Exception, path: str | os.PathLike) -> UserError:
-    """The message for a full, read-only or missing disk."""
+def disk_error(error: Exception, path: str | os.PathLike[str]) -> UserError:
+    """Returns the error to raise for a disk that is full, read-only or missing."""
     full = ("No space left", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "File too large")
     if getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in full):
         return UserError(f"{path}: the disk is full; free space and start the same command again: it resumes")

@@ -1,16 +1,19 @@
-"""Ctrl-C and SIGTERM as a flag that the loop looks at between steps, so that a run ends with a checkpoint."""
+"""Ctrl-C (SIGINT) and SIGTERM: a flag for code that must finish a step first, an exception for code that waits."""
 
+import contextlib
 import signal
 import threading
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Self
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
-class Interrupted(Exception):
-    """The run was asked to stop and has stopped at the end of a step."""
+class Interrupted(KeyboardInterrupt):
+    """A stop that SIGINT or SIGTERM asked for; `exit_code` is the code the command ends with."""
 
     def __init__(self, signum: signal.Signals):
         super().__init__(signum.name)
@@ -18,31 +21,54 @@ class Interrupted(Exception):
 
 
 class InterruptFlag:
-    """Catches SIGINT and SIGTERM while it is open; a second signal acts at once."""
+    """Remembers a signal until `check` is called, so that a training step or a file is never cut short.
+
+    Catches SIGINT and SIGTERM inside a `with` block. The previous handlers return after the first signal: a second one
+    acts at once.
+    """
 
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
-        self._previous: dict[signal.Signals, object] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "InterruptFlag":
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._previous = {signum: signal.signal(signum, self._catch) for signum in EXIT_CODES}
+    def __enter__(self) -> Self:
+        self._previous = _install(self._catch)
         return self
 
+    def __exit__(self, *exc: object) -> None:
+        _restore(self._previous)
+
     def _catch(self, signum: int, frame: FrameType | None) -> None:
-        del frame
         self.raised = signal.Signals(signum)
-        self._restore()
-
-    def _restore(self) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)  # type: ignore[arg-type]
-        self._previous = {}
-
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._restore()
+        _restore(self._previous)
 
     def check(self) -> None:
-        """Raises Interrupted if a signal came."""
+        """Raises Interrupted if a signal has arrived."""
         if self.raised is not None:
             raise Interrupted(self.raised)
+
+
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
+    """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
+    previous = _install(_raise)
+    try:
+        yield
+    finally:
+        _restore(previous)
+
+
+def _raise(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(signal.Signals(signum))
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Installs a handler for both signals and returns the previous ones; none outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {signum: signal.signal(signum, handler) for signum in EXIT_CODES}
+
+
+def _restore(previous: dict[signal.Signals, Any]) -> None:
+    while previous:
+        signal.signal(*previous.popitem())

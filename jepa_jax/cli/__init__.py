@@ -1,0 +1,8 @@
+"""Commands: flags in, one call, an exit code out."""
+
+import multiprocessing
+
+from jepa_jax.runtime.platforms import import_jax
+
+if multiprocessing.current_process().name != "MainProcess":
+    import_jax()  # a data worker imports the file of the command first, then Grain, which imports jax

@@ -1,51 +1,58 @@
-"""What a config describes: its parameters, its cost an image and its length, without training."""
+"""Describes a config without training: its parameters, its cost per image and its length."""
 
 from typing import Any
 
 import jax
 from flax import nnx
 
-
+from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
-from jepa_jax.models.patchnet import Fixed
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.flops import count_flops
-from jepa_jax.program.step import TrainState
+from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
 
+FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState))
 
-def describe(config: Any) -> dict[str, Any]:
-    """Parameters (by module, total, trainable), operations an image and steps of a run."""
 
-    facts = data_facts(config.data)
-    batch = abstract_batch(facts.spec, config.data.batch_size)
+def describe(config: Config) -> dict[str, Any]:
+    """Returns parameters (by module, total, trainable), operations per image and steps of a run."""
+    data = data_facts(config.data)
+    batch = abstract_batch(data.spec, config.data.batch_size)
     program = build_program(
-        config,
-        num_train=facts.num_train,
-        num_classes=facts.num_classes,
-        sample=batch,
-        mesh=make_mesh(1, 1),
+        config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=make_mesh(1, 1)
     )
-    abstract = program.factory.abstract
-    params = abstract.params["model"]
+    state = program.factory.abstract
+    params = state.params["model"]
     return {
         "params_by_module": parameter_table(params),
-        "params_total": count(params) + count(abstract.target) + fixed_parameters(program),
+        "params_total": count(params) + count(state.target) + fixed_parameters(program),
         "params_trainable": count(params),
-        "params_probe": count(abstract.params["probe"]),
-        "optimizer_bytes": num_bytes(abstract.opt_state),
-        "flops_per_image": count_flops(program.train_step, abstract, batch) / config.data.batch_size,
-        "feature_dim": feature_dim(abstract),
-        "images_per_epoch": facts.num_train,
-        "data_found": facts.found,
+        "params_probe": count(state.params.get("probe")),
+        "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
+        "flops_per_image": count_flops(program.train_step, state, batch) / config.data.batch_size,
+        "feature_dim": feature_width(program.method, program.factory.graphdef, abstract_model(program), batch) or None,
+        "images_per_epoch": data.num_train,
+        "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
         "steps_total": program.length.total_steps,
     }
 
 
+def abstract_model(program: Program) -> nnx.Module:
+    """Returns the model of a program with shapes instead of arrays."""
+    state = program.factory.abstract
+    return nnx.eval_shape(program.factory.merge, state.params["model"], state.stats)
+
+
+def fixed_parameters(program: Program) -> int:
+    """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
+    return count(nnx.state(abstract_model(program), FIXED))
+
+
 def parameter_table(params: Any) -> dict[str, int]:
-    """Parameters of each module, two levels deep, in the order of the tree."""
+    """Returns the number of parameters of each module, two levels deep, in the order of the tree."""
     table: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = jax.tree_util.keystr(path[: 3 if len(path) > 3 else len(path) - 1], simple=True, separator=".")
@@ -53,21 +60,6 @@ def parameter_table(params: Any) -> dict[str, int]:
     return table
 
 
-def fixed_parameters(program: Program) -> int:
-    """Numbers of the model that are neither trained nor statistics, such as whitening filters."""
-    model = nnx.merge(
-        program.factory.graphdef, program.factory.abstract.params["model"], program.factory.abstract.stats
-    )
-    return count(nnx.state(model, Fixed))
-
-
 def count(tree: Any) -> int:
+    """Returns how many numbers a tree holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def num_bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def feature_dim(state: TrainState) -> int:
-    return state.params["probe"]["kernel"].shape[0]

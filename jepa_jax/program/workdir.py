@@ -1,19 +1,15 @@
-"""A run's folder.
+"""The folder of a run: config, environment, metrics, checkpoints, summary, profile and report."""
 
-It holds config.json, environment.json, metrics.jsonl, TensorBoard events, checkpoints/, summary.json, profile.json and
-report.html.
-"""
-
-import json
+import os
 import pathlib
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error
+from jepa_jax.base.files import disk_error, read_json
 from jepa_jax.config.schema import differing_keys
 
 RESUME = ("auto", "never", "must")
-# Keys that change how a run is carried out but not what comes out: a resumed run may have others.
+# Keys, or beginnings of keys, that change how a run is executed but not its result: a resumed run may change them.
 FREE_ON_RESUME = (
     "data.dir",
     "data.num_workers",
@@ -26,9 +22,9 @@ FREE_ON_RESUME = (
 
 
 class Workdir:
-    """Paths and small files of one run."""
+    """Paths and small files of one run; nothing is created before `create`."""
 
-    def __init__(self, path: str | pathlib.Path):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = pathlib.Path(path).expanduser()
         self.config = self.path / "config.json"
         self.environment = self.path / "environment.json"
@@ -41,19 +37,18 @@ class Workdir:
         self.checkpoints = self.path / "checkpoints"
 
     def check(self, config: dict[str, Any], resume: str) -> None:
-        """Refuses a folder that holds another run, or that cannot be made."""
+        """Raises UserError if the folder cannot be written, holds another run, or does not fit `resume`."""
         if resume not in RESUME:
             raise UserError(f"--resume={resume}: not one of {', '.join(RESUME)}")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, self.path) from error
+        nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise UserError(f"{self.path}: cannot be written ({nearest} is read-only or a file); choose another place")
         # Without a checkpoint or a summary there is nothing to lose: an earlier start was refused or cut short.
         exists = self.config.exists() and (self.has_checkpoint() or self.summary.exists())
         if resume == "must" and not self.has_checkpoint():
             raise UserError(f"{self.path}: no checkpoint to resume from; check --workdir, or use --resume=auto")
         if exists and resume == "never":
-            raise UserError(f"{self.path}: holds a run already; use --resume=auto to go on, or another --workdir")
+            raise UserError(f"{self.path}: holds a run already; use --resume=auto to continue, or another --workdir")
         if exists:
             self._refuse_another(config)
 
@@ -66,21 +61,21 @@ class Workdir:
                 f"{self.path}: was made by another config; use another --workdir, or the same values:\n  {listing}"
             )
 
+    def create(self) -> None:
+        """Creates the folder; call it when everything that may refuse a run has been checked."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
     def has_checkpoint(self) -> bool:
-        """Whether a whole one is there; a killed process may leave the folder of one it had not finished."""
+        """Returns whether there is a complete checkpoint; a killed process may leave an incomplete one."""
         return any(path.name.removeprefix("step_").isdigit() for path in self.checkpoints.glob("step_*"))
 
     def read_config(self) -> dict[str, Any]:
-        return _read_json(self.config, "is this the folder of a run?")
+        """Returns the config of the run as a nested dict."""
+        return read_json(self.config, "is this the folder of a run?")
 
     def read_summary(self) -> dict[str, Any] | None:
-        return _read_json(self.summary, "delete it and start again") if self.summary.exists() else None
-
-
-def _read_json(path: pathlib.Path, fix: str) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; {fix}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); {fix}") from None
+        """Returns the summary, or None if the run has none yet."""
+        return read_json(self.summary, "delete it and start again") if self.summary.exists() else None

@@ -1,4 +1,4 @@
-"""The device mesh: its axes, and how batches and parameters are laid out on it."""
+"""The device mesh: its axes, and the layout of batches on it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 
 BATCH_AXES = ("data", "fsdp")  # every device holds a part of the batch
 
 
 def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mesh:
-    """Axes `data` and `fsdp`; data = -1 takes every device that fsdp leaves.
+    """Returns a mesh with axes `data` and `fsdp`.
 
     Args:
-        devices: those of another machine, to compile for it; by default the ones that are here.
+        data: size of the axis; -1 uses all devices that `fsdp` leaves.
+        fsdp: number of devices that share one copy of the parameters.
+        devices: devices of another machine to compile for; by default those of this process.
     """
     devices = jax.devices() if devices is None else devices
     if data == -1:
@@ -33,28 +36,29 @@ def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mes
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The batch axis split over all devices."""
+    """Returns the layout of a batch: its first axis split over all devices."""
     return NamedSharding(mesh, P(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the layout of an array that every device holds whole."""
     return NamedSharding(mesh, P())
 
 
 def whole_array(array: Any) -> np.ndarray:
-    """The array on this host, also when other processes hold parts of it."""
+    """Returns the whole array on this host, also when other processes hold parts of it."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
 
 
-def check_batch(config: Any, mesh: Mesh) -> None:
-    """Every device must get the same number of images in each part of a batch."""
+def check_batch(config: Config, mesh: Mesh) -> None:
+    """Raises UserError unless batches of training and evaluation divide evenly over the devices."""
     part = config.data.batch_size // config.train.accum_steps
     if part % mesh.size:
         raise UserError(
             f"config.data.batch_size = {config.data.batch_size} in {config.train.accum_steps} accumulation steps: "
-            f"{part} images a part do not divide over {mesh.size} devices; "
+            f"{part} images per step do not divide over {mesh.size} devices; "
             f"use a multiple of {mesh.size * config.train.accum_steps}, or set config.mesh.data"
         )
     if config.eval.batch_size % mesh.size:

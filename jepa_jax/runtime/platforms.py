@@ -1,55 +1,54 @@
-"""Which accelerators JAX looks for when it starts, and what it says about those that are not there.
+"""A quiet start of JAX on machines without an NVIDIA driver, with or without its compiler for GPUs.
 
-The compiler for GPUs (extra `plan`) registers itself with JAX. On a machine without a driver it would announce that at
-every start, with a traceback; these functions keep a start quiet. They do not import jax.
+The extra `plan` installs XLA's CUDA compiler as a plugin of JAX. Without a driver, the plugin's libraries print remarks
+to standard error when jax is imported, and JAX logs a traceback when it starts and leaves the plugin out.
 """
 
 import contextlib
+import logging
 import os
 import pathlib
 import re
 import sys
 import tempfile
-import types
-from collections.abc import Iterator, MutableMapping
-from typing import Any
+from collections.abc import Iterator
 
-DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # the last one: Windows' Linux
-CUDA_PLUGIN = "jax_plugins.xla_cuda12"  # what JAX starts
-CUDA_LIBRARIES = "jax_cuda12_plugin"  # what it loads for that, already when it is imported
+DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # the last one: WSL
 _REMARK = re.compile(r"cudart_stub\.cc|before absl::InitializeLog")
+_JAX_LOGGER, _PLUGIN_FAILED = "jax._src.xla_bridge", "jax_plugins.xla_cuda12.initialize()"
 
 
 def has_nvidia_driver() -> bool:
+    """Returns whether this machine has an NVIDIA driver."""
     return any(pathlib.Path(path).exists() for path in DRIVER_FILES)
 
 
-def leave_out_absent_gpus(
-    environment: MutableMapping[str, str] = os.environ, modules: MutableMapping[str, Any] = sys.modules
-) -> None:
-    """Before jax is imported: without a driver, JAX does not load its CUDA plugin, unless JAX_PLATFORMS asks for it."""
-    if "cuda" in environment.get("JAX_PLATFORMS", "") or has_nvidia_driver() or CUDA_PLUGIN in modules:
+def import_jax() -> None:
+    """Imports jax; without a driver, neither the import nor the start of JAX reports the CUDA plugin it leaves out."""
+    if has_nvidia_driver():
         return
-    stand_in = types.ModuleType(CUDA_PLUGIN)
-    stand_in.initialize = lambda: None  # type: ignore[attr-defined]
-    modules[CUDA_PLUGIN] = stand_in
-    modules[CUDA_LIBRARIES] = None  # importing it fails, as if it were not installed
+    logging.getLogger(_JAX_LOGGER).addFilter(_is_worth_logging)
+    if "jax" not in sys.modules:
+        with without_driver_remarks():
+            import jax  # noqa: F401
 
 
-def prepare_to_plan(
-    environment: MutableMapping[str, str] = os.environ, modules: MutableMapping[str, Any] = sys.modules
-) -> None:
-    """Before jax is imported: the CUDA compiler is loaded after all, but no GPU is woken."""
-    environment["JAX_PLATFORMS"] = "cpu"
-    if isinstance(modules.get(CUDA_PLUGIN), types.ModuleType) and not hasattr(modules[CUDA_PLUGIN], "__file__"):
-        del modules[CUDA_PLUGIN]
-    if modules.get(CUDA_LIBRARIES, ...) is None:
-        del modules[CUDA_LIBRARIES]
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    return _PLUGIN_FAILED not in record.getMessage()
+
+
+def prepare_to_plan() -> None:
+    """Imports jax so that it computes on the CPU, with the CUDA compiler registered. Call before JAX starts."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import_jax()
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # the variable is not read again if jax was imported before
 
 
 @contextlib.contextmanager
 def without_driver_remarks() -> Iterator[None]:
-    """Holds back what the CUDA plugin's libraries print about a missing driver; anything else still comes through."""
+    """Drops what the CUDA plugin's libraries print about a missing driver; everything else is printed afterwards."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held, _standard_error_to(held.fileno()):
         try:
@@ -62,7 +61,7 @@ def without_driver_remarks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error_to(descriptor: int) -> Iterator[None]:
-    """The process's standard error itself, since C++ libraries do not know of `sys.stderr`."""
+    """Redirects the process's standard error itself: C++ libraries do not use `sys.stderr`."""
     kept = os.dup(2)
     os.dup2(descriptor, 2)
     try:

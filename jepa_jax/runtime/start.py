@@ -1,27 +1,30 @@
-"""Starts a process for JAX: allocator settings, `jax.distributed`, compile cache and mesh."""
+"""Starts JAX for a command: allocator, distributed processes, compile cache and mesh."""
 
 import os
 import pathlib
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 from jepa_jax.runtime.allocator import keep_freed_memory
 from jepa_jax.runtime.mesh import make_mesh
+from jepa_jax.runtime.platforms import import_jax
 
 
-def setup(config: Any) -> Mesh:
-    """Starts `jax.distributed` where the environment asks for it, the compile cache and the mesh of group `mesh`."""
+def setup(config: Config) -> Mesh:
+    """Prepares the process, connects it to others where the environment asks for it, and returns the mesh."""
+    import_jax()  # silences the CUDA plugin where there is no driver
     keep_freed_memory()
     start_distributed(os.environ)
     start_compile_cache()
     return make_mesh(config.mesh.data, config.mesh.fsdp)
 
 
-def start_distributed(environment: Any) -> None:
-    """Several processes: under SLURM, or with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set."""
+def start_distributed(environment: Mapping[str, str]) -> None:
+    """Starts `jax.distributed` under SLURM, or if JAX_COORDINATOR_ADDRESS, _NUM_PROCESSES and _PROCESS_ID are set."""
     if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
         jax.distributed.initialize()
     elif "JAX_COORDINATOR_ADDRESS" in environment:
@@ -48,5 +51,5 @@ def start_compile_cache() -> None:
 
 
 def cache_folder() -> pathlib.Path:
-    """Where things are kept between runs."""
+    """Returns the folder of everything that is kept between runs."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "jepa_jax"

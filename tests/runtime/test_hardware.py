@@ -3,7 +3,7 @@
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.runtime.hardware import TABLE_FILE, find_gpus, gpu_of_device, load_table, num_devices, target_config
+from jepa_jax.runtime.hardware import TABLE_FILE, find_gpus, gpu_of_device, load_table
 
 TABLE = load_table()
 REFERENCE = {  # memory in GB as sold, bf16 TFLOP/s, GB/s, multiprocessors, compute capability
@@ -72,18 +72,3 @@ def test_devices_are_found_by_what_jax_calls_them():
     assert gpu_of_device("NVIDIA GeForce RTX 4090", None, TABLE).key == "rtx4090"
     assert gpu_of_device("NVIDIA A100-SXM4-40GB", 40 * 10**9, TABLE).key == "a100-40"
     assert gpu_of_device("cpu", None, TABLE) is None
-
-
-def test_topologies_are_slices_hosts_and_gpus():
-    assert num_devices("1x1x8") == 8 and num_devices("2x3x4") == 24
-    for wrong in ("8", "1x8", "1x1x0", "axbxc"):
-        with pytest.raises(UserError, match=f"--topology={wrong}"):
-            num_devices(wrong)
-
-
-def test_the_compiler_is_told_of_memory_without_end():
-    """With the real size XLA would recompute values to fit, and the need would look smaller than it is."""
-    text = target_config(TABLE["h100"])
-    assert "device_memory_size: 4398046511104" in text and "core_count: 132" in text
-    assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in text
-    assert "ACCELERATED" not in target_config(TABLE["rtx4090"])

@@ -16,7 +16,7 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.studies import study
-from jepa_jax.studies.study_execution import execute, time_left
+from jepa_jax.studies.study import run_study
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 # What the stand-in does is chosen by optim.lr. Like train.py it goes on from its own checkpoint.
@@ -99,6 +99,11 @@ def runs_of(*lrs, epochs=(2,), seeds=(0,)):
     return study.plan_runs(lrs, epochs, seeds)
 
 
+def execute(the_study, runs, **options):
+    """Runs a study; returns its rows."""
+    return run_study(the_study, runs, **options)[1]
+
+
 def calls(the_study, name):
     return (the_study.output_dir / name / "calls.txt").read_text().splitlines()
 
@@ -117,7 +122,7 @@ def wait_for(path, seconds=15):
 
 def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
     rows = execute(make(), runs_of(0.1, 3.0, 2.0, 20.0, 9.0, 5.0, 0.3))
-    ends = {row["lr"]: (row["status"], row["reason"], row["exit_code"]) for row in rows}
+    ends = {row.lr: (row.status, row.reason, row.exit_code) for row in rows}
     assert ends == {
         0.1: ("finished", "", 0),
         3.0: ("diverged", "step 7: loss is nan", 3),
@@ -128,23 +133,18 @@ def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
         0.3: ("finished", "", 0),
     }
     best = rows[-1]
-    assert (best["probe_accuracy"], best["untrained_probe_accuracy"], best["steps"]) == (60.0, 30.5, 20)
-    assert (best["wall_seconds"], best["cpu_seconds"], best["final_loss"], best["knn_accuracy"]) == (
-        4.0,
-        6.0,
-        0.5,
-        None,
-    )
-    assert rows[1]["steps"] == 7 and rows[1]["probe_accuracy"] is None
+    assert (best.probe_accuracy, best.untrained_probe_accuracy, best.steps) == (60.0, 30.5, 20)
+    assert (best.wall_seconds, best.cpu_seconds, best.final_loss, best.knn_accuracy) == (4.0, 6.0, 0.5, None)
+    assert rows[1].steps == 7 and rows[1].probe_accuracy is None
 
 
 def test_a_run_that_hangs_is_stopped_with_its_workers(make, leaping_clock):
     the_study = make()
     begin = time.monotonic()
     rows = execute(the_study, runs_of(8.0, 6.0), timeout=50.0, grace=0.5)
-    assert [row["status"] for row in rows] == ["timeout", "timeout"]
-    assert rows[0]["reason"] == "stopped after 50 s (--timeout)"
-    assert rows[0]["exit_code"] == 143 and rows[1]["exit_code"] == -9  # one checkpoints, one has to be killed
+    assert [row.status for row in rows] == ["timeout", "timeout"]
+    assert rows[0].reason == "stopped after 50 s (--timeout)"
+    assert rows[0].exit_code == 143 and rows[1].exit_code == -9  # one checkpoints, one has to be killed
     for name in ("lr8.0_epochs2_seed0", "lr6.0_epochs2_seed0"):
         assert not is_alive(int((the_study.output_dir / name / "worker").read_text()))
     assert time.monotonic() - begin < 15
@@ -154,13 +154,13 @@ def test_what_is_done_is_not_run_again_and_the_rest_is_resumed(make, leaping_clo
     the_study, name = make(), "lr7.0_epochs2_seed0"
     runs = runs_of(0.1, 3.0, 7.0)
     first = execute(the_study, runs, timeout=50.0, grace=1.0)
-    assert [row["status"] for row in first] == ["finished", "diverged", "timeout"]
+    assert [row.status for row in first] == ["finished", "diverged", "timeout"]
     (the_study.output_dir / name / "go").touch()
     second = execute(the_study, runs_of(0.1, 3.0, 7.0, 0.3))
-    assert [row["status"] for row in second] == ["finished", "diverged", "finished", "finished"]
+    assert [row.status for row in second] == ["finished", "diverged", "finished", "finished"]
     assert second[:2] == first[:2]
     assert [len(calls(the_study, run.name)) for run in runs] == [1, 1, 2]
-    assert second[2]["attempts"] == 2
+    assert second[2].attempts == 2
     epochs = [json.loads(line)["epoch"] for line in open(the_study.output_dir / name / "metrics.jsonl")]
     assert epochs == [1, 2]  # the second attempt began where the first had stopped
 
@@ -169,9 +169,8 @@ def test_a_run_whose_row_was_lost_is_taken_over(make):
     the_study, name = make(), "lr0.1_epochs2_seed0"
     rows = execute(the_study, runs_of(0.1))
     study.save_rows(the_study, [])  # killed between the end of the run and its row
-    (the_study.output_dir / name / "process.json").write_text('{"pid": 1, "created": 0}')
     again = execute(the_study, runs_of(0.1))
-    assert again[0]["probe_accuracy"] == rows[0]["probe_accuracy"] and len(calls(the_study, name)) == 1
+    assert again[0].probe_accuracy == rows[0].probe_accuracy and len(calls(the_study, name)) == 1
 
 
 def test_noresume_refuses_a_directory_with_results(make):
@@ -182,21 +181,19 @@ def test_noresume_refuses_a_directory_with_results(make):
 
 def test_another_study_in_the_directory_is_refused(make):
     execute(make(), runs_of(0.1))
-    with pytest.raises(
-        UserError, match=r"holds another study \(overrides \[\] there, \['--config.model.width=8'\] here"
-    ):
+    with pytest.raises(UserError, match=r"other settings \(overrides: \[\] -> \['--config.model.width=8'\]\)"):
         execute(make(overrides=("--config.model.width=8",)), runs_of(0.1))
     (make().output_dir / "results.json").write_text("{")
-    with pytest.raises(UserError, match="not the results of a study"):
+    with pytest.raises(UserError, match="does not hold the results of a study"):
         execute(make(), runs_of(0.1))
 
 
 def test_two_studies_never_share_a_directory(make):
-    def start_another(run, epoch):
+    def start_another(rows):
         with pytest.raises(UserError, match="another study is running"):
             execute(make(), runs_of(0.2))
 
-    assert len(execute(make(), runs_of(0.1), on_tick=start_another)) == 1
+    assert len(execute(make(), runs_of(0.1), on_rows=start_another)) == 1
 
 
 def test_bad_values_are_refused_before_anything_runs(make, tmp_path):
@@ -233,12 +230,6 @@ def test_overrides_are_told_from_the_flags_of_the_study():
         study.split_overrides(["--config.a", "3"])
 
 
-def test_time_left_by_finished_runs_or_by_the_one_under_way():
-    assert time_left([], 10, 0, 3.0) == ""
-    assert time_left([], 10, 2.0, 4.0) == "16.0 s"
-    assert time_left([{"status": "finished", "attempt_seconds": 15.0, "epochs": 5}], 10, 2.0, 4.0) == "24.0 s"
-
-
 def copy_scripts(tmp_path):
     for name in ("lr_search.py", "epoch_tradeoff.py"):
         shutil.copy(SCRIPTS / name, tmp_path)
@@ -258,7 +249,7 @@ def test_lr_search_from_the_command_line(make, tmp_path):
     assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "study.html").read_text()
     assert "Best learning rate: 0.3" in page and "each seed" in page and "http" not in page.replace("http-equiv", "")
-    assert "lr0.3_epochs2_seed1: finished, 60.1 %" in done.stderr
+    assert "lr0.3_epochs2_seed1 · finished · 60.1 %" in done.stderr
 
 
 def test_epoch_tradeoff_from_the_command_line(make, tmp_path):

@@ -1,0 +1,52 @@
+"""Trains as a config says, from the newest checkpoint of the workdir if there is one.
+
+  jepa-jax train --config=quickstart --workdir=runs/quickstart [--config.optim.lr=0.1 ...]
+
+Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss diverged or the features collapsed,
+130 Ctrl-C, 143 SIGTERM; after 130 and 143 the same command continues from the checkpoint that was written.
+"""
+
+import argparse
+import pathlib
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.cli.show_summary import summary_text
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_flag("workdir", "DIR", "folder of the run: config, metrics, checkpoints, report", required=True)
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        choices=["auto", "never", "must"],
+        help="auto: continue from the newest checkpoint if there is one; never: refuse a folder that holds a run; "
+        "must: refuse a folder without one (default: auto)",
+    )
+    parser.add_flag(
+        "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
+    )
+
+
+def run_train(arguments: argparse.Namespace, console: Console) -> Result:
+    config = config_from(arguments)
+    if arguments.tuned:
+        from jepa_jax.tuning.tuned import use_tuned
+
+        use_tuned(config, arguments.tuned, arguments.overrides, console)
+    summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
+    return Result([summary], summary_text(summary, arguments.workdir))
+
+
+def train_with_report(config: Any, workdir: str | pathlib.Path, *, resume: str, console: Console) -> dict[str, Any]:
+    """Trains with everything that rooms above `train` add: the memory check of the planner and the report."""
+    from jepa_jax.train.loop import train
+
+    return train(config, workdir, resume=resume, console=console)
+
+
+TRAIN = Command("train", __doc__, add_flags, run_train)
+main = TRAIN.main

@@ -1,0 +1,114 @@
+"""GPUs that this machine does not have, as devices to compile for.
+
+XLA's CUDA compiler and NVIDIA's assembler `ptxas` come as wheels (the extra `plan`); no GPU, driver or CUDA toolkit is
+needed. A topology is written "slices x hosts x GPUs per host", e.g. 1x1x8.
+"""
+
+import functools
+import json
+import math
+import pathlib
+import re
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.runtime.hardware import MULTIPROCESSORS, Gpu
+from jepa_jax.runtime.platforms import without_driver_remarks
+
+WHEELS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+PTXAS_VERSION = "12.9.86"
+# Far more than any GPU has: told the real size, XLA would recompute values to fit and hide the true need.
+UNLIMITED_BYTES = 2**42
+_TOPOLOGY = re.compile(r"(\d+)x(\d+)x(\d+)")
+
+
+def num_devices(topology: str) -> int:
+    """Returns the number of GPUs of a topology."""
+    return math.prod(_counts(topology))
+
+
+def num_hosts(topology: str) -> int:
+    """Returns the number of hosts of a topology."""
+    slices, hosts, _ = _counts(topology)
+    return slices * hosts
+
+
+def _counts(topology: str) -> list[int]:
+    match = _TOPOLOGY.fullmatch(topology)
+    counts = [int(part) for part in match.groups()] if match else [0]
+    if min(counts) < 1:
+        raise UserError(f"--topology={topology}: write slices x hosts x GPUs per host, e.g. 1x1x8")
+    return counts
+
+
+def require_wheels() -> pathlib.Path:
+    """Returns the folder of the `ptxas` wheel.
+
+    Raises:
+        UserError: a wheel is missing or does not match JAX; the message has the command that installs them.
+    """
+    version = metadata.version("jax")
+    install = (
+        f"pip install jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12=={PTXAS_VERSION}"
+    )
+    for wheel in WHEELS:
+        try:
+            found = metadata.version(wheel)
+        except metadata.PackageNotFoundError:
+            raise UserError(f"{wheel} is not installed: plans need it, but no GPU; {install}") from None
+        if wheel.startswith("jax") and found.split(".")[:2] != version.split(".")[:2]:
+            raise UserError(f"{wheel} {found} does not match jax {version}; {install}")
+    folder = pathlib.Path(str(metadata.distribution(WHEELS[-1]).locate_file("nvidia/cuda_nvcc")))
+    if not (folder / "bin" / "ptxas").is_file():
+        raise UserError(f"{folder} has no bin/ptxas; {install} --force-reinstall")
+    return folder
+
+
+@functools.cache
+def absent_devices(gpu: Gpu, topology: str) -> list[Any]:
+    """Returns the devices of a topology of GPUs, none of which has to exist."""
+    from jax.experimental import topologies
+
+    require_wheels()
+    num_devices(topology)
+    with without_driver_remarks():
+        jax.devices()  # makes JAX find its plugins
+        try:
+            description = topologies.get_topology_desc(
+                platform="cuda", topology=topology, target_config=target_config(gpu)
+            )
+        except RuntimeError as error:
+            raise UserError(
+                f"XLA's CUDA compiler did not start ({error}); without a GPU, start with JAX_PLATFORMS=cpu"
+            ) from error
+    return list(description.devices)
+
+
+def target_config(gpu: Gpu) -> str:
+    """Returns the text of XLA's `GpuTargetConfigProto` for a GPU with unlimited memory."""
+    major, minor = gpu.compute_capability
+    shared, shared_optin, threads, units = MULTIPROCESSORS[gpu.compute_capability]
+    name = json.dumps(gpu.name)
+    accelerated = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152 shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared_optin}
+  threads_per_core_limit: {threads} core_count: {gpu.cores} fpus_per_core: {units}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  memory_bandwidth: {round(gpu.bandwidth_gb_per_second * 1e9)} l2_cache_size: {gpu.l2_bytes}
+  clock_rate_ghz: {gpu.clock_ghz} device_memory_size: {UNLIMITED_BYTES}
+  cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  name: {name} runtime_version: "12.9.0" driver_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0" dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 12 minor: 9 patch: 0 }}
+device_description_str: {name}
+"""

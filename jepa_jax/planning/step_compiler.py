@@ -1,0 +1,159 @@
+"""Compiles the training step of configs for GPUs that are not there, each program once.
+
+What is compiled is the program that training runs, over a mesh of absent devices. The facts are kept on disk, by
+program and target.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json_or_empty, write_json
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import flatten
+from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.facts import DataFacts
+from jepa_jax.planning.absent_gpus import WHEELS, absent_devices, num_devices, require_wheels, target_config
+from jepa_jax.planning.step_facts import COMPILER_OPTIONS, StepFacts, compile_step, trace_step
+from jepa_jax.program.build import Program, build_program
+from jepa_jax.program.config import changed_config
+from jepa_jax.runtime.hardware import Gpu
+from jepa_jax.runtime.mesh import check_batch, make_mesh
+from jepa_jax.runtime.start import cache_folder
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", *WHEELS)  # whose versions decide about a compiled program
+SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
+READERS = ("planning/step_facts.py", "planning/hlo.py", "program/flops.py")  # the code that makes facts of a program
+MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A config to compile for a GPU; `topology` is slices x hosts x GPUs per host."""
+
+    config: Config
+    gpu: Gpu
+    topology: str = "1x1x1"
+
+    @property
+    def devices(self) -> int:
+        return num_devices(self.topology)
+
+    def changed(self, changes: Mapping[str, Any]) -> "Request":
+        """Returns the request with other values of config keys, e.g. {"data.batch_size": 64}, or another "gpu"."""
+        keys = {key: value for key, value in changes.items() if key != "gpu"}
+        return Request(changed_config(self.config, keys), changes.get("gpu", self.gpu), self.topology)
+
+    def describe(self) -> str:
+        """Returns GPUs and settings in a line."""
+        train, mesh = self.config.train, self.config.mesh
+        parts = [f"batch {self.config.data.batch_size:,}", train.precision]
+        parts += [f"{train.accum_steps} accumulation steps"] if train.accum_steps > 1 else []
+        parts += ["remat"] if train.remat != "none" else []
+        parts += [f"FSDP over {mesh.fsdp}"] if mesh.fsdp > 1 else []
+        count = f"{self.devices} x " if self.devices > 1 else ""
+        return f"{count}{self.gpu.name}: {', '.join(parts)}"
+
+
+def program_for(config: Config, data: DataFacts, devices: Sequence[Any]) -> Program:
+    """Returns the program that training would run on these devices."""
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, devices)
+    check_batch(config, mesh)
+    # The search for the largest batch may exceed the data set.
+    num_train = max(data.num_train, config.data.batch_size)
+    sample = abstract_batch(data.spec, config.data.batch_size)
+    return build_program(config, num_train=num_train, num_classes=data.num_classes, sample=sample, mesh=mesh)
+
+
+class StepCompiler:
+    """Returns the facts of requests, compiling what is not kept in `folder` (None keeps nothing).
+
+    Calls `on_compile` with a description of each program before it is compiled.
+    """
+
+    def __init__(
+        self, data: DataFacts, folder: pathlib.Path | None, on_compile: Callable[[str], None] = lambda what: None
+    ):
+        self.data, self.folder, self.on_compile = data, folder, on_compile
+        self.compilations = 0
+
+    def all_facts(self, requests: Sequence[Request]) -> list[StepFacts]:
+        """Returns facts in the order of the requests; compilations overlap."""
+        require_wheels()
+        workers = max(1, min(MOST_PARALLEL, os.cpu_count() or 1))
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            # Tracing is Python and stays in this thread; compiling releases the interpreter and overlaps.
+            return [future.result() for future in [self._start(request, pool) for request in requests]]
+
+    def _start(self, request: Request, pool: concurrent.futures.Executor) -> "concurrent.futures.Future[StepFacts]":
+        """Finds facts kept for the same config, or for another that gives the same program, or compiles."""
+        by_config = self._config_digest(request)
+        if kept := self._read(by_config):
+            return pool.submit(self._write, kept)
+        program = program_for(request.config, self.data, absent_devices(request.gpu, request.topology))
+        batch = abstract_batch(self.data.spec, request.config.data.batch_size)
+        traced = trace_step(program, batch)
+        lowered = traced.lower()
+        by_program = _digest(request, lowered.as_text(), _code_digest(*READERS))
+        if kept := self._read(by_program):
+            return pool.submit(self._write, kept, by_config)
+        self.compilations += 1
+        self.on_compile(request.describe())
+        return pool.submit(lambda: self._write(compile_step(program, batch, traced, lowered), by_program, by_config))
+
+    def _config_digest(self, request: Request) -> str:
+        """Returns a digest that saves tracing; empty for methods and models whose code is not in this package."""
+        if ":" in request.config.method.name + request.config.model.name:
+            return ""
+        config = json.dumps(flatten(request.config), sort_keys=True, default=list)
+        return _digest(request, config, str(self.data), _code_digest("**/*.py"))
+
+    def _read(self, digest: str) -> StepFacts | None:
+        if not self.folder or not digest:
+            return None
+        try:
+            return StepFacts(**read_json_or_empty(self.folder / f"{digest}.json"))
+        except TypeError:
+            return None  # missing, damaged, or of an older version: compile
+
+    def _write(self, facts: StepFacts, *digests: str) -> StepFacts:
+        folder = self.folder
+        if not folder:
+            return facts
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for digest in filter(None, digests):
+                write_json(folder / f"{digest}.json", dataclasses.asdict(facts))
+        except (OSError, UserError):
+            self.folder = None  # a read-only home costs compilations, not the plan
+        return facts
+
+
+def default_folder() -> pathlib.Path:
+    """Returns the folder in which plans are kept between runs."""
+    return cache_folder() / "plans"
+
+
+def _digest(request: Request, *program: str) -> str:
+    """Returns a digest of a program, its target, and everything else that decides about the compiled result."""
+    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    settings = [str(jax.config.values[name]) for name in SETTINGS] + [str(COMPILER_OPTIONS)]
+    target = [target_config(request.gpu), request.topology, os.environ.get("XLA_FLAGS", "")]
+    return hashlib.sha256("\0".join([*program, *target, *settings, *versions]).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _code_digest(*patterns: str) -> str:
+    """Returns a digest of the files of this package that match the patterns."""
+    paths = [path for pattern in patterns for path in sorted(pathlib.Path(__file__).parents[1].glob(pattern))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -1,0 +1,51 @@
+"""Memory of this process: its peak, and how to tell from a message that memory ran out."""
+
+import contextlib
+import pathlib
+import re
+import resource
+import sys
+
+# What malloc, XLA, CUDA, cuDNN, LLVM, Python and the dynamic loader say, in lower case.
+_WORDS = (
+    "resource_exhausted", "out of memory", "error_out_of_memory", "status_alloc_failed", "bad_alloc", "memoryerror",
+    "cannot allocate memory", "unable to allocate", "failed to allocate", "failed to map segment",
+    "memory allocation",
+)  # fmt: skip
+_THREAD_WORDS = ("resource temporarily unavailable", "can't start new thread", "pthread_create")
+_HARMLESS = "not a failure"  # XLA reports an attempt that it continues without
+_STATUS, _CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
+
+
+def is_out_of_memory(message: str | BaseException, limited: bool = False) -> bool:
+    """Returns whether an error or the text of a log says that memory ran out.
+
+    Args:
+        message: an exception, or text of one or more lines.
+        limited: the address space was limited: then a thread that has no room for its stack counts as well.
+    """
+    text = message if isinstance(message, str) else f"{type(message).__name__}: {message}"
+    wanted = _WORDS + (_THREAD_WORDS if limited else ())
+    lines = [line for line in text.lower().splitlines() if _HARMLESS not in line]
+    return any(words in line for line in lines for words in wanted)
+
+
+def peak_bytes() -> int:
+    """Returns the largest resident size of this process since it started, or since `reset_peak`."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def reset_peak() -> bool:
+    """Sets the peak to the present size; returns False where the kernel does not support it.
+
+    Freed memory that the allocator keeps (`allocator.py`) stays resident: using it again is not growth.
+    """
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True

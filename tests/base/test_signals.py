@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM as a flag and as an exception."""
+
+import signal
+import threading
+
+import pytest
+
+from jepa_jax.base.signals import Interrupted, InterruptFlag, signals_raise
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_flag_waits_for_a_check_and_the_second_signal_does_not(signum, code):
+    before = signal.getsignal(signum)
+    with InterruptFlag() as flag:
+        flag.check()
+        signal.raise_signal(signum)
+        assert flag.raised == signum
+        assert signal.getsignal(signum) is before
+        with pytest.raises(Interrupted) as stop:
+            flag.check()
+    assert stop.value.exit_code == code and str(stop.value) == signum.name
+    assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_waiting_command_gets_an_exception_with_the_exit_code(signum, code):
+    before = signal.getsignal(signum)
+    with pytest.raises(KeyboardInterrupt) as stop, signals_raise():
+        signal.raise_signal(signum)
+    assert isinstance(stop.value, Interrupted) and stop.value.exit_code == code
+    assert signal.getsignal(signum) is before
+
+
+def test_outside_the_main_thread_nothing_is_caught():
+    handlers = []
+
+    def work():
+        with InterruptFlag(), signals_raise():
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [before]

@@ -1,0 +1,56 @@
+"""Memory of the process: messages that mean it ran out, its peak, and the share that JAX takes of a GPU."""
+
+import mmap
+
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.runtime.allocator import pool_fraction
+from jepa_jax.runtime.memory import is_out_of_memory, peak_bytes, reset_peak
+
+MB = 2**20
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "INTERNAL: CUDNN_STATUS_ALLOC_FAILED",
+        "Failed to allocate 8.00GiB",
+        "a line\nRESOURCE_EXHAUSTED: Out of memory while trying to allocate",
+        MemoryError(),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+    ],
+)
+def test_messages_of_every_library_are_known(message):
+    assert is_out_of_memory(message)
+
+
+def test_other_errors_and_attempts_that_failed_harmlessly_do_not_count():
+    attempted = "ran out of memory trying to allocate 2GiB. The caller indicates that this is not a failure"
+    assert not is_out_of_memory(attempted) and is_out_of_memory(f"{attempted}\nRESOURCE_EXHAUSTED")
+    assert not is_out_of_memory(RuntimeError("INTERNAL: something else"))
+
+
+def test_a_thread_without_room_counts_only_where_memory_is_limited():
+    message = "Thread x creation via pthread_create() failed."
+    assert is_out_of_memory(message, limited=True) and not is_out_of_memory(message)
+
+
+def test_the_peak_of_the_process_can_be_reset():
+    with mmap.mmap(-1, 200 * MB) as large:
+        large.write(b"x" * (200 * MB))
+        before = peak_bytes()
+    if not reset_peak():
+        pytest.skip("this kernel does not reset the peak")
+    assert peak_bytes() < before - 150 * MB
+
+
+def test_the_share_of_the_pool_is_read_from_the_environment():
+    assert pool_fraction({}) == 0.75
+    assert pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9"}) == 0.9
+    assert pool_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}) == 0.5
+    with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
+        pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
+    with pytest.raises(UserError, match="both set"):
+        pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"})
