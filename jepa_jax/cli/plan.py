@@ -49,8 +49,6 @@ def add_flags(parser: Parser) -> None:
 def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     if not (arguments.check and platforms.has_nvidia_driver()):
         platforms.prepare_to_plan()
-    with platforms.without_driver_remarks():
-        import jax  # noqa: F401
 
     from jepa_jax.planning.plan_command import PlanOptions, make_plans
     from jepa_jax.planning.plan_text import plan_json, plan_lines
