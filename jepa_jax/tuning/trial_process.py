@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable
 
-import jepa_jax
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
@@ -76,7 +75,7 @@ def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, 
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(CACHED_FROM_SECONDS),
         # Whole programs alone: kernels tuned for other trials would make the time to compile depend on their order.
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-        "PYTHONPATH": processes.python_path(pathlib.Path(jepa_jax.__file__).parents[1]),
+        "PYTHONPATH": processes.python_path(pathlib.Path(__file__).parents[2]),
     }
     return variables | only_gpu(request.gpu_index)
 

@@ -78,13 +78,9 @@ def tune(
     outcome = tuning.outcome or tuning.search.best_so_far()
     recommendation = recommend_outcome(config, tuning.search, outcome)
     document = tuning.save(recommendation)
-    for sentence in recommendation.text:
-        console.line(sentence)
     tuned = None
     if code == EXIT_OK and outcome.chosen in tuning.search.rows():
         tuned = tuning.write_tuned(outcome, recommendation)
-        same = "--config=<the same, with its overrides>"
-        console.line(f"Train with: python scripts/train.py {same} --workdir=DIR --tuned={tuned}")
     if code == EXIT_OK and outcome.chosen is None:
         code = EXIT_NO_RESULT
     result = {
