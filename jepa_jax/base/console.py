@@ -86,3 +86,13 @@ class ProgressBar:
 
     def line(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class QuietConsole(Console):
+    """Shows warnings and errors only."""
+
+    def line(self, text: str) -> None:
+        """Shows nothing."""
+
+    def start(self, what: str, total: int, done: int = 0) -> None:
+        """Shows nothing."""

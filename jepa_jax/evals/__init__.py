@@ -1,1 +1,1 @@
-"""Evaluations of frozen features: arrays in, figures out."""
+"""What a trained model is worth: evaluators of a run, and protocols for finished encoders."""

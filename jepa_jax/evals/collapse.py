@@ -1,18 +1,18 @@
-"""Has an encoder collapsed? Figures of features *before* their last normalisation, and a sentence that names the fault.
+"""Detects collapsed encoders from features *before* their last normalisation, and names what collapsed.
 
-A layer norm gives even a nearly constant encoder features of full length and spread: a watch that reads normalised
-features sees nothing.
+A layer norm gives even a nearly constant encoder features of full length and spread, so normalised features do not show
+a collapse.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-# Features of different images differ by less than this part of their length: nearly constant.
+# Features are nearly constant if those of different images differ by less than this part of their length.
 LEAST_SPREAD = 0.01
-# Directions in use. Untrained encoders use few as well (what they see is mostly colour), so this is a low bar ...
+# Directions in use; a low bar, as untrained encoders, which see mostly colour, use few as well.
 LEAST_RANK = 3.0
-# ... and training that ends far below its own start is the other sign.
+# The other sign: figures that are both small and a small part of those before training.
 LEAST_SPREAD_OF_INITIAL, SMALL_SPREAD = 0.25, 0.2
 LEAST_RANK_OF_INITIAL, SMALL_RANK = 0.25, 6.0
 # Mean absolute correlation between two dimensions; independent ones have about 0.8 / sqrt(images).
@@ -22,13 +22,13 @@ ROUNDING = 1e-6
 
 
 def feature_spread(features: np.ndarray) -> dict[str, float]:
-    """How far features [N, D] spread, in how many directions, and how much their dimensions repeat each other.
+    """Measures how far features [N, D] spread, in how many directions, and how redundant their dimensions are.
 
     Returns:
-      std_mean, std_min: of the standard deviations of the dimensions.
+      std_mean, std_min: mean and minimum of the dimensions' standard deviations.
       relative_spread: sqrt(sum of variances / mean squared length); 0 = constant, 1 = centred at the origin.
-      effective_rank: exp of the entropy of the normalised singular values, centred (RankMe); 1 to min(N - 1, D).
-      mean_abs_correlation: over all pairs of dimensions that vary at all.
+      effective_rank: exp of the entropy of the normalised singular values (RankMe, centred); 1 to min(N - 1, D).
+      mean_abs_correlation: mean over all pairs of dimensions that vary.
       dimensions: D.
     """
     x = np.asarray(features, np.float64)
@@ -49,13 +49,13 @@ def feature_spread(features: np.ndarray) -> dict[str, float]:
 
 
 def singular_values(x: np.ndarray) -> np.ndarray:
-    """Singular values of [N, D], largest first, from the smaller of its two Gram matrices (an SVD takes 5x as long)."""
+    """Returns the singular values of [N, D], largest first, from the smaller Gram matrix (5x as fast as an SVD)."""
     gram = x @ x.T if x.shape[0] < x.shape[1] else x.T @ x
     return np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0))
 
 
 def effective_rank(singular: np.ndarray) -> float:
-    """exp(-sum p log p) with p = singular values / their sum; 1 for a matrix of zeros."""
+    """Returns exp(-sum p log p) with p = singular values / their sum; 1 for a matrix of zeros."""
     total = singular.sum()
     if total == 0:
         return 1.0
@@ -64,7 +64,7 @@ def effective_rank(singular: np.ndarray) -> float:
 
 
 def mean_abs_correlation(centred: np.ndarray) -> float:
-    """Mean |correlation| over pairs of dimensions of centred features [N, D]; 0 when fewer than two of them vary."""
+    """Returns the mean |correlation| over pairs of dimensions of centred features [N, D]; 0 if fewer than two vary."""
     std = centred.std(axis=0)
     varying = std > ROUNDING * max(float(std.max(initial=0.0)), 1e-300)
     count = int(varying.sum())
@@ -76,10 +76,10 @@ def mean_abs_correlation(centred: np.ndarray) -> float:
 
 
 def collapse_warning(figures: Mapping[str, float], initial: Mapping[str, float] | None = None) -> str | None:
-    """What collapsed, its figure and what to try; None for healthy features.
+    """Returns what collapsed, its figure and what to try; None for healthy features.
 
-    `initial` are the figures of the same encoder before training, if known: with them a loss of spread or rank is seen
-    before the absolute limits are reached.
+    `initial` are the figures of the same encoder before training, if known: they show a loss of spread or rank before
+    the absolute limits are reached.
     """
     spread, rank = figures["relative_spread"], figures["effective_rank"]
     correlation, dimensions = figures["mean_abs_correlation"], int(figures["dimensions"])
@@ -106,6 +106,8 @@ def collapse_warning(figures: Mapping[str, float], initial: Mapping[str, float] 
     return None
 
 
-def _fell(figures: Mapping, initial: Mapping | None, name: str, part: float, small: float) -> bool:
-    """Whether a figure is both small and a small part of what it was before training."""
+def _fell(
+    figures: Mapping[str, float], initial: Mapping[str, float] | None, name: str, part: float, small: float
+) -> bool:
+    """Returns whether a figure is both small and a small part of what it was before training."""
     return initial is not None and figures[name] < min(small, part * initial[name])

@@ -1,4 +1,4 @@
-"""A feature space without labels: its spectrum, its ranks, its correlations, and whether it collapsed."""
+"""Judges a feature space without labels: its spectrum, ranks and correlations, and whether it collapsed."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ LIDAR_REGULARISER = 1e-4
 
 
 def feature_quality(features: np.ndarray, raw: np.ndarray | None = None) -> dict[str, Any]:
-    """Figures of features [N, D]; a collapse is looked for in `raw` too: the same before the last normalisation.
+    """Measures features [N, D]; looks for a collapse also in `raw`, the features before their last normalisation.
 
-    Returns, beside the figures of `feature_spread`:
+    Returns, besides the figures of `feature_spread`:
       rank_ratio: effective rank over the largest it can be, min(N - 1, D).
       components_99: principal components that hold 99 % of the variance.
       variance_mean, variance_min, variance_max: over dimensions.
-      rankme, alpha_req: see there.
+      rankme, alpha_req: see the functions.
       spectrum: singular values of the centred features above rounding noise, largest first.
       raw: `feature_spread` of `raw`.
-      collapse: None, or what collapsed in words.
+      collapse: what collapsed, in words; or None.
     """
     figures, raw_figures = feature_spread(features), feature_spread(features if raw is None else raw)
     x = np.asarray(features, np.float64)
@@ -45,7 +45,7 @@ def feature_quality(features: np.ndarray, raw: np.ndarray | None = None) -> dict
 
 
 def components_for(eigenvalues: np.ndarray, part: float) -> int:
-    """How many of the largest eigenvalues hold this part of their sum."""
+    """Returns how many of the largest eigenvalues hold this part of their sum."""
     total = eigenvalues.sum()
     if total == 0:
         return 0
@@ -53,13 +53,13 @@ def components_for(eigenvalues: np.ndarray, part: float) -> int:
 
 
 def rankme(singular: np.ndarray) -> float:
-    """exp of the entropy of p = sigma / |sigma|_1 + 1e-7, features not centred (Garrido et al. 2023)."""
+    """Returns exp of the entropy of p = sigma / |sigma|_1 + 1e-7, features not centred (Garrido et al. 2023)."""
     p = singular / max(float(singular.sum()), 1e-300) + RANKME_EPSILON
     return float(np.exp(-np.sum(p * np.log(p))))
 
 
 def alpha_req(eigenvalues: np.ndarray) -> float | None:
-    """alpha of the power law lambda_i ~ i^-alpha, least squares in logarithms (Agrawal et al. 2022).
+    """Returns alpha of the power law lambda_i ~ i^-alpha, fitted in logarithms (Agrawal et al. 2022).
 
     None with fewer than 3 eigenvalues above rounding noise.
     """
@@ -71,11 +71,14 @@ def alpha_req(eigenvalues: np.ndarray) -> float | None:
 
 
 def lidar(views: np.ndarray) -> float | None:
-    """Effective rank of the LDA matrix whose classes are images, from views [images, views, D] (Thilak et al. 2024).
+    """Returns the effective rank of the LDA matrix whose classes are images (Thilak et al. 2024).
 
-    S_w^-1/2 S_b S_w^-1/2 with S_b the covariance of the images' means and S_w that of views around them; S_w is
-    regularised with 1e-4 of its mean variance (the paper: 1e-4), so that the figure does not depend on the features'
-    scale. None when the views of every image are the same: then nothing is within a class.
+    The matrix is S_w^-1/2 S_b S_w^-1/2 with S_b the covariance of the images' means and S_w that of views around them;
+    S_w is regularised with 1e-4 of its mean variance (the paper: 1e-4), so that the figure does not depend on the
+    features' scale. None if the views of every image are the same.
+
+    Args:
+      views: features [images, views, D].
     """
     x = np.asarray(views, np.float64)
     images, per_image, dimensions = x.shape

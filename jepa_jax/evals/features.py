@@ -1,75 +1,126 @@
-"""Features of a whole split, extracted once in fixed-size batches."""
+"""Features of a whole split: extracted in batches of one size, and kept on disk or in memory."""
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import hashlib
+import io
+import json
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from jepa_jax.base.files import write_atomically
 from jepa_jax.data.contract import Source
-from jepa_jax.data.pipeline import eval_batches
+from jepa_jax.data.pipeline import Batch, eval_batches
 from jepa_jax.runtime.mesh import whole_array
 
 HELD_OUT = 0.1
+FINGERPRINTED_ELEMENTS = 64
+
+OnCount = Callable[[int], None]  # called with the amount of work done; may raise to interrupt it
+Item = TypeVar("Item")
+
+
+def ignore(count: int) -> None:
+    """Default callback; does nothing."""
 
 
 class Split(NamedTuple):
-    """Features [N, F] in float32 and labels [N]."""
+    """Features [N, F] in float32 and labels [N]; no labels ([0]) if the data has none."""
 
     features: np.ndarray
     labels: np.ndarray
 
 
 def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which of `count` training images to fit on and which to choose by: a fixed random tenth, at least one image."""
+    """Returns which of `count` training images to fit on, and a fixed random tenth of them to choose by."""
     order = np.random.default_rng(0).permutation(count)
     held_out = max(1, round(HELD_OUT * count))
     return order[held_out:], order[:held_out]
 
 
-class FirstImages:
-    """The first `count` images of a source (0 = all)."""
-
-    def __init__(self, source: Source, count: int, on_skipped: Callable[[Iterable[str]], None] = lambda names: None):
-        self._source, self._count = source, min(count or len(source), len(source))
-        self._on_skipped = on_skipped
-        self.classes, self.spec = source.classes, source.spec
-
-    def __len__(self) -> int:
-        return self._count
-
-    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        batch = self._source.batch(indices)
-        self._on_skipped(batch.get("skipped", ()))
-        return batch
-
-
 def extract(
-    encode: Callable[[jax.Array], jax.Array],
+    encode: Callable[[Batch], jax.Array],
     source: Source,
     *,
     batch_size: int,
     sharding: jax.sharding.NamedSharding,
-    on_batch: Callable[[int], None] = lambda images: None,
+    on_images: OnCount = ignore,
 ) -> Split:
-    """Features of every image in order; `encode` maps a uint8 batch to [B, F]; `on_batch` hears the images done."""
-    features, labels = [], []
+    """Returns the features of every element in order; `encode` maps a batch to [B, F]."""
+    features, labels = [], [np.zeros(0, np.int32)]
     batches = eval_batches(
         source, batch_size, sharding, process_index=jax.process_index(), process_count=jax.process_count()
     )
-    pending: tuple[jax.Array, jax.Array, int] | None = None
-
-    def collect(item):
-        encoded, label, valid = item
+    for encoded, batch, valid in one_late((encode(batch), batch, valid) for batch, valid in batches):
         features.append(np.asarray(encoded)[:valid])
-        labels.append(whole_array(label)[:valid])
-        on_batch(valid)
-
-    for batch, valid in batches:
-        encoded = encode(batch["image"])  # dispatched; the previous batch is read while this one computes
-        if pending is not None:
-            collect(pending)
-        pending = (encoded, batch["label"], valid)
-    if pending is not None:
-        collect(pending)
+        if "label" in batch:
+            labels.append(whole_array(batch["label"])[:valid])
+        on_images(valid)
     return Split(np.concatenate(features), np.concatenate(labels))
+
+
+def one_late(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields each item after the next one was made, so that a batch is read while the next one computes."""
+    made: list[Item] = []
+    for item in items:
+        yield from made
+        made = [item]
+    yield from made
+
+
+class Cache(Protocol):
+    """Keeps splits by name."""
+
+    def get(self, name: str, compute: Callable[[], Split]) -> Split:
+        """Returns the split of this name; computes it if it is not there."""
+        ...
+
+
+class MemoryCache:
+    """Splits in memory."""
+
+    def __init__(self) -> None:
+        self._splits: dict[str, Split] = {}
+
+    def get(self, name: str, compute: Callable[[], Split]) -> Split:
+        if name not in self._splits:
+            self._splits[name] = compute()
+        return self._splits[name]
+
+
+class FeatureCache:
+    """Splits in a folder, all of one encoder on one data set; removes those of any other."""
+
+    def __init__(self, folder: pathlib.Path, identity: Mapping[str, Any]):
+        text = json.dumps(identity, sort_keys=True, default=str)
+        self._folder, self._prefix = folder, hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.hits = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.npz"):
+            if not path.name.startswith(self._prefix):
+                path.unlink(missing_ok=True)
+
+    def get(self, name: str, compute: Callable[[], Split]) -> Split:
+        path = self._folder / f"{self._prefix}_{name}.npz"
+        try:
+            with np.load(path) as stored:
+                split = Split(stored["features"], stored["labels"])
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+            split = compute()
+            buffer = io.BytesIO()
+            np.savez(buffer, features=split.features, labels=split.labels)
+            write_atomically(path, buffer.getvalue())
+        else:
+            self.hits += 1
+        return split
+
+
+def fingerprint(source: Source) -> dict[str, Any]:
+    """Returns what distinguishes a data set from others: its size, its shapes and a digest of its first elements."""
+    batch = source.batch(np.arange(min(FINGERPRINTED_ELEMENTS, len(source))))
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(batch[name]).tobytes() for name in source.spec))
+    shapes = {name: [str(one.dtype), *one.shape] for name, one in source.spec.items()}
+    return {"images": len(source), "shapes": shapes, "sha256": digest.hexdigest()[:16]}

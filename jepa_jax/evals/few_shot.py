@@ -1,11 +1,10 @@
-"""Few-shot episodes on frozen features: a class is the mean of its few examples, a query goes to the nearest."""
+"""Few-shot episodes on frozen features: a class is the mean of its few examples, a query goes to the nearest class."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.features import OnCount, Split, ignore
 from jepa_jax.evals.knn import unit_length
 
 WAYS, SHOTS, QUERIES, EPISODES = 5, (1, 5, 10), 15, 100
@@ -20,12 +19,12 @@ def few_shot(
     queries: int = QUERIES,
     episodes: int = EPISODES,
     seed: int = 0,
-    on_shots: Callable[[int], None] = lambda count: None,
+    on_shots: OnCount = ignore,
 ) -> dict[str, Any]:
-    """Mean accuracy in percent and its 95 % interval for each number of shots, over random episodes.
+    """Returns mean accuracy in percent and its 95 % interval for each number of shots, over random episodes.
 
-    Features are scaled to unit length. A split too small for the protocol has fewer ways or queries, as the result
-    says; shots that leave no query are left out.
+    Features are scaled to unit length. A split too small for the protocol gets fewer ways or queries, which the result
+    states; numbers of shots that leave no query are left out.
     """
     members = [np.flatnonzero(split.labels == label) for label in np.unique(split.labels)]
     ways = min(ways, len(members))
@@ -44,24 +43,23 @@ def few_shot(
 
 
 def _largest_class(members: list[np.ndarray], ways: int) -> int:
-    """Images that at least `ways` classes have."""
+    """Returns how many images at least `ways` classes have."""
     return sorted((len(indices) for indices in members), reverse=True)[ways - 1] if members else 0
 
 
-def draw_episodes(rng: np.random.Generator, members: list[np.ndarray], ways: int, images: int, episodes: int):
-    """Image numbers [episodes, ways, images]; no class twice in an episode, no image twice in a class."""
-    return np.stack(
-        [
-            np.stack(
-                [rng.choice(members[c], images, replace=False) for c in rng.choice(len(members), ways, replace=False)]
-            )
-            for _ in range(episodes)
-        ]
-    )
+def draw_episodes(
+    rng: np.random.Generator, members: list[np.ndarray], ways: int, images: int, episodes: int
+) -> np.ndarray:
+    """Returns image numbers [episodes, ways, images]; no class twice per episode, no image twice per class."""
+    drawn = [
+        [rng.choice(members[c], images, replace=False) for c in rng.choice(len(members), ways, replace=False)]
+        for _ in range(episodes)
+    ]
+    return np.array(drawn)
 
 
 def episode_accuracies(features: np.ndarray, shot: int) -> np.ndarray:
-    """Accuracy of each episode in 0..1; features [E, ways, shot + queries, D], the first `shot` are the examples."""
+    """Returns accuracies in 0..1; features [E, ways, shot + queries, D], the first `shot` are the examples."""
     episodes, ways, images, _ = features.shape
     centroids = features[:, :, :shot].mean(axis=2)  # [E, ways, D]
     queries = features[:, :, shot:].reshape(episodes, ways * (images - shot), -1)
@@ -72,7 +70,7 @@ def episode_accuracies(features: np.ndarray, shot: int) -> np.ndarray:
 
 
 def mean_interval(accuracies: np.ndarray) -> tuple[float, float]:
-    """Mean in percent and half the width of its 95 % interval, 1.96 s / sqrt(n)."""
+    """Returns the mean in percent and half the width of its 95 % interval, 1.96 s / sqrt(n)."""
     if len(accuracies) < 2:
         return 100 * float(np.mean(accuracies)), float("inf")
     half_width = NORMAL_95 * float(np.std(accuracies, ddof=1)) / np.sqrt(len(accuracies))

@@ -1,7 +1,7 @@
 """Fine-tuning: the whole encoder and a linear head learn the labels together, AdamW with a rate for each.
 
-The head starts as the solved linear probe, so that a random head cannot spoil the encoder in its first steps (Kumar et
-al. 2022). How many epochs is chosen on a held-out tenth of the training images; the test set is looked at once.
+The head starts as the solved linear probe, as a random head would damage the encoder in its first steps (Kumar et al.
+2022). The number of epochs is chosen on a held-out tenth of the training images; the test set is used once.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jepa_jax.data.contract import Source
-from jepa_jax.evals.features import Split, held_out_split
-from jepa_jax.evals.linear_probe import Standard, choose_penalty, probe_logits
+from jepa_jax.data.pipeline import Batch
+from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
+from jepa_jax.evals.linear_probe import Standard, choose_penalty, top1
+from jepa_jax.evals.sources import Subset
+from jepa_jax.program.build import Program
+from jepa_jax.program.step import variables_of
 
 ENCODER_RATE, HEAD_RATE = 1e-4, 1e-3
 WEIGHT_DECAY = 1e-2  # on kernels
@@ -37,19 +40,17 @@ class FineTuneResult(NamedTuple):
     params: Any  # of the model, at the chosen epoch
 
 
-class Encoder(NamedTuple):
+class TunableEncoder(NamedTuple):
     """A method's encoder as fine-tuning needs it."""
 
     params: Any
     stats: Any
-    apply: Callable[
-        [Any, Any, jax.Array], tuple[jax.Array, Any]
-    ]  # train mode: (params, stats, images) -> [B, F], stats
+    apply: Callable[[Any, Any, Batch], tuple[jax.Array, Any]]  # train mode: (params, stats, batch) -> [B, F], stats
     extract: Callable[[Any, Any, Source], Split]  # evaluation mode, a whole source
 
 
 def fine_tune(
-    encoder: Encoder,
+    encoder: TunableEncoder,
     sources: tuple[Source, Source],
     features: Split,
     num_classes: int,
@@ -58,7 +59,7 @@ def fine_tune(
     flip: bool,
     sharding: jax.sharding.NamedSharding,
     seed: int = 0,
-    on_step: Callable[[int], None] = lambda count: None,
+    on_step: OnCount = ignore,
 ) -> FineTuneResult:
     """Trains on the images of sources[0], whose frozen `features` start the head, and scores on sources[1]."""
     train, test = sources
@@ -70,23 +71,21 @@ def fine_tune(
     step, params, opt_state = make_step(encoder, head, standard, epochs * steps_per_epoch, flip)
     stats = encoder.stats
 
-    def accuracy(params, stats, source):
+    def accuracy(params: Any, stats: Any, source: Source) -> float:
         split = encoder.extract(params["model"], stats, source)
-        predicted = np.argmax(probe_logits(params["head"], standard(split.features)), axis=1)
-        return 100 * float(np.mean(predicted == split.labels))
+        return top1(params["head"], standard(split.features), split.labels)
 
-    held_out = Subset(train, score_part)
     best: tuple[float, int, Any, Any] = (-1.0, 0, None, None)
     scores = []
     for epoch in range(epochs):
         order = np.random.default_rng([seed, epoch]).permutation(fit_part)
         for n in range(steps_per_epoch):
-            batch = train.batch(order[n * batch_size : (n + 1) * batch_size])
-            images, labels = (jax.device_put(batch[name], sharding) for name in ("image", "label"))
+            loaded = train.batch(order[n * batch_size : (n + 1) * batch_size])
+            batch = {name: jax.device_put(loaded[name], sharding) for name in train.spec}
             key = jax.random.fold_in(jax.random.key(seed), epoch * steps_per_epoch + n)
-            params, stats, opt_state = step(params, stats, opt_state, images, labels, key)
+            params, stats, opt_state = step(params, stats, opt_state, batch, key)
             on_step(1)
-        scores.append(accuracy(params, stats, held_out))
+        scores.append(accuracy(params, stats, Subset(train, score_part)))
         if scores[-1] > best[0]:
             best = (scores[-1], epoch + 1, params, stats)
     _, epoch, params, stats = best
@@ -103,19 +102,21 @@ def fine_tune(
 
 
 def fitting_batch(images: int, multiple: int = 1) -> int:
-    """BATCH_SIZE, or less for a small set: at least 8 steps an epoch where that leaves 8 images a batch."""
+    """Returns BATCH_SIZE, or less for a small set: at least 8 steps per epoch if that leaves 8 images per batch."""
     size = min(BATCH_SIZE, max(8, images // 8), images)
     return max(multiple, size - size % multiple)
 
 
 def num_steps(images: int, epochs: int, multiple: int = 1) -> int:
-    """Steps that `fine_tune` takes on this many training images, for a progress bar."""
+    """Returns how many steps `fine_tune` takes on this many training images, for a progress bar."""
     fit = len(held_out_split(images)[0])
     return epochs * (fit // fitting_batch(fit, multiple))
 
 
-def make_step(encoder: Encoder, head: Any, standard: Standard, total_steps: int, flip: bool):
-    """The compiled step and what it starts from: (step, params {"model", "head"}, optimizer state)."""
+def make_step(
+    encoder: TunableEncoder, head: Any, standard: Standard, total_steps: int, flip: bool
+) -> tuple[Callable[..., Any], Any, Any]:
+    """Returns the compiled step, its first params {"model", "head"} and its first optimizer state."""
     params = {"model": encoder.params, "head": jax.tree.map(jnp.asarray, head)}
     schedules = {
         name: optax.warmup_cosine_decay_schedule(0.0, rate, max(1, round(WARMUP * total_steps)), total_steps + 1)
@@ -126,15 +127,15 @@ def make_step(encoder: Encoder, head: Any, standard: Standard, total_steps: int,
         {name: jax.tree.map(lambda _, name=name: name, tree) for name, tree in params.items()},
     )
 
-    def loss_fn(params, stats, images, labels):
-        features, stats = encoder.apply(params["model"], stats, images)
+    def loss_fn(params: Any, stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        features, stats = encoder.apply(params["model"], stats, batch)
         logits = standard(features) @ params["head"]["kernel"] + params["head"]["bias"]
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels)), stats
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])), stats
 
     @jax.jit
-    def step(params, stats, opt_state, images, labels, key):
-        images = jitter_position(key, images, flip)
-        grads, stats = jax.grad(loss_fn, has_aux=True)(params, stats, images, labels)
+    def step(params: Any, stats: Any, opt_state: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any, Any]:
+        batch = batch | {"image": jitter_position(key, batch["image"], flip)}
+        grads, stats = jax.grad(loss_fn, has_aux=True)(params, stats, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), stats, opt_state
 
@@ -142,22 +143,20 @@ def make_step(encoder: Encoder, head: Any, standard: Standard, total_steps: int,
 
 
 def is_kernel(params: Any) -> Any:
+    """Returns which parameters are kernels: those with more than one axis."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def jitter_position(key: jax.Array, images: jax.Array, flip: bool) -> jax.Array:
-    """Light augmentation that keeps uint8: a random shift with repeated borders and, if `flip`, mirroring."""
+    """Shifts uint8 images at random, repeating their borders, and mirrors half of them if `flip`."""
     count, *shape = images.shape  # H, W, C
     height, width, _ = shape
     reach = max(1, round(SHIFT * min(height, width)))
     flip_key, shift_key = jax.random.split(key)
     padded = jnp.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
     offsets = jax.random.randint(shift_key, (count, 2), 0, 2 * reach + 1)
-
-    def cut(image, offset):
-        return jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), shape)
-
-    shifted = jax.vmap(cut)(padded, offsets)
+    cut = jax.vmap(lambda image, offset: jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), shape))
+    shifted = cut(padded, offsets)
     if not flip:
         return shifted
     mirrored = jax.random.bernoulli(flip_key, shape=(count, 1, 1, 1))
@@ -165,31 +164,17 @@ def jitter_position(key: jax.Array, images: jax.Array, flip: bool) -> jax.Array:
 
 
 def relative_change(before: Any, after: Any) -> float:
-    """|after - before| / |before| over all parameters."""
+    """Returns |after - before| / |before| over all parameters."""
     difference = optax.global_norm(jax.tree.map(jnp.subtract, after, before))
     return float(difference / jnp.maximum(optax.global_norm(before), 1e-12))
 
 
-def train_mode(method: Any, graphdef: nnx.GraphDef, level: int) -> Callable:
-    """`Encoder.apply` of a method: features with batch statistics of these images, and the statistics it leaves."""
+def train_mode(program: Program, level: int) -> Callable[[Any, Any, Batch], tuple[jax.Array, Any]]:
+    """Returns `TunableEncoder.apply` of a program: features with the statistics of this batch, and new statistics."""
 
-    def apply(params, stats, images):
-        model = nnx.merge(graphdef, params, stats, copy=True)
-        features = method.features(model, images, level=level, train=True)
-        return features, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+    def apply(params: Any, stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        model = program.factory.merge(params, stats)
+        features = program.method.features(model, batch, level=level, train=True)
+        return features, variables_of(model)
 
     return apply
-
-
-class Subset:
-    """Some images of a source."""
-
-    def __init__(self, source: Source, indices: np.ndarray):
-        self._source, self._indices = source, indices
-        self.classes, self.spec = source.classes, source.spec
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        return self._source.batch(self._indices[indices])

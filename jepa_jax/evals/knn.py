@@ -1,14 +1,14 @@
 """k-nearest-neighbour classification on frozen features: cosine similarity, votes weighted by exp(similarity / T)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jepa_jax.evals.features import Split, held_out_split
+from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
 
 QUERIES = 500  # test images compared at once: bounds the [queries, train] similarity matrix
 KS = (1, 5, 10, 20, 50, 100, 200)
@@ -16,7 +16,7 @@ TEMPERATURES = (0.02, 0.04, 0.07, 0.1, 0.2, 0.5)
 
 
 class KnnSweep(NamedTuple):
-    """Accuracies in percent; `k` and `temperature` are those that the held-out part of the train split chose."""
+    """Accuracies in percent; `k` and `temperature` were chosen on the held-out part of the train split."""
 
     accuracy: float
     k: int
@@ -27,9 +27,11 @@ class KnnSweep(NamedTuple):
     held_out: np.ndarray  # [temperatures, ks]
 
 
-def knn_accuracy(train: Split, test: Split, num_classes: int, *, k: int, temperature: float) -> float:
-    """Percent of test images whose neighbours' weighted vote is right."""
-    return float(vote_accuracies(train, test, num_classes, (k,), (temperature,))[0, 0])
+def knn_accuracy(
+    train: Split, test: Split, num_classes: int, *, k: int, temperature: float, on_images: OnCount = ignore
+) -> float:
+    """Returns the percentage of test images whose neighbours' weighted vote is right."""
+    return float(vote_accuracies(train, test, num_classes, (k,), (temperature,), on_images)[0, 0])
 
 
 def knn_sweep(
@@ -39,7 +41,7 @@ def knn_sweep(
     *,
     ks: Sequence[int] = KS,
     temperatures: Sequence[float] = TEMPERATURES,
-    on_images: Callable[[int], None] = lambda count: None,
+    on_images: OnCount = ignore,
 ) -> KnnSweep:
     """Chooses k and T on a held-out tenth of `train`, then votes once on `test` with all of `train`."""
     fit_part, score_part = held_out_split(len(train.labels))
@@ -59,36 +61,44 @@ def vote_accuracies(
     num_classes: int,
     ks: Sequence[int],
     temperatures: Sequence[float],
-    on_images: Callable[[int], None] = lambda count: None,
+    on_images: OnCount = ignore,
 ) -> np.ndarray:
-    """Percent right for each temperature and each k (ascending): [temperatures, ks]; neighbours are found once."""
+    """Returns the percentage right for each temperature and each k (ascending), as [temperatures, ks]."""
     ks = tuple(min(k, len(train.labels)) for k in ks)
     keys, labels = jnp.asarray(unit_length(train.features)), jnp.asarray(train.labels)
     queries = unit_length(test.features)
-    size = min(QUERIES, len(queries))
-    padding = -len(queries) % size  # one shape, one compilation
-    blocks = np.pad(queries, ((0, padding), (0, 0))).reshape(-1, size, queries.shape[1])
+    count, size = len(queries), min(QUERIES, len(queries))
+    padded = np.pad(queries, ((0, -count % size), (0, 0)))  # one shape, one compilation
     predicted = []
-    for block in blocks:
-        votes = _vote(jnp.asarray(block), keys, labels, jnp.asarray(temperatures, jnp.float32), num_classes, ks)
+    for start in range(0, count, size):
+        block = jnp.asarray(padded[start : start + size])
+        votes = _vote(block, keys, labels, jnp.asarray(temperatures, jnp.float32), num_classes, ks)
         predicted.append(np.asarray(votes))
-        on_images(size)
-    right = np.concatenate(predicted, axis=-1)[..., : len(queries)] == test.labels
+        on_images(min(size, count - start))
+    right = np.concatenate(predicted, axis=-1)[..., :count] == test.labels
     return 100 * np.mean(right, axis=-1)
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
+    """Scales each row to length 1."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks"))
-def _vote(queries, keys, labels, temperatures, num_classes, ks):
-    """Predicted classes [temperatures, ks, Q]."""
+def _vote(
+    queries: jax.Array,
+    keys: jax.Array,
+    labels: jax.Array,
+    temperatures: jax.Array,
+    num_classes: int,
+    ks: tuple[int, ...],
+) -> jax.Array:
+    """Returns predicted classes [temperatures, ks, Q]."""
     similarity, neighbours = jax.lax.top_k(queries @ keys.T, ks[-1])  # [Q, k]
     classes = labels[neighbours]
     rows = jnp.arange(len(queries))[:, None]
 
-    def with_temperature(temperature):
+    def with_temperature(temperature: jax.Array) -> jax.Array:
         # Relative to the nearest neighbour: the same winner, and no overflow at small temperatures.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         votes, winners, start = jnp.zeros((len(queries), num_classes)), [], 0

@@ -1,4 +1,4 @@
-"""The five protocols: each reads a trained encoder at one level and gives figures that JSON can hold."""
+"""The five protocols: each evaluates a trained encoder at one level and returns figures for JSON."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,11 +9,13 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.evals import fine_tune as fine_tuning
 from jepa_jax.evals.feature_quality import feature_quality, lidar
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.features import OnCount, Split
 from jepa_jax.evals.few_shot import SHOTS, few_shot
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep
 from jepa_jax.evals.linear_probe import FITS, PENALTIES, linear_probe
-from jepa_jax.evals.trained_encoder import QUALITY_IMAGES, Progress, TrainedEncoder, has_augmentation
+from jepa_jax.evals.sources import Subset
+from jepa_jax.evals.trained_encoder import QUALITY_IMAGES, TrainedEncoder
+from jepa_jax.runtime.mesh import batch_sharding
 
 FIXED_K, FIXED_TEMPERATURE = 20, 0.07
 MOST_CLASSES = 100  # whose confusion matrix is written out
@@ -21,7 +23,7 @@ MOST_CLASSES = 100  # whose confusion matrix is written out
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much of the data the costly parts use; eval.json states them."""
+    """How much of the data the expensive protocols use; eval.json states them."""
 
     fine_tune_epochs: int = 8
     fine_tune_images: int = 10_000  # of the train split, a tenth of them held out; 0 = all
@@ -32,14 +34,15 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """What it is called, how many units of progress it makes, and the function that makes them."""
+    """One way to evaluate an encoder."""
 
     title: str
-    total: Callable[[TrainedEncoder, Limits], int]
-    run: Callable[[TrainedEncoder, int, Limits, Progress], dict[str, Any]]
+    total: Callable[[TrainedEncoder, Limits], int]  # units of progress that `run` reports
+    run: Callable[[TrainedEncoder, int, Limits, OnCount], dict[str, Any]]
+    needs_labels: bool = True
 
 
-def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     train, test = encoder.features(level)
     result = linear_probe(train, test, len(encoder.classes), progress)
     figures = {
@@ -53,7 +56,7 @@ def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progre
     return figures | ({"confusion": result.confusion.tolist()} if len(encoder.classes) <= MOST_CLASSES else {})
 
 
-def run_knn(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+def run_knn(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     train, test = encoder.features(level)
     classes = len(encoder.classes)
     sweep = knn_sweep(train, test, classes, on_images=progress)
@@ -70,33 +73,33 @@ def run_knn(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progr
     }
 
 
-def run_feature_quality(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+def run_feature_quality(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     _, test = encoder.features(level)
     figures = feature_quality(test.features[:QUALITY_IMAGES], encoder.raw_features(level).features)
     figures |= {"lidar": None, "lidar_images": 0, "lidar_views": limits.lidar_views}
-    if has_augmentation(encoder.config.data.augment):
+    if encoder.config.data.augment.is_random:
         images = min(limits.lidar_images, len(encoder.test))
         views = encoder.view_features(level, images, limits.lidar_views, progress)
         figures |= {"lidar": lidar(views), "lidar_images": images}
     return figures
 
 
-def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     train, _ = encoder.features(level)
     chosen = fine_tune_images(encoder, limits)
     result = fine_tuning.fine_tune(
-        fine_tuning.Encoder(
+        fine_tuning.TunableEncoder(
             encoder.params,
             encoder.stats,
-            apply=fine_tuning.train_mode(encoder.program.method, encoder.program.factory.graphdef, level),
-            extract=lambda params, stats, source: encoder.extract_with(params, stats, source, level),
+            apply=fine_tuning.train_mode(encoder.program, level),
+            extract=lambda params, stats, source: encoder.extract(source, level, weights=(params, stats)),
         ),
-        (fine_tuning.Subset(encoder.train, chosen), encoder.test),
+        (Subset(encoder.train, chosen), encoder.test),
         Split(train.features[chosen], train.labels[chosen]),
         len(encoder.classes),
         epochs=limits.fine_tune_epochs,
         flip=encoder.config.data.augment.flip.probability > 0,
-        sharding=encoder.sharding,
+        sharding=batch_sharding(encoder.program.mesh),
         on_step=progress,
     )
     figures = result._asdict()
@@ -106,12 +109,12 @@ def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress:
 
 
 def fine_tune_images(encoder: TrainedEncoder, limits: Limits) -> np.ndarray:
-    """A random part of the train split, in order: a folder's first images would be of one class."""
+    """Returns a random part of the train split, in order; a folder's first images would be of one class."""
     count = min(limits.fine_tune_images or len(encoder.train), len(encoder.train))
     return np.sort(np.random.default_rng(0).permutation(len(encoder.train))[:count])
 
 
-def run_few_shot(encoder: TrainedEncoder, level: int, limits: Limits, progress: Progress) -> dict[str, Any]:
+def run_few_shot(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     _, test = encoder.features(level)
     return few_shot(test, on_shots=progress)
 
@@ -127,6 +130,7 @@ PROTOCOLS = {
         "feature quality",
         lambda encoder, limits: min(limits.lidar_images, len(encoder.test)) * limits.lidar_views,
         run_feature_quality,
+        needs_labels=False,
     ),
     "fine_tune": Protocol(
         "fine-tuning",
@@ -139,17 +143,22 @@ PROTOCOLS = {
 }
 
 
-def parse_protocols(text: str) -> list[str]:
-    """`all`, or names separated by commas, in the order of PROTOCOLS."""
-    names = list(PROTOCOLS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
+    """Returns the protocols of names separated by commas, or of `all`: those that the data allows."""
+    possible = [name for name, protocol in PROTOCOLS.items() if labelled or not protocol.needs_labels]
+    names = possible if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in PROTOCOLS:
             raise UserError(f"--protocols={text}: {name!r} is no protocol; use all, or some of {','.join(PROTOCOLS)}")
+        if name not in possible:
+            raise UserError(
+                f"--protocols={text}: {name} needs labels, which the data has not; use {','.join(possible)}"
+            )
     return [name for name in PROTOCOLS if name in names]
 
 
 def parse_levels(text: str, levels: int) -> list[int]:
-    """`all`, or numbers of levels separated by commas."""
+    """Returns the levels of `all`, or of numbers separated by commas."""
     known = [str(level) for level in range(levels)]
     names = known if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:

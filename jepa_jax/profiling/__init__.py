@@ -1,1 +1,1 @@
-"""Where the time and the memory go."""
+"""Where the time and memory of a run go."""

@@ -1,4 +1,4 @@
-"""Compiles the training step, once, where it can be seen; counts what else XLA compiles."""
+"""Compiles the training step ahead of time, and counts everything that XLA compiles."""
 
 import threading
 from collections.abc import Callable
@@ -12,9 +12,9 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompilationCounter:
-    """Programs compiled (or read from the cache) and the seconds it took, from its creation on.
+    """Counts programs that are compiled (or read from the cache) and the seconds this takes.
 
-    `on_seconds` hears of each compilation of the thread that made the counter.
+    `on_seconds` is called for each compilation in the thread that created the counter.
     """
 
     def __init__(self, on_seconds: Callable[[float], None] = lambda seconds: None) -> None:
@@ -38,17 +38,17 @@ class CompilationCounter:
 
 
 class CompiledStep:
-    """A jitted step, compiled ahead of its first call for each shape of batch it meets; in a good run that is one.
+    """A jitted step that is compiled explicitly, once per shape of batch; a healthy run has one shape.
 
-    Compiling here and not inside the first call gives the compiled program's text and counted operations for nothing.
+    Compiling ahead of time also gives the program's text and its number of operations.
     """
 
-    def __init__(self, jitted: Callable):
+    def __init__(self, jitted: Callable[..., Any]):
         self._jitted: Any = jitted
         self._compiled: dict[tuple, Any] = {}
         self._newest: Any = None
         self._text: str | None = None
-        self.flops: int | None = None  # of a step, matrix products and convolutions
+        self.flops: int | None = None  # per step, of matrix products and convolutions
 
     @property
     def count(self) -> int:
@@ -67,14 +67,14 @@ class CompiledStep:
         return self._compiled[_signature(batch)](state, batch)
 
     def text(self) -> str:
-        """The newest compiled program, instruction by instruction."""
+        """Returns the text of the newest compiled program."""
         if self._text is None:
             self._text = self._newest.as_text()
         return self._text
 
 
 def traced_flops(traced: Any) -> int:
-    """Operations of a traced function on this process's devices: of code that differs by platform, theirs."""
+    """Returns the operations of a traced function on this process's platform."""
     backend = jax.default_backend()
     return jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda" if backend == "gpu" else backend))
 

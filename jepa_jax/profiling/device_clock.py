@@ -1,4 +1,4 @@
-"""When the device computes, without the loop ever waiting for it: a thread waits instead and notes the time."""
+"""Measures when the device is busy: a thread waits for each step, so that the loop never has to."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ from jepa_jax.profiling.accounting import Interval
 
 
 class DeviceClock:
-    """Intervals in which dispatched steps were computed; steps follow each other on the device in order."""
+    """Intervals in which dispatched steps were computed; a device computes steps one after the other."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class DeviceClock:
         self._thread.start()
 
     def dispatched(self, began: float, result: Any) -> None:
-        """A step was handed over; its call began at `began` and has just returned `result`."""
-        # Small programs are computed inside the call on CPUs; elsewhere the device begins when the call is over.
+        """Reports a step; its call began at `began` and has just returned `result`."""
+        # CPUs compute small programs inside the call; other devices begin when the call returns.
         started = began if self._inline(result) else self._clock()
         with self._lock:
             self._running.append(started)
         self._queue.put(result)
 
     def take(self, until: float) -> list[Interval]:
-        """Busy intervals since the last call up to `until`, in order; a step still under way then is cut in two."""
+        """Returns the busy intervals since the last call up to `until`; a step that is still running is cut in two."""
         with self._lock:
             known = list(self._busy)
             if self._running and max(self._running[0], self._free_since) < until:

@@ -1,10 +1,10 @@
-"""Device time of one compiled step by phase and named scope, read from a trace.
+"""Reads the device time of one compiled step by phase and named scope from a trace.
 
-Events of a trace name instructions of the compiled program; the program's text says which line of which scope each
+Events of a trace name instructions of the compiled program, and the program's text names the scope that each
 instruction came from: `jit(train_step)/jvp(encoder)/dot` is the encoder's forward pass, `transpose(jvp(encoder))` its
-backward pass. An instruction that holds others (a loop, a branch, a call) is charged with its own time alone, and of
-several instructions that run at the same time each gets its part of that time, so that the parts add up to the time the
-device was busy. A fusion counts for the scope of its result.
+backward pass. An instruction that contains others (a loop, a branch, a call) is charged with its own time only, and
+instructions that run at the same time share that time equally, so the parts add up to the device's busy time. A fusion
+counts for the scope of its result.
 """
 
 import collections
@@ -13,9 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-PHASES = ("forward", "backward", "augment", "optimizer", "ema", "other")
+from jepa_jax.profiling.sections import Phase
+
 # Scopes that are a phase of their own, in both directions.
-OWN_PHASE = {"augment": "augment", "optimizer": "optimizer", "ema": "ema"}
+OWN_PHASE = {"augment": Phase.AUGMENT, "optimizer": Phase.OPTIMIZER, "ema": Phase.EMA}
+# Names that methods and the step give to `jax.named_scope`.
 SCOPES = ("augment", "optimizer", "ema", "target", "encoder", "predictor", "projector", "loss", "probe")
 TOP_OPS = 30
 
@@ -29,13 +31,13 @@ _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTime:
-    """What the device did in one step, on the mean of the devices and steps of a trace."""
+    """What the device did in one step: the mean over the devices and steps of a trace."""
 
     busy_seconds: float
-    phases: dict[str, float]  # share of the busy time, adding up to 1
+    phases: dict[Phase, float]  # shares of the busy time, adding up to 1
     scopes: list[dict[str, Any]]  # scope, phase, share; largest first
     ops: list[dict[str, Any]]  # the longest instructions: op, scope, phase, share, calls, op_name
-    attributed: float  # share of the busy time that could be tied to an instruction with a name
+    attributed: float  # share of the busy time of instructions with a name
 
 
 def module_name(hlo_text: str) -> str:
@@ -44,7 +46,7 @@ def module_name(hlo_text: str) -> str:
 
 
 def instruction_names(hlo_text: str) -> dict[str, str]:
-    """Instruction -> op_name of its metadata; a fusion or call without one takes the commonest of what it calls."""
+    """Returns instruction -> op_name; a fusion or call without one takes the commonest of what it calls."""
     names: dict[str, str] = {}
     inside: dict[str, list[str]] = collections.defaultdict(list)
     calls: dict[str, str] = {}
@@ -62,14 +64,14 @@ def instruction_names(hlo_text: str) -> dict[str, str]:
             if called := _CALLS.search(line):
                 calls[instruction[1]] = called[1]
     for name, called_name in calls.items():
-        known = [op_name for op_name in inside[called_name] if classify(op_name)[0] != "other"]
+        known = [op_name for op_name in inside[called_name] if classify(op_name)[0] != Phase.OTHER]
         if known:
             names[name] = collections.Counter(known).most_common(1)[0][0]
     return names
 
 
-def classify(op_name: str) -> tuple[str, str]:
-    """Phase and scope of an op_name; ("other", "") for what belongs to none."""
+def classify(op_name: str) -> tuple[Phase, str]:
+    """Returns phase and scope of an op_name; (Phase.OTHER, "") if it has none."""
     op_name = op_name.split(";")[0]  # merged instructions list several; the first is the one that stayed
     backward = differentiated = False
     for part in _components(op_name):
@@ -78,14 +80,14 @@ def classify(op_name: str) -> tuple[str, str]:
         while match := _WRAPPED.match(part):
             part = match[1]
         if part in SCOPES:
-            return OWN_PHASE.get(part, "backward" if backward else "forward"), part
+            return OWN_PHASE.get(part, Phase.BACKWARD if backward else Phase.FORWARD), part
     if differentiated:
-        return "backward" if backward else "forward", ""
-    return "other", ""
+        return Phase.BACKWARD if backward else Phase.FORWARD, ""
+    return Phase.OTHER, ""
 
 
 def _components(op_name: str) -> list[str]:
-    """Split at the slashes that no parenthesis holds."""
+    """Splits at the slashes outside parentheses."""
     parts, depth, start = [], 0, 0
     for at, letter in enumerate(op_name):
         depth += (letter == "(") - (letter == ")")
@@ -96,22 +98,22 @@ def _components(op_name: str) -> list[str]:
 
 
 def read_device_time(profile: Any, hlo_text: str, *, steps: int) -> DeviceTime | None:
-    """Reads a `jax.profiler.ProfileData` of `steps` steps of the program; None when it holds nothing of the program."""
+    """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program."""
     return device_time(*traced_ops(profile, module_name(hlo_text), steps), instruction_names(hlo_text))
 
 
 def device_time(
     seconds: Mapping[str, float], calls: Mapping[str, float], names: Mapping[str, str]
 ) -> DeviceTime | None:
-    """From seconds and calls of each instruction in a step, and the op_name of each instruction."""
+    """Sums seconds and calls of each instruction in a step by the phase and scope of its op_name."""
     busy = sum(seconds.values())
     if busy <= 0:
         return None
-    # Kernels inside a command buffer carry no instruction; they are named after it, with other punctuation.
+    # Kernels inside a command buffer have no instruction, but are named after one, with other punctuation.
     unknown = any(op not in names for op in seconds)
     by_kernel = {_kernel_name(name): name for name in names} if unknown else {}
-    phases = dict.fromkeys(PHASES, 0.0)
-    scopes: dict[tuple[str, str], float] = collections.defaultdict(float)
+    phases = dict.fromkeys(Phase, 0.0)
+    scopes: dict[tuple[str, Phase], float] = collections.defaultdict(float)
     rows: list[dict[str, Any]] = []
     attributed = 0.0
     for op, value in seconds.items():
@@ -136,7 +138,7 @@ def _kernel_name(name: str) -> str:
 
 
 def traced_ops(profile: Any, module: str, steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Exclusive seconds and calls of each instruction of `module`, a step, mean over the devices of the trace."""
+    """Returns exclusive seconds and calls per step of each instruction of `module`, averaged over devices."""
     planes = list(profile.planes)
     accelerators = [plane for plane in planes if plane.name.startswith("/device:")]
     seconds: dict[str, float] = collections.defaultdict(float)
@@ -156,7 +158,7 @@ def traced_ops(profile: Any, module: str, steps: int) -> tuple[dict[str, float],
 
 
 def _compute_lines(lines: list[Any]) -> list[Any]:
-    """The lines of a plane that hold operations; others repeat them by step, module or scope."""
+    """Returns the lines of a plane that hold operations; others repeat them by step, module or scope."""
     for prefix in ("Stream", "XLA Ops"):
         chosen = [line for line in lines if line.name.startswith(prefix)]
         if chosen:
@@ -165,7 +167,7 @@ def _compute_lines(lines: list[Any]) -> list[Any]:
 
 
 def _read_event(event: Any) -> tuple[str, float, float, str | None] | None:
-    """Operation or kernel, start, end in ns, and its module; None for marks without a length."""
+    """Returns operation or kernel, start and end in ns, and module; None for marks without a length."""
     length = event.duration_ns
     if length <= 0 or event.name.startswith("end: "):
         return None
@@ -179,37 +181,32 @@ def _read_event(event: Any) -> tuple[str, float, float, str | None] | None:
 
 
 def _of(event: tuple[str, float, float, str | None], module: str, accelerators: Any) -> bool:
-    # On a host plane everything without an instruction is bookkeeping; on an accelerator it is work: copies, command
-    # buffers, libraries' kernels.
+    # Events without an instruction are bookkeeping on a host plane, and work on an accelerator: copies, command
+    # buffers, kernels of libraries.
     return event[3] == module or (bool(accelerators) and not event[3])
 
 
 def exclusive(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Nested events of one line as disjoint pieces, each charged to the innermost event."""
+    """Cuts nested events of one line into disjoint pieces, each charged to the innermost event."""
     pieces: list[tuple[str, float, float]] = []
     open_events: list[tuple[str, float]] = []  # operation, end
     at = 0.0
-
-    def advance(to: float) -> None:
-        nonlocal at
-        while open_events and open_events[-1][1] <= to:
-            op, end = open_events.pop()
-            if end > at:
-                pieces.append((op, at, end))
-                at = end
-        if open_events and to > at:
-            pieces.append((open_events[-1][0], at, to))
-        at = max(at, to)
-
-    for op, start, end in sorted(events, key=lambda event: (event[1], -event[2])):
-        advance(start)
+    final = ("", float("inf"), float("inf"))  # closes what is still open
+    for op, start, end in [*sorted(events, key=lambda event: (event[1], -event[2])), final]:
+        while open_events and open_events[-1][1] <= start:
+            inner, inner_end = open_events.pop()
+            if inner_end > at:
+                pieces.append((inner, at, inner_end))
+                at = inner_end
+        if open_events and start > at:
+            pieces.append((open_events[-1][0], at, start))
+        at = max(at, start)
         open_events.append((op, end))
-    advance(float("inf") if not open_events else max(end for _, end in open_events))
     return pieces
 
 
 def shared_time(pieces: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """Time by operation over all lines of a device; operations that run at the same time share it equally."""
+    """Returns time by operation over all lines of a device; simultaneous operations share it equally."""
     changes = []
     for op, start, end in pieces:
         changes.append((start, 1, op))

@@ -1,8 +1,8 @@
-"""Does memory grow from step to step? Memory in use is read while nothing is under way, never inside a timed step.
+"""Detects memory that grows from step to step; memory is read while no step is running.
 
-On CPUs the size of the process is no guide: freed memory stays in it (`memory.py`), so that a leak is served from what
-is free, and a step whose temporaries found no room makes it jump. What counts is what is in use: malloc's own account,
-and what is resident outside malloc's heap. On accelerators the allocator says what it has handed out.
+On CPUs the size of the process is no guide: it keeps freed memory, from which a leak is then served, and it jumps when
+temporaries find no room. So memory in use is counted: malloc's own account, and what is resident outside malloc's heap.
+On accelerators the allocator knows what it has handed out.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 MATERIAL_BYTES_PER_STEP = 64 * 1024  # less is not called a leak: 32 MB in 500 steps
 SUSTAINED = 0.3  # of the typical growth, that every stretch of steps must show
-BLOCKS = 4  # further stretches of steps that are taken where memory has grown
-SETTLE_SECONDS, SETTLE_EVERY = 0.5, 0.02  # for the loader to fill its queue again
+BLOCKS = 4  # further stretches of steps to take if memory has grown
+SETTLE_SECONDS, SETTLE_EVERY = 0.5, 0.02  # for the loader to refill its queue
 
-InUse = Mapping[str, int]  # bytes by where they are
+InUse = Mapping[str, int]  # bytes, by place
 
 
 class _MallInfo(ctypes.Structure):
@@ -32,7 +32,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def memory_in_use() -> InUse:
-    """Bytes in use: `host` by malloc's account, `mapped` resident outside its heap, `device` by JAX's allocators."""
+    """Returns bytes in use: `host` by malloc's account, `mapped` outside its heap, `device` by JAX's allocators."""
     import jax
     import psutil
 
@@ -48,7 +48,7 @@ def memory_in_use() -> InUse:
 
 
 def _malloc_info() -> _MallInfo | None:
-    """None where the C library is not glibc 2.33 or newer."""
+    """Returns malloc's account; None unless the C library is glibc 2.33 or newer."""
     if sys.platform != "linux":
         return None
     try:
@@ -60,7 +60,7 @@ def _malloc_info() -> _MallInfo | None:
 
 
 def settled(read: Callable[[], InUse] = memory_in_use, sleep: Callable[[float], None] = time.sleep) -> InUse:
-    """Memory in use once the loader has filled its queue again: two readings alike, or half a second later."""
+    """Waits until two readings agree, as the loader refills its queue, or for half a second; returns the last."""
     before = read()
     for _ in range(round(SETTLE_SECONDS / SETTLE_EVERY)):
         sleep(SETTLE_EVERY)
@@ -73,20 +73,20 @@ def settled(read: Callable[[], InUse] = memory_in_use, sleep: Callable[[float], 
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """Bytes a step; `leaks` names where it is sustained and material."""
+    """Growth in bytes per step; `leaks` names the places where it is sustained and material."""
 
     bytes_per_step: float
     leaks: tuple[str, ...] = ()
 
 
 def is_suspicious(points: Sequence[tuple[int, InUse]]) -> bool:
-    """Whether more steps should be taken to see if memory goes on growing."""
+    """Returns whether more steps are needed to see if memory keeps growing."""
     (first, before), (last, after) = points[0], points[-1]
     return any(after[name] - before[name] > MATERIAL_BYTES_PER_STEP / 2 * (last - first) for name in after)
 
 
 def growth(points: Sequence[tuple[int, InUse]]) -> Growth:
-    """Of readings after so many steps. What grows once and stays is no leak: every stretch must grow, and alike."""
+    """Returns the growth over (steps, reading); a leak must grow in every stretch, and by similar amounts."""
     slopes, leaks = {}, []
     for name in points[0][1]:
         stretches = [
@@ -98,11 +98,11 @@ def growth(points: Sequence[tuple[int, InUse]]) -> Growth:
         confirmed = len(stretches) > BLOCKS and min(stretches) >= SUSTAINED * typical
         if confirmed and min(typical, slopes[name]) >= MATERIAL_BYTES_PER_STEP:
             leaks.append(name)
-    # What does not leak is scatter: it would only blur the figure of what does.
+    # Places that do not leak only add scatter.
     return Growth(sum(slopes[name] for name in leaks or slopes), tuple(leaks))
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> float:
-    """The median slope of all pairs of points: a single odd one does not move it."""
+    """Returns the median slope over all pairs of points, which a single outlier does not change."""
     slopes = [(y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(points) for x2, y2 in points[i + 1 :] if x2 != x1]
     return statistics.median(slopes) if slopes else 0.0

@@ -1,34 +1,42 @@
-"""The profiler's metric names, every one of them on every run, and the table that the terminal shows each epoch."""
+"""The profiler's metrics, all of them in every run, and the table that the terminal shows after each epoch."""
 
 from collections.abc import Mapping
 
-from jepa_jax.profiling.accounting import SECTIONS
 from jepa_jax.profiling.bottlenecks import GPU_MEMORY, RAM, batch_share
-from jepa_jax.profiling.record import EpochRecord
+from jepa_jax.profiling.epoch_record import EpochRecord
+from jepa_jax.profiling.sections import EpochSection
 
 GROUP = "profiling"
-TIMED = ("forward_pass", "backward_pass", "optimizer_step", "ema_update")  # a step
+TIMED_PER_STEP = (
+    EpochSection.FORWARD_PASS,
+    EpochSection.BACKWARD_PASS,
+    EpochSection.OPTIMIZER_STEP,
+    EpochSection.EMA_UPDATE,
+)
+TIMED_PER_EPOCH = (EpochSection.VALIDATION_EPOCH, EpochSection.VISUALIZATION_GENERATION)
 LABELS = {
-    "forward_pass": "forward pass",
-    "backward_pass": "backward pass",
-    "augment": "augmentation",
-    "optimizer_step": "optimizer",
-    "ema_update": "EMA update",
-    "data_wait": "waiting for data",
-    "data_transfer": "data transfer",
-    "validation_epoch": "validation",
-    "visualization_generation": "visualisation",
-    "checkpoint": "checkpoint",
-    "compile": "compilation",
-    "other": "other / overhead",
+    EpochSection.FORWARD_PASS: "forward pass",
+    EpochSection.BACKWARD_PASS: "backward pass",
+    EpochSection.AUGMENT: "augmentation",
+    EpochSection.OPTIMIZER_STEP: "optimizer",
+    EpochSection.EMA_UPDATE: "EMA update",
+    EpochSection.DATA_WAIT: "waiting for data",
+    EpochSection.DATA_TRANSFER: "data transfer",
+    EpochSection.VALIDATION_EPOCH: "validation",
+    EpochSection.VISUALIZATION_GENERATION: "visualisation",
+    EpochSection.CHECKPOINT: "checkpoint",
+    EpochSection.COMPILE: "compilation",
+    EpochSection.OTHER: "other / overhead",
 }
 
+Metrics = dict[str, float | None]
 
-def epoch_metrics(record: EpochRecord) -> dict[str, float | None]:
-    """All names without their group; None where there is nothing to measure with (no GPU, no trace, no peak)."""
+
+def epoch_metrics(record: EpochRecord) -> Metrics:
+    """Returns all metrics without their group; None for what cannot be measured (no GPU, no trace, no peak)."""
     steps = max(record.steps, 1)
     batch = record.batch_seconds
-    metrics: dict[str, float | None] = {
+    metrics: Metrics = {
         "batch_time_avg": batch,
         "batch_time_std": record.batch_seconds_std,
         "batches_per_second": 1 / batch if batch else None,
@@ -38,30 +46,30 @@ def epoch_metrics(record: EpochRecord) -> dict[str, float | None]:
         "mfu": record.mfu,
         "timing_data_transfer_avg": record.transfer_seconds,
     }
-    for name in TIMED:
-        metrics[f"timing_{name}_avg"] = record.sections[name] / steps if record.split else None
-    for name in ("validation_epoch", "visualization_generation"):  # once an epoch
-        metrics[f"timing_{name}_avg"] = record.sections[name]
-    metrics |= {f"epoch_{name}_percentage": value for name, value in record.percent().items()}
+    for section in TIMED_PER_STEP:
+        metrics[f"timing_{section}_avg"] = record.sections[section] / steps if record.split else None
+    for section in TIMED_PER_EPOCH:
+        metrics[f"timing_{section}_avg"] = record.sections[section]
+    metrics |= {f"epoch_{section}_percentage": value for section, value in record.percent().items()}
     return metrics | _data_metrics(record) | _memory_metrics(record)
 
 
-def _data_metrics(record: EpochRecord) -> dict[str, float | None]:
+def _data_metrics(record: EpochRecord) -> Metrics:
     severities = {row["name"]: row["severity"] for row in record.bottlenecks}
     return {
         "data_generation_time": record.generation_seconds,
         "data_transfer_time": record.transfer_seconds,
-        "data_gen_percentage": 100 * batch_share(record, "data_wait"),
-        "transfer_percentage": 100 * batch_share(record, "data_transfer"),
+        "data_gen_percentage": 100 * batch_share(record, EpochSection.DATA_WAIT),
+        "transfer_percentage": 100 * batch_share(record, EpochSection.DATA_TRANSFER),
         "bottleneck_data_generation": int("data_generation" in severities),
         "data_gen_bottleneck_severity": severities.get("data_generation", 0.0),
     }
 
 
-def _memory_metrics(record: EpochRecord) -> dict[str, float | None]:
+def _memory_metrics(record: EpochRecord) -> Metrics:
     system = record.system
     most = system["ram_percent_max"]
-    metrics: dict[str, float | None] = {
+    metrics: Metrics = {
         "cpu_usage_percent": system["cpu_percent"],
         "process_cpu_percent": system["process_cpu_percent"],
         "ram_usage_percent": system["ram_percent"],
@@ -76,7 +84,7 @@ def _memory_metrics(record: EpochRecord) -> dict[str, float | None]:
     return metrics
 
 
-def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> dict[str, float | None]:
+def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> Metrics:
     pressure = gpu.get("memory_pressure")
     return {
         f"{name}_memory_allocated_gb": gpu.get("memory_gb"),
@@ -92,15 +100,16 @@ def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> dict[str, float 
 
 
 def epoch_summary(record: EpochRecord) -> list[str]:
-    """Lines for the terminal: totals, then the sections that took any time, largest first, `other` last."""
+    """Returns lines for the terminal: totals, then the sections that took any time, longest first, other last."""
     batch = record.batch_seconds
-    speed = "" if not batch else f"  {batch:.4f} s a batch  {3600 / batch:,.0f} batches/hour"
+    speed = "" if not batch else f"  {batch:.4f} s per batch  {3600 / batch:,.0f} batches/hour"
     images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} img/s"
     mfu = "" if record.mfu is None else f"  MFU {100 * record.mfu:.1f} %"
     lines = [f"time of epoch {record.epoch}: {record.seconds:.1f} s{speed}{images}{mfu}"]
     percent = record.percent()
-    order = sorted((name for name in SECTIONS if name != "other"), key=lambda name: -record.sections[name])
-    for name in [*(name for name in order if record.sections[name] > 0), "other"]:
-        label = LABELS[name] if name != "other" or record.split else "step (no trace yet) / other"
-        lines.append(f"  {label:<28} {percent[name]:5.1f} %  {record.sections[name]:9.3f} s")
+    named = [section for section in EpochSection if section != EpochSection.OTHER and record.sections[section] > 0]
+    for section in [*sorted(named, key=lambda section: -record.sections[section]), EpochSection.OTHER]:
+        untraced = section == EpochSection.OTHER and not record.split
+        label = "step (no trace yet) / other" if untraced else LABELS[section]
+        lines.append(f"  {label:<28} {percent[section]:5.1f} %  {record.sections[section]:9.3f} s")
     return lines

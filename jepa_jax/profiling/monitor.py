@@ -1,4 +1,4 @@
-"""A thread that looks at processor, memory and GPUs once a second while a run goes on."""
+"""A thread that samples processor, memory and GPUs while a run goes on."""
 
 import math
 import statistics
@@ -12,24 +12,19 @@ import psutil
 
 from jepa_jax.runtime.gpus import GPU_FIELDS, Gpus
 
-Sample = dict[str, Any]  # time, step, the HOST_FIELDS, and "gpus": a dict of GPU_FIELDS and ALLOCATOR_FIELDS for each
+# time, step, the HOST_FIELDS, and "gpus": for each GPU a dict of GPU_FIELDS and ALLOCATOR_FIELDS
+Sample = dict[str, Any]
 HOST_FIELDS = ("cpu_percent", "process_cpu_percent", "ram_percent", "ram_available_gb", "process_ram_gb")
 ALLOCATOR_FIELDS = ("allocated_gb", "allocated_peak_gb", "allocator_limit_gb")
-KEPT_SAMPLES = 600  # of a whole run; a longer run keeps every second, fourth, ... sample
+KEPT_SAMPLES = 600  # of a whole run; longer runs keep every second, fourth, ... sample
 
 
 class Monitor:
-    """Samples every `seconds` from `start` to `close`; nothing it meets ends a run."""
+    """Samples every `seconds` between `start` and `stop`; what it cannot read is None."""
 
-    def __init__(
-        self,
-        seconds: float,
-        *,
-        step: Callable[[], int] = lambda: 0,
-        gpus: Gpus | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ):
-        self._every, self._step, self._clock = seconds, step, clock
+    def __init__(self, seconds: float, *, gpus: Gpus | None = None, clock: Callable[[], float] = time.perf_counter):
+        self._every, self._clock = seconds, clock
+        self._step: Callable[[], int] = lambda: 0
         self._gpus = Gpus() if gpus is None else gpus
         self._process = psutil.Process()
         self._devices = [device for device in jax.local_devices() if device.platform != "cpu"]
@@ -46,12 +41,14 @@ class Monitor:
 
     @property
     def gpu_problem(self) -> str:
-        """Why there are no figures of GPUs, or ""."""
+        """The reason why there are no figures of GPUs, or ""."""
         if len(self._gpus):
             return ""
         return self._gpus.problem or "NVML finds no GPU"
 
-    def start(self) -> None:
+    def start(self, step: Callable[[], int] | None = None) -> None:
+        """Starts the thread; `step` returns the step that samples are labelled with."""
+        self._step = step or self._step
         psutil.cpu_percent()  # a thread's first call only starts psutil's clock
         self._process.cpu_percent()
         if self._every > 0:
@@ -60,7 +57,7 @@ class Monitor:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; `start` begins a new one."""
+        """Ends the thread; `start` starts a new one."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -71,7 +68,7 @@ class Monitor:
         self._gpus.close()
 
     def take(self) -> list[Sample]:
-        """The samples since the last call; at least one, taken now if need be."""
+        """Returns the samples since the last call; at least one, taken now if necessary."""
         with self._lock:
             taken, self._recent = self._recent, []
         if not taken:
@@ -81,7 +78,7 @@ class Monitor:
         return taken
 
     def history(self) -> list[Sample]:
-        """Samples of the whole run, thinned out evenly to at most KEPT_SAMPLES."""
+        """Returns samples of the whole run, evenly thinned out to at most KEPT_SAMPLES."""
         with self._lock:
             return list(self._history.samples)
 
@@ -112,7 +109,7 @@ class Monitor:
 
 
 class History:
-    """At most KEPT_SAMPLES of an endless series, evenly spaced."""
+    """Keeps at most KEPT_SAMPLES of an endless series, evenly spaced."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -128,7 +125,7 @@ class History:
 
 
 def allocator(device: Any) -> dict[str, float | None]:
-    """What JAX has taken of a device's memory; `nvidia-smi` shows its whole pool instead."""
+    """Returns what JAX has allocated of a device's memory; `nvidia-smi` shows the whole pool instead."""
     stats = device.memory_stats() or {}
     keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
     return {
@@ -139,7 +136,7 @@ def allocator(device: Any) -> dict[str, float | None]:
 def join_gpus(
     read: Sequence[Mapping[str, float | None]], allocated: Sequence[Mapping[str, float | None]]
 ) -> list[dict[str, float | None]]:
-    """One dict a GPU of what NVML and what the allocator says; either may know of fewer."""
+    """Returns one dict per GPU of what NVML and the allocator know; either may know fewer GPUs."""
     empty = dict.fromkeys((*GPU_FIELDS, *ALLOCATOR_FIELDS))
     count = max(len(read), len(allocated))
     return [
@@ -171,7 +168,7 @@ def gpu_samples(samples: Sequence[Sample], index: int) -> list[dict[str, float |
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Least-squares slope of y over x and its standard error; (0, inf) when there is nothing to fit."""
+    """Returns the least-squares slope of y over x and its standard error; (0, inf) if there is nothing to fit."""
     n = len(x)
     if n < 3 or max(x) == min(x):
         return 0.0, math.inf

@@ -1,4 +1,4 @@
-"""The most FLOP a second that the devices of this process can do, for the MFU: a table of GPUs, a product on CPUs."""
+"""Peak FLOP per second of this process's devices, for the MFU: from a table for GPUs, measured for CPUs."""
 
 import json
 import pathlib
@@ -18,12 +18,12 @@ REPEATS = 5
 
 
 def peak_flops(given_tflops: float, precision: str, num_devices: int | None = None) -> tuple[float | None, str]:
-    """FLOP a second of the devices together and where the figure is from; None where nobody knows.
+    """Returns FLOP per second of the devices together (None if unknown) and where the figure is from.
 
     Args:
       given_tflops: `profile.peak_tflops`, of one device; 0 = look it up.
-      precision: `train.precision`, which decides what a GPU can do.
-      num_devices: that take part; by default all. Those of a CPU share its cores, however many there are.
+      precision: `train.precision`, which a GPU's peak depends on.
+      num_devices: how many take part; all by default. CPU devices share the cores, so their number does not matter.
     """
     num_devices = num_devices or jax.device_count()
     if given_tflops:
@@ -39,7 +39,7 @@ def peak_flops(given_tflops: float, precision: str, num_devices: int | None = No
 
 
 def measured_cpu_flops(path: pathlib.Path) -> float:
-    """Of the cores of this process; measured once (about 0.3 s) and kept: delete the file to measure again."""
+    """Returns the peak of this process's cores; measured once (0.3 s) and stored in `path`."""
     machine = f"{processor()}, {num_cores()} cores"
     try:
         known = json.loads(path.read_text())
@@ -56,7 +56,7 @@ def measured_cpu_flops(path: pathlib.Path) -> float:
 
 
 def measure_product() -> float:
-    """FLOP a second of CPU time of the fastest of a few float32 matrix products; other processes do not disturb it."""
+    """Returns FLOP per second of CPU time, so undisturbed by other processes, of the fastest of a few products."""
     product = jax.jit(jnp.dot)
     matrix = jnp.ones([MATRIX, MATRIX], jnp.float32)
     product(matrix, matrix).block_until_ready()

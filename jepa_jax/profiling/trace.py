@@ -1,7 +1,6 @@
-"""Recordings of a few steps: one for people, kept for TensorBoard and Perfetto; short ones for the profiler itself."""
+"""Recordings of a few steps: one for people to look at, and short ones for the profiler itself."""
 
 import contextlib
-import dataclasses
 import pathlib
 import tempfile
 from typing import Any
@@ -10,7 +9,6 @@ import jax
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
-BUDGET = 0.004  # of the run's time, that short recordings after the first may take
 
 
 class TraceWindow:
@@ -22,26 +20,24 @@ class TraceWindow:
         self._directory = directory
         self._recording = False
 
-    def starts_at(self, step: int) -> bool:
-        """Whether step number `step` is its first."""
-        return step == self._first
-
-    def start(self) -> None:
-        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
-        self._recording = True
+    def start_at(self, step: int) -> None:
+        """Starts to record if this is the first of its steps."""
+        if step == self._first:
+            jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
+            self._recording = True
 
     def ends_at(self, done: int) -> bool:
-        """Whether the last of its steps is the last of `done` steps."""
-        return self._recording and done == self._last + 1
+        """Returns whether its last step is the last of `done` steps."""
+        return self._recording and done == self.end
 
     def marking(self, step: int) -> contextlib.AbstractContextManager:
-        """Around the call of a step: viewers find its beginning and end in the recording."""
+        """Marks the call of a step, so that viewers find its beginning and end."""
         if not self._recording:
             return contextlib.nullcontext()
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def overlaps(self, first: int, end: int) -> bool:
-        """Whether it records any of the steps from `first` up to `end`."""
+        """Returns whether it records any of the steps from `first` up to `end`."""
         return first <= self._last and end > self._first
 
     @property
@@ -54,6 +50,7 @@ class TraceWindow:
             jax.profiler.stop_trace()
 
     def how_to_open(self) -> str:
+        """Returns a line that says where the trace is and how to look at it."""
         return (
             f"trace of steps {self._first} to {self._last} in {self._directory}; to look at it: "
             f"pip install 'jepa_jax[trace]' and tensorboard --logdir={self._directory}, tab Profile; "
@@ -61,25 +58,17 @@ class TraceWindow:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class ShortWindow:
-    """Steps `first` up to, not including, `end`."""
-
-    first: int
-    end: int
-
-
-def short_window(start: int, epoch_end: int, kept: TraceWindow) -> ShortWindow | None:
-    """The steps to record of an epoch that goes from step `start` to `epoch_end`; around the trace that people want."""
+def short_window(start: int, epoch_end: int, kept: TraceWindow) -> range | None:
+    """Returns the steps to record of an epoch from step `start` to `epoch_end`, outside the trace that people want."""
     first = start + min(WARM_UP, max(0, epoch_end - start - LENGTH))
     end = min(first + LENGTH, epoch_end)
     if kept.overlaps(first, end):
         first, end = kept.end, min(kept.end + LENGTH, epoch_end)
-    return ShortWindow(first, end) if end > first else None
+    return range(first, end) if end > first else None
 
 
 class ShortTrace:
-    """A recording of device operations alone, in a folder that is gone afterwards."""
+    """A recording of device operations only, in a temporary folder."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -102,7 +91,7 @@ class ShortTrace:
         self._folder = folder
 
     def stop(self) -> Any:
-        """The recording as `jax.profiler.ProfileData`."""
+        """Ends the recording and returns it as `jax.profiler.ProfileData`."""
         folder, self._folder = self._folder, None
         assert folder is not None
         with folder:

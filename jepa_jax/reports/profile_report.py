@@ -5,8 +5,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jepa_jax.profiling.accounting import SECTIONS, percentages
+from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.metrics import LABELS
+from jepa_jax.profiling.sections import EpochSection
 from jepa_jax.reports import html
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.html import Section
@@ -58,7 +59,7 @@ def time_by_epoch(epochs: Sequence[Mapping[str, Any]]) -> str:
     stride = -(-len(epochs) // SHOWN_EPOCHS)
     shown = epochs[::stride]
     longest = max(epoch["seconds"] for epoch in shown)
-    used = [name for name in SECTIONS if any(epoch["sections"][name] > 0 for epoch in shown)]
+    used = [name for name in EpochSection if any(epoch["sections"][name] > 0 for epoch in shown)]
     rows = "".join(_bar(epoch, used, longest) for epoch in shown)
     legend = "".join(
         f'<span style="display:inline-flex;align-items:center;gap:6px">'
@@ -66,7 +67,7 @@ def time_by_epoch(epochs: Sequence[Mapping[str, Any]]) -> str:
         f"{html.escape(LABELS[name])}</span>"
         for name in used
     )
-    total = percentages({name: sum(epoch["sections"][name] for epoch in epochs) for name in SECTIONS})
+    total = percentages({name: sum(epoch["sections"][name] for epoch in epochs) for name in EpochSection})
     table = html.table(
         sorted(
             ([LABELS[n], f"{total[n]:.1f} %", f"{sum(e['sections'][n] for e in epochs):.2f} s"] for n in used),

@@ -1,0 +1,1 @@
+"""Training: one loop for every method, and what happens between its steps."""

@@ -34,7 +34,7 @@ from jepa_jax.profiling import memory_growth, monitor, peak
 from jepa_jax.profiling.accounting import account
 from jepa_jax.profiling.compilations import traced_flops
 from jepa_jax.profiling.device_clock import DeviceClock
-from jepa_jax.profiling.record import gpu_figures
+from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.timers import Segment
 from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints

@@ -1,33 +1,37 @@
-"""The figures of one epoch, as profile.json keeps them."""
+"""The figures of one epoch, as profile.json stores them."""
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.profiling import monitor
-from jepa_jax.profiling.accounting import OVERHEADS, SECTIONS, Spent, breakdown, percentages
+from jepa_jax.profiling.accounting import Spent, breakdown, percentages
+from jepa_jax.profiling.sections import BETWEEN_STEPS, OVERHEADS, EpochSection, Phase, Section
+
+Shares = Mapping[Phase, float]  # of the device's time, by phase
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A few steps in a row: the unit of spread when two runs are compared."""
+    """A few consecutive steps: the unit of spread when two runs are compared."""
 
     steps: int
     spent: Spent
-    batch_seconds: list[float]  # of each step, the wait for its data included
+    batch_seconds: list[float]  # of each step, including the wait for its data
 
 
 @dataclasses.dataclass(frozen=True)
 class Loading:
-    """What loaders report, summed over batches; it happens beside the loop and is no part of its time."""
+    """Seconds that loaders report, summed over batches; they overlap with the loop and are not part of its time."""
 
     batches: int = 0
     generation: float = 0.0  # making or decoding batches, in whichever process
-    supply: float = 0.0  # what the prefetch thread waited for a batch in host memory
+    supply: float = 0.0  # the prefetch thread waited for a batch in host memory
     transfer: float = 0.0  # copying batches to the device
 
-    def plus(self, info: dict[str, Any]) -> "Loading":
+    def plus(self, info: Mapping[str, Any]) -> "Loading":
+        """Returns the sums with one more batch; `info` is what the pipeline reports of it."""
         return Loading(
             self.batches + 1,
             self.generation + info["generation_seconds"],
@@ -36,29 +40,32 @@ class Loading:
         )
 
     def transfer_share(self) -> float:
-        """The part of the prefetch thread's time that goes into copying."""
+        """Returns the part of the prefetch thread's time that goes into copying."""
         together = self.supply + self.transfer
         return self.transfer / together if together > 0 else 0.0
+
+    def per_batch(self, seconds: float) -> float | None:
+        return seconds / self.batches if self.batches else None
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """One epoch; seconds unless a name says otherwise."""
+    """One epoch; times in seconds."""
 
     epoch: int
     last_step: int
     steps: int
     seconds: float
-    sections: dict[str, float]  # adds up to `seconds`
-    overheads: dict[str, float]  # the named parts of `other`
-    host: dict[str, float]  # exclusive host sections, also what the device hid
-    device_seconds: float  # the device was computing steps
-    traced: bool  # whether the device's time was split by a trace of this epoch (else by the last one, if any)
-    split: bool  # whether it could be split at all
+    sections: dict[EpochSection, float]  # add up to `seconds`
+    overheads: dict[str, float]  # the named parts of EpochSection.OTHER
+    host: dict[Section, float]  # by host section, whether or not the device was idle
+    device_seconds: float  # while the device computed steps
+    traced: bool  # a trace of this epoch split the device's time (else the last trace did, if there was one)
+    split: bool  # any trace split the device's time
     batch_seconds: float | None
     batch_seconds_std: float | None
-    generation_seconds: float | None  # a batch
-    transfer_seconds: float | None  # a batch
+    generation_seconds: float | None  # per batch
+    transfer_seconds: float | None  # per batch
     images_per_second: float | None
     mfu: float | None  # 0 to 1
     compilations: int
@@ -67,13 +74,14 @@ class EpochRecord:
     blocks: list[dict[str, Any]]
     bottlenecks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def percent(self) -> dict[str, float]:
+    def percent(self) -> dict[EpochSection, float]:
+        """Returns each section in percent of the epoch."""
         return percentages(self.sections)
 
     def loop_seconds(self) -> float:
-        """Without what happens between steps."""
-        between = ("validation_epoch", "visualization_generation", "checkpoint", "compile")
-        return self.seconds - sum(self.sections[name] for name in between) - self.overheads["profiler"]
+        """Returns the time of the epoch without what happens between steps."""
+        between = sum(self.sections[section] for section in BETWEEN_STEPS)
+        return self.seconds - between - self.overheads[Section.PROFILER]
 
 
 def make_record(
@@ -81,58 +89,55 @@ def make_record(
     epoch: int,
     last_step: int,
     blocks: Sequence[Block],
-    shares: dict[str, float] | None,
+    shares: Shares | None,
     traced: bool,
     loading: Loading,
-    counts: dict[str, int],
+    compilations: int,
     batch_size: int,
     flops_per_step: float | None,
     peak_flops: float | None,
     samples: Sequence[monitor.Sample],
 ) -> EpochRecord:
-    """Puts an epoch together from its blocks and what was seen beside them; peak_flops: a second, of all devices."""
+    """Returns the record of an epoch; `peak_flops` is per second, of all devices together."""
     spent = sum((block.spent for block in blocks), Spent())
-    steps = sum(block.steps for block in blocks)
     batch_times = [seconds for block in blocks for seconds in block.batch_seconds]
     transfer_share = loading.transfer_share()
     batch = statistics.fmean(batch_times) if batch_times else None
     flop_rate = flops_per_step / batch if flops_per_step and batch else None
+    unattributed = spent.device * (1.0 if shares is None else shares.get(Phase.OTHER, 0.0))
+    overheads = {"unattributed_device": unattributed} | {name: spent.exposed.get(name, 0.0) for name in OVERHEADS}
     return EpochRecord(
         epoch=epoch,
         last_step=last_step,
-        steps=steps,
+        steps=sum(block.steps for block in blocks),
         seconds=spent.seconds,
         sections=breakdown(spent, shares, transfer_share),
-        overheads=_overheads(spent, shares),
-        host={name: round(value, 6) for name, value in spent.host.items()},
+        overheads=overheads,
+        host={section: round(value, 6) for section, value in spent.host.items()},
         device_seconds=spent.device,
         traced=traced,
         split=shares is not None,
         batch_seconds=batch,
         batch_seconds_std=statistics.pstdev(batch_times) if batch_times else None,
-        generation_seconds=loading.generation / loading.batches if loading.batches else None,
-        transfer_seconds=loading.transfer / loading.batches if loading.batches else None,
+        generation_seconds=loading.per_batch(loading.generation),
+        transfer_seconds=loading.per_batch(loading.transfer),
         images_per_second=batch_size / batch if batch else None,
         mfu=flop_rate / peak_flops if flop_rate and peak_flops else None,
-        compilations=counts.get("compilation", 0),
+        compilations=compilations,
         system=system_figures(samples),
         gpus=gpu_figures(samples),
         blocks=[_block_row(block, shares, transfer_share) for block in blocks if block.steps],
     )
 
 
-def _overheads(spent: Spent, shares: dict[str, float] | None) -> dict[str, float]:
-    device = {"unattributed_device": spent.device * (1.0 if shares is None else shares.get("other", 0.0))}
-    return device | {name: spent.exposed.get(name, 0.0) for name in OVERHEADS}
-
-
-def _block_row(block: Block, shares: dict[str, float] | None, transfer_share: float) -> dict[str, Any]:
+def _block_row(block: Block, shares: Shares | None, transfer_share: float) -> dict[str, Any]:
     sections = breakdown(block.spent, shares, transfer_share)
-    seconds = {name: round(sections[name] / block.steps, 9) for name in SECTIONS}
+    seconds = {section: round(value / block.steps, 9) for section, value in sections.items()}
     return {"steps": block.steps, "batch_seconds": statistics.fmean(block.batch_seconds), "sections": seconds}
 
 
 def system_figures(samples: Sequence[monitor.Sample]) -> dict[str, float | None]:
+    """Returns processor and memory use over the samples of an epoch."""
     return {
         "cpu_percent": monitor.mean(samples, "cpu_percent"),
         "process_cpu_percent": monitor.mean(samples, "process_cpu_percent"),
@@ -144,7 +149,7 @@ def system_figures(samples: Sequence[monitor.Sample]) -> dict[str, float | None]
 
 
 def gpu_figures(samples: Sequence[monitor.Sample]) -> list[dict[str, float | None]]:
-    """Of each GPU over an epoch; memory is the allocator's where it tells, else NVML's."""
+    """Returns the figures of each GPU over an epoch; memory is the allocator's if known, else NVML's."""
     figures = []
     for index in range(max((len(sample["gpus"]) for sample in samples), default=0)):
         seen = monitor.gpu_samples(samples, index)
@@ -153,6 +158,7 @@ def gpu_figures(samples: Sequence[monitor.Sample]) -> list[dict[str, float | Non
         peak = monitor.largest(seen, "allocated_peak_gb") if allocated else monitor.largest(seen, used)
         size = monitor.latest(seen, limit)
         now = monitor.mean(seen, used)
+        means = ("utilization", "temperature_c", "power_watts", "clock_mhz", "throttled")
         figures.append(
             {
                 "memory_gb": now,
@@ -160,10 +166,7 @@ def gpu_figures(samples: Sequence[monitor.Sample]) -> list[dict[str, float | Non
                 "memory_limit_gb": size,
                 "memory_percent": 100 * now / size if now is not None and size else None,
                 "memory_pressure": min(peak / size, 1.0) if peak is not None and size else None,
-                **{
-                    name: monitor.mean(seen, name)
-                    for name in ("utilization", "temperature_c", "power_watts", "clock_mhz", "throttled")
-                },
+                **{name: monitor.mean(seen, name) for name in means},
                 "max_clock_mhz": monitor.latest(seen, "max_clock_mhz"),
             }
         )

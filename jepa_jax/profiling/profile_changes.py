@@ -1,8 +1,8 @@
-"""Two profiles side by side: which section changed, by how much, and whether that is more than noise.
+"""Compares two profiles: which section changed, by how much, and whether that is more than noise.
 
-Steps are compared in blocks (a quarter of an epoch each), what happens once an epoch by epochs. The interval is Welch's
-t interval of the difference of means. It is made wider for values that follow the one before them (a machine has slow
-minutes), and for the number of sections looked at (Bonferroni): of twenty pairs of equal runs, one is told apart.
+Steps are compared in blocks of a quarter of an epoch, what happens once per epoch by epochs. The interval is Welch's t
+interval of the difference of means, widened for autocorrelated values (a machine has slow minutes) and for the number
+of sections compared (Bonferroni), so that 1 in 20 pairs of equal runs differs.
 """
 
 import dataclasses
@@ -14,19 +14,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.profiling.sections import EpochSection
 
 CONFIDENCE = 0.95
-# Sections that happen between steps: seconds an epoch, one value an epoch.
-PER_EPOCH = ("validation_epoch", "visualization_generation", "checkpoint")
+# Sections that happen between steps: one value per epoch.
+PER_EPOCH = (EpochSection.VALIDATION_EPOCH, EpochSection.VISUALIZATION_GENERATION, EpochSection.CHECKPOINT)
 TOTALS = ("batch_seconds", "epoch_seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Seconds of a section (a step, or an epoch for what happens once an epoch) in A and B."""
+    """Seconds of a section in A and B, per step or per epoch."""
 
     section: str
-    unit: str
+    per: str  # step or epoch
     a: float
     b: float
     low: float  # of the interval of b - a
@@ -39,7 +40,7 @@ class Change:
 
     @property
     def real(self) -> bool:
-        """More than noise: the interval leaves 0 out."""
+        """Whether the change is more than noise: the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
     def verdict(self) -> str:
@@ -49,7 +50,7 @@ class Change:
 
 
 def read_profile(path: str | pathlib.Path) -> dict[str, Any]:
-    """The profile.json of a run's folder, or the file itself."""
+    """Returns the profile of a run's folder, or of the file itself."""
     path = pathlib.Path(path)
     file = path / "profile.json" if path.is_dir() else path
     try:
@@ -64,7 +65,7 @@ def read_profile(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def compare_profiles(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    """Every section that took time in either, largest change first; the totals before them."""
+    """Returns the totals, then every section that took time in either profile, largest change first."""
     one, two = samples_of(a), samples_of(b)
     names = [name for name in one if any(one[name]) or any(two.get(name, ()))]
     level = 1 - (1 - CONFIDENCE) / max(len(names), 1)
@@ -75,7 +76,7 @@ def compare_profiles(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]
 
 
 def samples_of(profile: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Values of each section; the first block of a run is its warm-up and left out where there are others."""
+    """Returns the values of each section; leaves out the first block, a warm-up, if there are enough others."""
     epochs = [epoch for epoch in profile["epochs"] if epoch["blocks"]]
     blocks = [block for epoch in epochs for block in epoch["blocks"]]
     blocks = blocks[1:] if len(blocks) > 3 else blocks
@@ -93,11 +94,11 @@ def samples_of(profile: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def difference(section: str, a: Sequence[float], b: Sequence[float], level: float) -> Change:
-    """Welch's t interval of mean(b) - mean(a); without an end where there are fewer than two values."""
-    unit = "an epoch" if section in (*PER_EPOCH, "epoch_seconds", "compile") else "a step"
+    """Returns Welch's t interval of mean(b) - mean(a); infinite with fewer than two values."""
+    per = "epoch" if section in (*PER_EPOCH, "epoch_seconds", "compile") else "step"
     mean_a, mean_b = (statistics.fmean(values) if values else 0.0 for values in (a, b))
     if min(len(a), len(b)) < 2:
-        return Change(section, unit, mean_a, mean_b, -math.inf, math.inf, (len(a), len(b)))
+        return Change(section, per, mean_a, mean_b, -math.inf, math.inf, (len(a), len(b)))
     from scipy import stats
 
     sizes = [effective_size(values) for values in (a, b)]
@@ -107,11 +108,11 @@ def difference(section: str, a: Sequence[float], b: Sequence[float], level: floa
         freedom = sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
         half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     shift = mean_b - mean_a
-    return Change(section, unit, mean_a, mean_b, shift - half, shift + half, (len(a), len(b)))
+    return Change(section, per, mean_a, mean_b, shift - half, shift + half, (len(a), len(b)))
 
 
 def effective_size(values: Sequence[float]) -> float:
-    """How many independent values are worth as much: fewer where each follows the one before it."""
+    """Returns the number of independent values that tell as much as these autocorrelated ones."""
     n, mean = len(values), statistics.fmean(values)
     spread = sum((value - mean) ** 2 for value in values)
     if n < 4 or spread == 0:
@@ -121,28 +122,28 @@ def effective_size(values: Sequence[float]) -> float:
     return max(2.0, n * (1 - correlation) / (1 + correlation))
 
 
-def table(changes: Sequence[Change]) -> list[str]:
-    """Lines for the terminal."""
+def changes_table(changes: Sequence[Change]) -> list[str]:
+    """Returns lines for the terminal."""
     lines = [f"{'section':<26}{'A':>12}{'B':>12}{'change':>12}   {'95 % interval':<27}"]
     for change in changes:
         relative = f"{100 * change.difference / change.a:+.1f} %" if change.a > 0 else "new"
         interval = "-" if math.isinf(change.high) else f"{1e3 * change.low:+.2f} .. {1e3 * change.high:+.2f} ms"
         lines.append(
             f"{change.section:<26}{1e3 * change.a:>9.2f} ms{1e3 * change.b:>9.2f} ms{relative:>12}   {interval:<27}"
-            f"{change.unit}, {change.verdict()}"
+            f"per {change.per}, {change.verdict()}"
         )
     return lines
 
 
-def as_json(changes: Sequence[Change]) -> dict[str, Any]:
-    """What the script prints as its last line; an interval without ends is null."""
+def changes_json(changes: Sequence[Change]) -> dict[str, Any]:
+    """Returns the changes for JSON; an infinite interval is null."""
     rows = {
         change.section: {
             "a_seconds": change.a,
             "b_seconds": change.b,
             "change_seconds": change.difference,
             "interval": None if math.isinf(change.high) else [change.low, change.high],
-            "per": change.unit.split()[1],
+            "per": change.per,
             "values": list(change.n),
             "verdict": change.verdict(),
         }

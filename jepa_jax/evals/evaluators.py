@@ -1,0 +1,275 @@
+"""Evaluators: what a run measures of its model before training, after epochs and at the end.
+
+A method names its evaluators; the training loop knows them only through `Evaluator`.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jepa_jax.base.classes import find_class
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import Source
+from jepa_jax.evals.calibration import calibrated
+from jepa_jax.evals.collapse import collapse_warning, feature_spread
+from jepa_jax.evals.feature_quality import lidar
+from jepa_jax.evals.features import MemoryCache, Split, ignore
+from jepa_jax.evals.inference import EncoderFunctions
+from jepa_jax.evals.knn import knn_accuracy
+from jepa_jax.evals.linear_probe import FITS, linear_probe, top1
+from jepa_jax.evals.sources import OnSkipped, first
+from jepa_jax.evals.trained_encoder import FrozenEncoder
+from jepa_jax.program.build import Program
+from jepa_jax.program.step import TrainState, evaluated_variables
+
+EVALUATORS = {
+    "classification": "jepa_jax.evals.evaluators:Classification",
+    "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
+}
+UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
+WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
+SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch
+LIDAR_IMAGES, LIDAR_VIEWS = 500, 10
+
+Figures = dict[str, Any]  # by name: a number, or None for what the data does not allow to measure
+
+
+class Stage(enum.Enum):
+    """Parts of a run."""
+
+    UNTRAINED = "untrained"
+    EPOCH = "epoch"
+    FINAL = "final"
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A point of a run at which evaluators may be due: before its first step, after an epoch, or at its end."""
+
+    stage: Stage
+    step: int
+    epoch: int  # completed epochs
+
+    def ends(self, every_epochs: int) -> bool:
+        """Returns whether this is the end of an epoch whose number `every_epochs` divides; 0 never does."""
+        return self.stage == Stage.EPOCH and every_epochs > 0 and self.epoch % every_epochs == 0
+
+
+class Progress(Protocol):
+    """Where evaluators report their progress. Both calls may raise `Interrupted`."""
+
+    def start(self, what: str, total: int, /) -> None: ...
+
+    def advance(self, amount: int, /) -> None: ...
+
+
+class NoProgress:
+    """Default progress; shows nothing."""
+
+    def start(self, what: str, total: int, /) -> None: ...
+
+    def advance(self, amount: int, /) -> None: ...
+
+
+class EvaluationContext:
+    """What evaluators are made from.
+
+    Attributes:
+      config: the config of the run.
+      program: its method, model structure and mesh.
+      train, test: its data, or the part of it that is evaluated.
+      progress: see `Progress`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        program: Program,
+        sources: tuple[Source, Source],
+        *,
+        progress: Progress | None = None,
+        on_skipped: OnSkipped = lambda names: None,
+    ):
+        self.config, self.program = config, program
+        self.progress: Progress = progress or NoProgress()
+        smoke = program.length.total_steps < program.length.steps_per_epoch
+        limit = config.eval.max_images or (SMOKE_IMAGES if smoke else 0)
+        self.train, self.test = (first(source, limit, on_skipped) for source in sources)
+        self._functions = EncoderFunctions(program)
+        self._newest: tuple[TrainState, int, FrozenEncoder] | None = None
+
+    def encoder(self, state: TrainState, calibration_images: int) -> FrozenEncoder:
+        """Returns the encoder of a state with calibrated statistics, and remembers it and its features."""
+        if self._newest is None or self._newest[0] is not state or self._newest[1] != calibration_images:
+            params, stats = self.calibrated(state, calibration_images, self.progress.advance)
+            cache = MemoryCache()
+            encoder = FrozenEncoder(self.config, self._functions, params, stats, self.train, self.test, cache)
+            self._newest = state, calibration_images, encoder
+        return self._newest[2]
+
+    def forget(self) -> None:
+        """Frees the encoder; the next training step reuses the memory of its state."""
+        self._newest = None
+
+    def calibrated(self, state: TrainState, images: int, on_images: Callable[[int], None] = ignore) -> tuple[Any, Any]:
+        """Returns params and stats that evaluations read, with batch statistics of unaugmented images."""
+        if images:
+            self.progress.start("batch statistics", images)
+        variables, size = evaluated_variables(state, self.config.eval.weights), self.config.eval.batch_size
+        return calibrated(
+            self._functions, variables, self.train, num_images=images, batch_size=size, on_images=on_images
+        )
+
+    def calibrated_state(self, state: TrainState) -> TrainState:
+        """Returns the state to keep at the end of a run: the evaluated weights have calibrated statistics."""
+        _, stats = self.calibrated(state, self.config.eval.calibration_images)
+        if self.config.eval.weights == "online":
+            return dataclasses.replace(state, stats=stats)
+        return dataclasses.replace(state, target_stats={name: stats[name] for name in state.target_stats})
+
+
+class Evaluator:
+    """Base class of evaluators; a user's own may be named "package.module:Class".
+
+    Attributes:
+      group: of its figures in the metrics.
+      logs_untrained: whether its figures before training are the first of that series.
+    """
+
+    group = "eval"
+    logs_untrained = False
+
+    def __init__(self, context: EvaluationContext):
+        self.context = context
+
+    def due(self, moment: Moment) -> bool:
+        """Returns whether to evaluate at this moment."""
+        raise NotImplementedError
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        """Returns figures by name; those of the final stage go to summary.json."""
+        raise NotImplementedError
+
+    def in_words(self, figures: Figures) -> str:
+        """Returns a few words for the terminal; "" for none."""
+        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+
+    def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
+        """Returns what is wrong with a model that has these figures, compared with those before training, if known."""
+        return None
+
+
+def build_evaluators(context: EvaluationContext) -> dict[str, Evaluator]:
+    """Returns the evaluators that the method of a run names."""
+    names: Sequence[str] = context.program.method.evaluators
+    return {name: find_class("method.evaluators", name, EVALUATORS)(context) for name in names}
+
+
+class Classification(Evaluator):
+    """Accuracies of a linear probe and of k-NN on frozen features, and of the probe that is trained along; in percent.
+
+    Features never see augmentation. Without labels everything but the feature dimension is None.
+    """
+
+    WORDS = {"probe_accuracy": "linear probe", "online_probe_accuracy": "online probe", "knn_accuracy": "k-NN"}
+
+    def due(self, moment: Moment) -> bool:
+        config, labelled = self.context.config.eval, bool(self.context.train.classes)
+        if moment.stage == Stage.EPOCH:
+            return labelled and (moment.ends(config.every_epochs) or moment.ends(config.knn_every_epochs))
+        return moment.stage == Stage.FINAL or (labelled and config.untrained)
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        config, progress = self.context.config.eval, self.context.progress
+        if moment.stage == Stage.UNTRAINED:
+            encoder = self.context.encoder(state, config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
+            train, test = self._features(encoder, "untrained")
+            probe, knn = self._probe(train, test), self._knn(train, test)
+            return {"untrained_probe_accuracy": probe, "untrained_knn_accuracy": knn}
+        if moment.stage == Stage.FINAL:  # its statistics are calibrated
+            return self._final(state)
+        encoder = self.context.encoder(state, config.calibration_images)
+        progress.start("test", len(encoder.test))
+        test = encoder.test_features(on_images=progress.advance)
+        figures = {"online_probe_accuracy": self._online(state, test)}
+        if moment.ends(config.knn_every_epochs):
+            progress.start("k-NN", len(encoder.train))
+            figures["knn_accuracy"] = self._knn(encoder.train_features(on_images=progress.advance), test)
+        return figures
+
+    def _final(self, state: TrainState) -> Figures:
+        train, test = self._features(self.context.encoder(state, 0), "linear probe")
+        labelled = bool(self.context.train.classes)
+        return {
+            "probe_accuracy": self._probe(train, test) if labelled else None,
+            "knn_accuracy": self._knn(train, test) if labelled else None,
+            "online_probe_accuracy": self._online(state, test) if labelled else None,
+            "feature_dim": train.features.shape[1],
+            "probe_train_images": len(train.labels) if labelled else None,
+            "probe_test_images": len(test.labels) if labelled else None,
+        }
+
+    def _features(self, encoder: FrozenEncoder, what: str) -> tuple[Split, Split]:
+        self.context.progress.start(what, len(encoder.train) + len(encoder.test))
+        return encoder.features(on_images=self.context.progress.advance)
+
+    def _probe(self, train: Split, test: Split) -> float:
+        self.context.progress.start("fits of the linear probe", FITS)
+        return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance).accuracy
+
+    def _knn(self, train: Split, test: Split) -> float:
+        config, progress = self.context.config.eval, self.context.progress
+        progress.start("votes of k-NN", len(test.labels))
+        return knn_accuracy(
+            train,
+            test,
+            len(self.context.train.classes),
+            k=config.knn_k,
+            temperature=config.knn_temperature,
+            on_images=progress.advance,
+        )
+
+    def _online(self, state: TrainState, test: Split) -> float:
+        return top1(jax.device_get(state.params["probe"]), test.features, test.labels)
+
+    def in_words(self, figures: Figures) -> str:
+        named = {self.WORDS[name.removeprefix("untrained_")]: value for name, value in figures.items()}
+        return "  ".join(f"{words} {value:.1f} %" for words, value in named.items())
+
+
+class CollapseWatch(Evaluator):
+    """How far features spread, which needs no labels.
+
+    Looks at features before their last normalisation; at the end also at LiDAR, of features as they are used.
+    """
+
+    group = "collapse"
+    logs_untrained = True
+
+    def due(self, moment: Moment) -> bool:
+        return True
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        final, progress = moment.stage == Stage.FINAL, self.context.progress
+        encoder = self.context.encoder(state, 0 if final else self.context.config.eval.calibration_images)
+        progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
+        spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
+        if not final:
+            return spread
+        return {"effective_rank": spread["effective_rank"], "lidar": self._lidar(encoder)}
+
+    def _lidar(self, encoder: FrozenEncoder) -> float | None:
+        if "image" not in encoder.test.spec or not self.context.config.data.augment.is_random:
+            return None
+        images = min(LIDAR_IMAGES, len(encoder.test))
+        self.context.progress.start("LiDAR", images * LIDAR_VIEWS)
+        return lidar(encoder.view_features(0, images, LIDAR_VIEWS, self.context.progress.advance))
+
+    def in_words(self, figures: Figures) -> str:
+        return ""
+
+    def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
+        return collapse_warning(figures, untrained)

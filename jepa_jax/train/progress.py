@@ -1,0 +1,37 @@
+"""How far a run is: everything that a checkpoint holds."""
+
+import dataclasses
+from typing import Any
+
+from jepa_jax.program.step import TrainState
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a checkpoint holds besides the state; JSON.
+
+    Attributes:
+      wall_seconds, cpu_seconds: that the run has used, in all its sessions.
+      images_per_sec: of the newest session.
+      skipped_images: names of unreadable images.
+      done: the step after which each action was last done.
+      untrained: figures of each evaluator before training.
+      warnings: what each evaluator found wrong at its last run, if anything.
+    """
+
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    images_per_sec: float | None = None
+    skipped_images: list[str] = dataclasses.field(default_factory=list)
+    done: dict[str, int] = dataclasses.field(default_factory=dict)
+    untrained: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    warnings: dict[str, str | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Loop:
+    """The position of a run; `step` counts the dispatched steps, of which `state` is the result."""
+
+    step: int
+    state: TrainState
+    progress: Progress

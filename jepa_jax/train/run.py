@@ -1,0 +1,83 @@
+"""Training from a config to a summary."""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from jepa_jax.base.console import Console, QuietConsole
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import write_json
+from jepa_jax.base.signals import signals_raise
+from jepa_jax.config.groups import Config
+from jepa_jax.data.pictures import save_views
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.memory import is_out_of_memory
+from jepa_jax.runtime.provenance import environment, unused_gpu
+from jepa_jax.train.loop import train_loop
+from jepa_jax.train.session import Session
+from jepa_jax.train.setup import NO_HOOKS, Hooks, Run, prepare
+
+
+def train(
+    config: Config,
+    workdir: str | pathlib.Path,
+    *,
+    resume: str = "auto",
+    console: Console | None = None,
+    hooks: Hooks = NO_HOOKS,
+) -> dict[str, Any]:
+    """Trains a config in `workdir`, from its newest checkpoint if there is one; returns the summary.
+
+    Args:
+      resume: "auto"; "never" refuses a folder that holds a run; "must" refuses one without a checkpoint.
+      console: where progress goes; by default only warnings are shown.
+      hooks: what to do besides training.
+
+    Raises:
+      UserError: something to fix. A run that is refused creates no folder.
+      Diverged: the loss became NaN or infinite, or (Collapsed) all features became alike.
+      Interrupted: SIGINT or SIGTERM; the last step is in a checkpoint.
+    """
+    folder, console = Workdir(workdir), console or QuietConsole()
+    folder.check(config.to_dict(), resume)
+    summary = folder.read_summary()
+    if summary and summary["status"] == "finished":
+        console.line(f"{folder.path}: finished already; nothing to do")
+        if not folder.report.exists():
+            hooks.write_report(folder.path)
+        return summary
+    with signals_raise():
+        run = prepare(config, folder, console, hooks)
+        hooks.check_memory(config, run.program, run.facts, console)
+        start_folder(run)
+    try:
+        with Session(run) as session:
+            return train_loop(run, session)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = hooks.explain_out_of_memory(config, run.program, run.facts, console)
+        general = "memory is used up; use a smaller batch, config.train.remat=full or more config.train.accum_steps"
+        raise UserError(advice or f"config.data.batch_size = {config.data.batch_size}: {general}") from error
+
+
+def start_folder(run: Run) -> None:
+    """Says what the run is, and writes its config, its environment and a picture of what the method sees."""
+    for line in run.in_words():
+        run.console.line(line)
+    if unused := unused_gpu():
+        run.console.warn(unused)
+    if jax.process_index() != 0:
+        return
+    run.folder.create()
+    write_json(run.folder.config, run.config.to_dict())
+    write_json(run.folder.environment, environment())
+    pictured = run.first_elements(0)
+    views = (
+        None if run.folder.views.exists() else jax.jit(run.program.method.example_views)(pictured, jax.random.key(0))
+    )
+    if views is not None:
+        augment = run.config.data.augment
+        save_views(run.folder.views, pictured["image"], np.asarray(views), augment.mean, augment.std)

@@ -1,0 +1,121 @@
+"""Prepares a run: opens its data and builds its program, so that what is wrong is known before anything is written."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jepa_jax.base.console import Console
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import Source
+from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.pipeline import TrainBatches, train_batches
+from jepa_jax.data.sources import open_splits
+from jepa_jax.program.build import Length, Program, build_program, initial_sample
+from jepa_jax.program.describe import count, fixed_parameters
+from jepa_jax.program.step import TrainState
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.mesh import batch_sharding, check_batch
+from jepa_jax.runtime.start import setup
+
+PICTURED = 8  # elements of a split that pictures show
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What higher layers add to a run; by default nothing.
+
+    Attributes:
+      check_memory: called before anything is compiled; may warn that the step will not fit.
+      explain_out_of_memory: called when memory ran out; returns what to tell the user, or "" for general advice.
+      write_report: called with the folder of a run when it ends, for whatever reason.
+    """
+
+    check_memory: Callable[[Config, Program, DataFacts, Console], object] = lambda *_: None
+    explain_out_of_memory: Callable[[Config, Program, DataFacts, Console], str] = lambda *_: ""
+    write_report: Callable[[pathlib.Path], object] = lambda *_: None
+
+
+NO_HOOKS = Hooks()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is trained, on which data, and where it is kept."""
+
+    config: Config
+    folder: Workdir
+    program: Program
+    sources: tuple[Source, Source]  # train and test split
+    sample: Mapping[str, np.ndarray]  # a batch that the method may look at to initialise itself
+    console: Console
+    hooks: Hooks
+
+    @property
+    def length(self) -> Length:
+        return self.program.length
+
+    @property
+    def facts(self) -> DataFacts:
+        train = self.sources[0]
+        return DataFacts(len(train), len(train.classes), train.spec)
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step."""
+        return self.program.factory.create(self.config.train.seed, self.sample)
+
+    def first_elements(self, split: int, count: int = PICTURED) -> dict[str, np.ndarray]:
+        """Returns the first elements of a split (0 = train, 1 = test)."""
+        source = self.sources[split]
+        elements = source.batch(np.arange(min(count, len(source))))
+        return {name: elements[name] for name in source.spec}
+
+    def batches(self, start_step: int) -> TrainBatches:
+        """Returns the training batches from a step on; nothing is loaded before the first one is asked for."""
+        return train_batches(
+            self.config.data,
+            self.sources[0],
+            seed=self.config.train.seed,
+            sharding=batch_sharding(self.program.mesh),
+            start_step=start_step,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def in_words(self) -> list[str]:
+        """Returns lines that say what this run is."""
+        config, length, state = self.config, self.length, self.program.factory.abstract
+        trainable = count(state.params["model"])
+        total = trainable + count(state.target) + fixed_parameters(self.program)
+        epochs = length.total_steps / length.steps_per_epoch
+        devices = jax.devices()
+        processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        train, test = self.sources
+        labels = f"{len(train.classes)} classes" if train.classes else "no labels"
+        return [
+            f"method   {config.method.name}",
+            f"encoder  {config.model.name}: {total:,} parameters, {trainable:,} trainable",
+            f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
+            f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
+            f"data     {config.data.source}: {len(train):,} train and {len(test):,} test images, {labels}",
+        ]
+
+
+def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> Run:
+    """Opens the data and builds the program of a run; writes and compiles nothing.
+
+    Raises:
+      UserError: the data is not there, or config, data and devices do not fit together.
+    """
+    mesh = setup(config)
+    check_batch(config, mesh)
+    sources = open_splits(config.data)
+    sample = initial_sample(sources[0])
+    size: dict[str, Any] = {"num_train": len(sources[0]), "num_classes": len(sources[0].classes)}
+    program = build_program(config, **size, sample=sample, mesh=mesh)
+    run = Run(config, folder, program, sources, sample, console, hooks)
+    run.batches(0).close()  # refuses data that the pipeline cannot hold
+    return run
