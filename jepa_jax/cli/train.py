@@ -43,9 +43,13 @@ def run_train(arguments: argparse.Namespace, console: Console) -> Result:
 
 def train_with_report(config: Any, workdir: str | pathlib.Path, *, resume: str, console: Console) -> dict[str, Any]:
     """Trains with everything that rooms above `train` add: the memory check of the planner and the report."""
-    from jepa_jax.train.loop import train
+    from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
+    from jepa_jax.reports.run_report import write_report
+    from jepa_jax.train.run import train
+    from jepa_jax.train.setup import Hooks
 
-    return train(config, workdir, resume=resume, console=console)
+    hooks = Hooks(check_memory, explain_out_of_memory, write_report)
+    return train(config, workdir, resume=resume, console=console, hooks=hooks)
 
 
 TRAIN = Command("train", __doc__, add_flags, run_train)
