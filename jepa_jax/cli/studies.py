@@ -50,14 +50,14 @@ def add_tradeoff_flags(parser: Parser) -> None:
 
 def search_rates(arguments: argparse.Namespace, console: Console) -> Result:
     lrs = parse_numbers("lrs", arguments.lrs)
-    return run_study("lr_search", arguments, lrs, [arguments.epochs], fixed={"epochs": arguments.epochs})
+    return train_many("lr_search", arguments, lrs, [arguments.epochs], fixed={"epochs": arguments.epochs})
 
 
 def compare_epochs(arguments: argparse.Namespace, console: Console) -> Result:
-    return run_study("epoch_tradeoff", arguments, [None], parse_numbers("epochs", arguments.epochs, int, smallest=1))
+    return train_many("epoch_tradeoff", arguments, [None], parse_numbers("epochs", arguments.epochs, int, smallest=1))
 
 
-def run_study(
+def train_many(
     kind: str,
     arguments: argparse.Namespace,
     lrs: Sequence[float | None],
@@ -65,8 +65,10 @@ def run_study(
     fixed: Mapping[str, Any] = {},
 ) -> Result:
     """Trains every combination of rate, number of epochs and seed."""
-    from jepa_jax.studies.study import Study, plan_runs, warmup_share
-    from jepa_jax.studies.study_execution import conduct
+    from jepa_jax.reports import study_report
+    from jepa_jax.studies.findings import find
+    from jepa_jax.studies.rows import StudyRow
+    from jepa_jax.studies.study import Study, plan_runs, run_study, warmup_share
 
     overrides = override_flags(arguments)
     study = Study(
@@ -79,8 +81,17 @@ def run_study(
     )
     seeds = parse_numbers("seeds", arguments.seeds, int)
     runs = plan_runs(lrs, epochs, seeds, warmup_share(arguments.config, overrides))
-    code, result, table = conduct(study, runs, timeout=arguments.timeout, resume=arguments.resume)
-    return Result([result], table, code)
+
+    def write_tables(rows: list[StudyRow]) -> None:
+        study_report.write_tables(study, rows, find(kind, rows))
+
+    code, rows = run_study(study, runs, timeout=arguments.timeout, resume=arguments.resume, on_rows=write_tables)
+    write_tables(rows)
+    if rows:
+        study_report.write_plot(study, rows)
+    found = find(kind, rows)
+    facts = found.facts | {"results": str(study.output_dir / "results.json"), "exit_code": code}
+    return Result([facts], study_report.markdown(study, rows, found), code)
 
 
 LR_SEARCH = Command("lr-search", ABOUT_LR_SEARCH, add_lr_flags, search_rates)

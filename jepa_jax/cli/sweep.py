@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_toml
+from jepa_jax.base.files import read_toml, write_atomically
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from, config_name
 
@@ -66,9 +66,10 @@ def study_flags(parser: Parser, path: str) -> list[str]:
             for key, value in entries.items()]  # fmt: skip
 
 
-def run_sweep(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.sweep import conduct
-    from jepa_jax.tuning.sweep_settings import Sweep, grid_values
+def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.reports import sweep_report
+    from jepa_jax.tuning.settings import grid_values
+    from jepa_jax.tuning.sweep import Sweep, run_sweep, summarise
 
     config = config_from(arguments)
     sweep = Sweep(
@@ -82,15 +83,19 @@ def run_sweep(arguments: argparse.Namespace, console: Console) -> Result:
         use_dummy_data=arguments.use_dummy_data,
         gpu_index=arguments.gpu_index,
     )
-    code, result, text = conduct(
+    code, document = run_sweep(
         sweep,
         time_limit=arguments.time_limit,
         resume=arguments.resume,
         retry_failed=arguments.retry_failed,
-        fixed_effective_batch=arguments.fixed_effective_batch,
+        fixed_batch=arguments.fixed_effective_batch,
     )
-    return Result([result], text, code)
+    sweep_report.write_html(document, sweep.output.with_suffix(".html"))
+    table = sweep_report.markdown_table(document["rows"]).strip()
+    write_atomically(sweep.output.with_suffix(".md"), table + "\n")
+    text = "\n".join([table, "", *document["conclusion"]["text"]])
+    return Result([summarise(sweep, document, code)], text, code)
 
 
-SWEEP = Command("sweep", __doc__, add_flags, run_sweep, expand_study)
+SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand_study)
 main = SWEEP.main

@@ -34,9 +34,9 @@ def add_flags(parser: Parser) -> None:
 def run_train(arguments: argparse.Namespace, console: Console) -> Result:
     config = config_from(arguments)
     if arguments.tuned:
-        from jepa_jax.tuning.tuned import use_tuned
+        from jepa_jax.tuning.tuned_file import use_tuned
 
-        use_tuned(config, arguments.tuned, arguments.overrides, console)
+        config = use_tuned(config, arguments.tuned, arguments.overrides, console)
     summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
     return Result([summary], summary_text(summary, arguments.workdir))
 

@@ -45,9 +45,10 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.tune_command import Options, tune
+    from jepa_jax.reports import sweep_report
+    from jepa_jax.tuning.tune import TuneOptions, tune
 
-    options = Options(
+    options = TuneOptions(
         output_dir=pathlib.Path(arguments.output_dir).expanduser(),
         budget=arguments.budget,
         values={name: getattr(arguments, name) for name in LISTS},
@@ -59,7 +60,8 @@ def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
         resume=arguments.resume,
         config_name=config_name(arguments),
     )
-    code, result = tune(config_from(arguments), options, console)
+    code, result, document = tune(config_from(arguments), options, console)
+    sweep_report.write_html(document, result["html"])
     return Result([result], "", code)
 
 
