@@ -5,6 +5,7 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 
+GIB = 2**30
 LARGEST = 1e100  # larger values count as infinite, so that the arithmetic of chart axes cannot overflow
 
 
@@ -32,6 +33,7 @@ def short(value: Any, digits: int = 4) -> str:
 
 
 def percent(value: Any) -> str:
+    """Returns a percentage with one decimal: 71.3 %."""
     value = number(value)
     return "–" if value is None else f"{value:.1f} %"
 
@@ -47,6 +49,18 @@ def duration(seconds: Any) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def gib(num_bytes: Any) -> str:
+    """Returns a size in GiB: 1,023.50 GiB."""
+    num_bytes = number(num_bytes)
+    return "–" if num_bytes is None else f"{num_bytes / GIB:,.2f} GiB"
+
+
+def data_size(num_bytes: Any) -> str:
+    """Returns a size in GiB, or in MiB if it is smaller than one GiB: 1.50 GiB · 12 MiB."""
+    num_bytes = number(num_bytes)
+    return gib(num_bytes) if num_bytes is None or num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.0) -> list:

@@ -12,7 +12,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.cli.flags import Parser
-from jepa_jax.runtime.platforms import leave_out_absent_gpus
+from jepa_jax.runtime.platforms import import_jax
 
 PROGRAM = "jepa-jax"
 CHATTY_LOGGERS = ("absl", "jax", "orbax")  # only their errors are shown
@@ -44,6 +44,7 @@ class Command:
         add_flags: declares its flags.
         run: does the work.
         expand: changes the command line before it is parsed, e.g. replaces a flag by those of a file.
+        uses_jax: whether jax is imported before it runs; without it a command answers at once.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Command:
     add_flags: Callable[[Parser], None]
     run: Callable[[argparse.Namespace, Console], Result]
     expand: Callable[[Parser, Sequence[str]], Sequence[str]] = lambda parser, argv: argv
+    uses_jax: bool = True
 
     @property
     def summary(self) -> str:
@@ -66,7 +68,8 @@ class Command:
         console = Console()
         try:
             arguments = self.parse(sys.argv[1:] if argv is None else argv)
-            leave_out_absent_gpus()
+            if self.uses_jax:
+                import_jax()
             result = self.run(arguments, console)
         except Interrupted as stop:
             return stop.exit_code

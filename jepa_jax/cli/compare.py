@@ -16,11 +16,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def compare_runs(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.reports.comparison import compare, table_text
+    from jepa_jax.reports.comparison_page import comparison_text, write_comparison
 
-    result = compare(arguments.workdirs, arguments.output)
+    result = write_comparison(arguments.workdirs, arguments.output)
     differing = ", ".join(result["differing_keys"]) or "nothing"
-    return Result([result], f"{table_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
+    return Result([result], f"{comparison_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
 
 
 COMPARE = Command("compare", __doc__, add_flags, compare_runs)

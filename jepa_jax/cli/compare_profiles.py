@@ -24,5 +24,5 @@ def run_compare_profiles(arguments: argparse.Namespace, console: Console) -> Res
     return Result([as_json(changes)], "\n".join(table(changes)))
 
 
-COMPARE_PROFILES = Command("compare-profiles", __doc__, add_flags, run_compare_profiles)
+COMPARE_PROFILES = Command("compare-profiles", __doc__, add_flags, run_compare_profiles, uses_jax=False)
 main = COMPARE_PROFILES.main

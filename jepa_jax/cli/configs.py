@@ -34,5 +34,5 @@ def print_reference(arguments: argparse.Namespace, console: Console) -> Result:
     return Result([], config_reference())
 
 
-CONFIGS = Command("configs", ABOUT_CONFIGS, add_no_flags, list_configs)
+CONFIGS = Command("configs", ABOUT_CONFIGS, add_no_flags, list_configs, uses_jax=False)
 REFERENCE = Command("reference", ABOUT_REFERENCE, add_no_flags, print_reference)

@@ -22,11 +22,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.cli.evaluation import evaluate, without_large_parts
+    from jepa_jax.evals.evaluate import evaluate, without_large_parts
     from jepa_jax.evals.protocols import Limits
-    from jepa_jax.reports.evaluation_page import table_markdown
+    from jepa_jax.reports.evaluation_page import evaluation_markdown, write_evaluation
 
-    record = evaluate(
+    evaluation = evaluate(
         arguments.workdir,
         protocols=arguments.protocols,
         levels=arguments.levels,
@@ -34,7 +34,9 @@ def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
         limits=Limits(fine_tune_epochs=arguments.fine_tune_epochs, fine_tune_images=arguments.fine_tune_images),
         console=console,
     )
-    text = f"{table_markdown(record)}\n{record['seconds']:.0f} s; page: {arguments.workdir}/eval/eval.html"
+    write_evaluation(evaluation)
+    record = evaluation.record
+    text = f"{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {arguments.workdir}/eval/eval.html"
     return Result([without_large_parts(record)], text)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
-from jepa_jax.base.files import write_atomically, write_json
+from jepa_jax.base.files import write_json
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from, config_name
@@ -49,15 +49,15 @@ def add_flags(parser: Parser) -> None:
 def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     if not (arguments.check and platforms.has_nvidia_driver()):
         platforms.prepare_to_plan()
-    with platforms.without_driver_remarks():
-        import jax  # noqa: F401
 
-    from jepa_jax.planning.plan_command import Options, make_plans
-    from jepa_jax.reports.plan_report import fits_everywhere, plan_json, plan_lines, plans_page
+    from jepa_jax.planning.plan_command import PlanOptions, make_plans
+    from jepa_jax.planning.plan_text import plan_json, plan_lines
+    from jepa_jax.reports.page import write_page
+    from jepa_jax.reports.plan_page import plan_page
 
     config, name = config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
-    options = Options(
+    options = PlanOptions(
         gpus=tuple(arguments.gpu or ["rtx4090"]),
         topology=arguments.topology,
         batch_sizes=tuple(sizes),
@@ -74,12 +74,14 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     if file:
         write_json(file, results)  # before the check, which may run out of memory
     if arguments.html:
-        write_atomically(arguments.html, plans_page(plans, about, name))
+        write_page(arguments.html, plan_page(plans, about, name))
     if arguments.check:
         lines.append(check_first_plan(config, plans[0], about.data, results[0]))
         if file:
             write_json(file, results)
-    return Result(results, "\n".join(lines), EXIT_OK if fits_everywhere(plans) else EXIT_DOES_NOT_FIT)
+    return Result(
+        results, "\n".join(lines), EXIT_OK if all(plan.estimate.fits for plan in plans) else EXIT_DOES_NOT_FIT
+    )
 
 
 def check_first_plan(config: Any, plan: Any, data: Any, result: dict[str, Any]) -> str:

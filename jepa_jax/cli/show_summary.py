@@ -43,5 +43,5 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     return "\n".join([*lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
 
 
-SHOW_SUMMARY = Command("show-summary", __doc__, add_flags, show_summary)
+SHOW_SUMMARY = Command("show-summary", __doc__, add_flags, show_summary, uses_jax=False)
 main = SHOW_SUMMARY.main

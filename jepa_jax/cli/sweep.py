@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_toml, write_atomically
+from jepa_jax.base.files import read_toml
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from, config_name
 
@@ -67,7 +67,7 @@ def study_flags(parser: Parser, path: str) -> list[str]:
 
 
 def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.reports import sweep_report
+    from jepa_jax.reports.sweep_page import write_sweep
     from jepa_jax.tuning.settings import grid_values
     from jepa_jax.tuning.sweep import Sweep, run_sweep, summarise
 
@@ -90,10 +90,8 @@ def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
         retry_failed=arguments.retry_failed,
         fixed_batch=arguments.fixed_effective_batch,
     )
-    sweep_report.write_html(document, sweep.output.with_suffix(".html"))
-    table = sweep_report.markdown_table(document["rows"]).strip()
-    write_atomically(sweep.output.with_suffix(".md"), table + "\n")
-    text = "\n".join([table, "", *document["conclusion"]["text"]])
+    table = write_sweep(document, sweep.output)
+    text = "\n".join([table, *document["conclusion"]["text"]])
     return Result([summarise(sweep, document, code)], text, code)
 
 

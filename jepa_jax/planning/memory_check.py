@@ -9,9 +9,10 @@ import os
 import jax
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.text import gib
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.planning.plan_text import gib, pool_lines, ways_out_lines
+from jepa_jax.planning.plan_text import pool_lines, ways_out_lines
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
 from jepa_jax.program.build import Program
@@ -41,7 +42,7 @@ def check_memory(config: Config, program: Program, data: DataFacts, console: Con
     if not estimate.fits:
         console.warn(
             f"{gpu.name}: this step needs about {gib(estimate.need.total)} of {gib(estimate.capacity)} "
-            f"and will run out of memory; python scripts/plan.py --gpu={gpu.key} with the same --config says what fits"
+            f"and will run out of memory; jepa-jax plan --gpu={gpu.key} with the same --config says what fits"
         )
         return True
     for line in pool_lines(estimate, pool_fraction(os.environ)):

@@ -1,10 +1,8 @@
-"""Makes the plans of a config for several GPUs, as `scripts/plan.py` and the table of results need them."""
+"""Makes the plans of a config for several GPUs, as `jepa-jax plan` and the table of results need them."""
 
 import dataclasses
-import pathlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
@@ -15,7 +13,7 @@ from jepa_jax.data.facts import data_facts
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
-from jepa_jax.planning.plan_text import PlanContext, plan_json, plan_lines
+from jepa_jax.planning.plan_text import PlanContext
 from jepa_jax.planning.planner import Plan, Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
 from jepa_jax.runtime.hardware import find_gpus, load_table
@@ -26,7 +24,7 @@ LOADER_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """The flags of scripts/plan.py."""
+    """The flags of `jepa-jax plan`."""
 
     gpus: tuple[str, ...]
     topology: str = "1x1x1"
@@ -36,7 +34,6 @@ class PlanOptions:
     loader: bool = True
     gpu_table: str = ""
     price_per_hour: float = 0.0
-    cache: pathlib.Path | None = None  # None: the user's cache
 
 
 def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
@@ -55,21 +52,12 @@ def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[
                 f"divide it; use a multiple of {grain}"
             )
     data = data_facts(config.data, assume=True)
-    folder = options.cache or default_folder()
-    compiler = StepCompiler(data, folder, on_compile=lambda what: console.line(f"compiling for {what}"))
+    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
     plans = Planner(compiler, table).plans(requests, batch_sizes=options.batch_sizes, variants=options.variants)
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
     return plans, PlanContext(data, options.price_per_hour, rate, note)
-
-
-def show_plans(plans: Sequence[Plan], context: PlanContext, name: str, console: Console) -> list[dict[str, Any]]:
-    """Prints each plan and returns its JSON object."""
-    for plan in plans:
-        for line in plan_lines(plan, context, name):
-            console.line(line)
-    return [plan_json(plan, context) for plan in plans]
 
 
 def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:

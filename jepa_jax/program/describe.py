@@ -25,15 +25,14 @@ def describe(config: Config) -> dict[str, Any]:
     )
     state = program.factory.abstract
     params = state.params["model"]
-    model = abstract_model(program)
     return {
         "params_by_module": parameter_table(params),
-        "params_total": count(params) + count(state.target) + count(nnx.state(model, FIXED)),
+        "params_total": count(params) + count(state.target) + fixed_parameters(program),
         "params_trainable": count(params),
         "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.train_step, state, batch) / config.data.batch_size,
-        "feature_dim": feature_width(program.method, program.factory.graphdef, model, batch) or None,
+        "feature_dim": feature_width(program.method, program.factory.graphdef, abstract_model(program), batch) or None,
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
@@ -45,6 +44,11 @@ def abstract_model(program: Program) -> nnx.Module:
     """Returns the model of a program with shapes instead of arrays."""
     state = program.factory.abstract
     return nnx.eval_shape(program.factory.merge, state.params["model"], state.stats)
+
+
+def fixed_parameters(program: Program) -> int:
+    """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
+    return count(nnx.state(abstract_model(program), FIXED))
 
 
 def parameter_table(params: Any) -> dict[str, int]:

@@ -77,16 +77,11 @@ def tune(
     outcome = tuning.outcome or search.best_so_far()
     recommendation = recommend_outcome(config, search, outcome)
     document = tuning.save(recommendation)
-    for sentence in recommendation.text:
-        console.line(sentence)
     tuned = None
     if code == EXIT_OK and outcome.chosen is None:
         code = EXIT_NO_RESULT
     elif code == EXIT_OK:
         tuned = tuning.write_tuned(document["conclusion"], outcome)
-        console.line(
-            f"Train with: jepa-jax train --config=<the same, with its overrides> --workdir=DIR --tuned={tuned}"
-        )
     result = {
         "chosen": document["conclusion"]["best"],
         **{key: document["conclusion"][key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")},

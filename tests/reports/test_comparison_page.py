@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.reports.comparison import compare, differing_table, short_names, table_text
+from jepa_jax.reports.comparison_page import comparison_text, differing_table, short_names, write_comparison
 from tests.tiny import tiny_config
 
 
@@ -31,7 +31,7 @@ def write_run(folder, *, probe, lr, evaluated=True, finished=True):
 def test_runs_side_by_side(tmp_path):
     one = write_run(tmp_path / "one", probe=50.0, lr=0.1)
     two = write_run(tmp_path / "two", probe=60.0, lr=0.2, evaluated=False)
-    result = compare([one, two])
+    result = write_comparison([one, two])
     assert result["output"] == str(tmp_path / "comparison.html")
     assert result["differing_keys"] == ["optim.lr"]
     assert result["runs"]["one"]["probe_accuracy"] == 50 and result["runs"]["two"]["probe_accuracy"] == 60
@@ -40,7 +40,7 @@ def test_runs_side_by_side(tmp_path):
     for text in ("+30.0 points", "+40.0 points", "optim.lr", "Not evaluated: two", "55.0 % (epoch 2 of 4)", ">Loss<"):
         assert text in page
     assert 'src="http' not in page
-    table = table_text(result["runs"])
+    table = comparison_text(result["runs"])
     assert "one" in table.splitlines()[0] and "60.0 %" in table and "55.0 %" in table
 
 
@@ -48,7 +48,7 @@ def test_a_run_that_is_not_finished_takes_part(tmp_path):
     one = write_run(tmp_path / "one", probe=50.0, lr=0.1)
     two = write_run(tmp_path / "two", probe=0.0, lr=0.1, evaluated=False, finished=False)
     (two / "metrics.jsonl").write_text("")
-    result = compare([one, two], tmp_path / "page.html")
+    result = write_comparison([one, two], tmp_path / "page.html")
     assert result["runs"]["two"]["status"] == "not finished"
     assert result["differing_keys"] == []
     page = (tmp_path / "page.html").read_text()
@@ -68,12 +68,12 @@ def test_keys_of_one_config_alone_differ():
 def test_mistakes_are_named(tmp_path):
     run = write_run(tmp_path / "run", probe=1.0, lr=0.1)
     with pytest.raises(UserError, match="two runs or more"):
-        compare([run])
+        write_comparison([run])
     with pytest.raises(UserError, match="no such folder"):
-        compare([run, tmp_path / "none"])
+        write_comparison([run, tmp_path / "none"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no run"):
-        compare([run, tmp_path / "empty"])
+        write_comparison([run, tmp_path / "empty"])
     other = write_run(tmp_path / "other", probe=1.0, lr=0.1)
     with pytest.raises(UserError, match="--output"):
-        compare([run, other], tmp_path / "no" / "page.html")
+        write_comparison([run, other], tmp_path / "no" / "page.html")

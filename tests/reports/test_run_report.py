@@ -1,4 +1,4 @@
-"""report.html: complete from a full run, in words from a broken one, small from a long one."""
+"""report.html: complete for a finished run, in words for a broken one, small for a long one."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.reports import html
-from jepa_jax.reports import run_report as report
-from jepa_jax.reports.html import Section
+from jepa_jax.reports.page import PageSection
+from jepa_jax.reports.run_files import SUMMARY_ROWS, collect_metrics, json_pairs, read_run
+from jepa_jax.reports.run_report import write_report
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
@@ -46,7 +46,7 @@ def text_of(path):
 
 
 def test_a_finished_run_shows_its_figures(tmp_path):
-    page = text_of(report.write_report(write_run(tmp_path)))
+    page = text_of(write_report(write_run(tmp_path)))
     for fact in (
         "71.3 %",
         "+33.2 points",
@@ -59,7 +59,7 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         "augment.crop",
     ):
         assert fact in page, fact
-    for chart in ("Loss", "Terms of the loss", "Learning rate", "Norms", "Accuracy", "Images a second"):
+    for chart in ("Loss", "Terms of the loss", "Learning rate", "Norms", "Accuracy", "Images per second"):
         assert f"<h3>{chart}</h3>" in page, chart
     assert "invariance" in page and "covariance" in page
     assert "data:image/png;base64," in page
@@ -67,7 +67,7 @@ def test_a_finished_run_shows_its_figures(tmp_path):
 
 
 def test_the_page_asks_for_nothing_outside_itself(tmp_path):
-    page = text_of(report.write_report(write_run(tmp_path)))
+    page = text_of(write_report(write_run(tmp_path)))
     assert not re.search(r"https?:|@import|url\(|<link(?![^>]*href=\"data:,\")", page)
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', page))
     assert "default-src 'none'" in page
@@ -75,13 +75,13 @@ def test_the_page_asks_for_nothing_outside_itself(tmp_path):
 
 def test_nothing_but_the_report_is_left(tmp_path):
     before = set(os.listdir(write_run(tmp_path)))
-    report.write_report(tmp_path)
-    report.write_report(tmp_path)
+    write_report(tmp_path)
+    write_report(tmp_path)
     assert set(os.listdir(tmp_path)) == before | {"report.html"}
 
 
 def test_an_empty_workdir_is_described_in_words(tmp_path):
-    page = text_of(report.write_report(tmp_path))
+    page = text_of(write_report(tmp_path))
     for name in ("config.json", "metrics.jsonl", "summary.json", "environment.json", "views.png"):
         assert f"{name} has not been written" in page, name
     assert "not finished" in page and "No accuracy has been measured" in page
@@ -90,7 +90,7 @@ def test_an_empty_workdir_is_described_in_words(tmp_path):
 
 def test_a_missing_workdir_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="no such directory"):
-        report.write_report(tmp_path / "absent")
+        write_report(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "environment.json", "metrics.jsonl", "views.png"])
@@ -100,22 +100,22 @@ def test_a_missing_workdir_is_a_user_error(tmp_path):
 def test_a_broken_file_never_raises(tmp_path, name, content):
     write_run(tmp_path)
     (tmp_path / name).write_bytes(content)
-    assert "This part failed" not in text_of(report.write_report(tmp_path))
+    assert "This part failed" not in text_of(write_report(tmp_path))
 
 
 def test_wrong_types_in_the_summary_never_raise(tmp_path):
     write_run(tmp_path)
-    keys = list(report.SUMMARY_ROWS) + ["baselines"]
+    keys = list(SUMMARY_ROWS) + ["baselines"]
     for value in (None, "nan", "text", [], {}, True, 1e400, -1, 10**400):
         (tmp_path / "summary.json").write_text(json.dumps(dict.fromkeys(keys, value)))
-        assert "This part failed" not in text_of(report.write_report(tmp_path))
+        assert "This part failed" not in text_of(write_report(tmp_path))
 
 
 def test_a_cut_off_last_line_costs_only_that_line(tmp_path):
     write_run(tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 41, "train/lo')
-    run = report.read_run(tmp_path)
+    run = read_run(tmp_path)
     assert run.latest("train/loss") == pytest.approx(30 / 40)
     assert "1 lines" in run.problems["metrics.jsonl"]
 
@@ -123,29 +123,48 @@ def test_a_cut_off_last_line_costs_only_that_line(tmp_path):
 def test_one_row_and_values_that_are_not_finite(tmp_path):
     row = '{"step": 1, "epoch": 0.1, "train/loss": NaN, "train/lr": "inf", "train/grad_norm": null, "train/a": 2}\n'
     (tmp_path / "metrics.jsonl").write_text(row)
-    page = text_of(report.write_report(tmp_path))
+    page = text_of(write_report(tmp_path))
     assert page.count("1 non-finite values") == 3
     assert "This part failed" not in page
 
 
 def test_a_repeated_step_counts_once_with_its_later_value():
     rows = [{"step": s, "train/loss": float(s)} for s in (1, 2, 3)] + [{"step": 2, "train/loss": 9.0}]
-    steps, values = report.collect_metrics(rows)["train/loss"]
+    steps, values = collect_metrics(rows)["train/loss"]
     assert steps.tolist() == [1, 2, 3] and values.tolist() == [1, 9, 3]
 
 
 def test_while_training_the_last_evaluation_stands_in_for_the_summary(tmp_path):
     (write_run(tmp_path) / "summary.json").unlink()
-    assert "61.2 %" in text_of(report.write_report(tmp_path))
+    assert "61.2 %" in text_of(write_report(tmp_path))
 
 
 def test_one_failing_part_leaves_the_others(tmp_path):
     def broken(run):
-        raise ZeroDivisionError("by zero")
+        raise ZeroDivisionError("by <zero>")
 
-    sections = [broken, lambda run: Section("Mine", "<p>here</p>")]
-    page = text_of(report.write_report(write_run(tmp_path), sections=sections))
-    assert "This part failed: ZeroDivisionError: by zero" in page and "<p>here</p>" in page
+    sections = [broken, lambda run: PageSection("Mine", ["here"])]
+    page = text_of(write_report(write_run(tmp_path), sections=sections))
+    assert "This part failed: ZeroDivisionError: by &lt;zero&gt;" in page and "<p>here</p>" in page
+
+
+def test_hostile_names_are_escaped(tmp_path):
+    workdir = tmp_path / "<i>run"
+    workdir.mkdir()
+    write_run(workdir)
+    (workdir / "config.json").write_text(json.dumps({"<b>": {"<u>": "</td><script>"}, "method": {"name": "<s>"}}))
+    (workdir / "summary.json").write_text(json.dumps({"baselines": {"<em>": 1.0}, "num_classes": 2, "status": "<q>"}))
+    page = text_of(write_report(workdir))
+    for tag in ("<i>run", "<b>{", "<b>&", "<u>", "<s>", "<em>", "<q>", "</td><script>"):
+        assert tag not in page, tag
+    for text in ("&lt;i&gt;run", "&lt;b&gt;", "&lt;u&gt;", "&lt;s&gt;", "&lt;em&gt;", "&lt;q&gt;"):
+        assert text in page, text
+
+
+def test_values_are_shown_as_json_writes_them():
+    assert json_pairs({"a": {"b": [1, 2.5], "c": ""}, "d": None, "e": "text", "f": True}) == [
+        ("a.b", "[1, 2.5]"), ("a.c", '""'), ("d", "null"), ("e", "text"), ("f", "true"),
+    ]  # fmt: skip
 
 
 def test_long_runs_stay_small_and_keep_their_extremes(tmp_path):
@@ -156,31 +175,14 @@ def test_long_runs_stay_small_and_keep_their_extremes(tmp_path):
     with open(tmp_path / "metrics.jsonl", "w") as file:
         for step, row in enumerate(values.tolist()):
             file.write(json.dumps({"step": step, "epoch": step / 1000, **dict(zip(keys, row, strict=True))}) + "\n")
-    path = report.write_report(tmp_path)
+    path = write_report(tmp_path)
     assert path.stat().st_size < 2_000_000
     assert "77.0" in text_of(path)
-
-
-def test_a_large_picture_is_made_smaller(tmp_path):
-    import PIL.Image
-
-    noise = np.random.default_rng(0).integers(0, 255, (900, 900, 3), dtype=np.uint8)
-    PIL.Image.fromarray(noise).save(tmp_path / "views.png")
-    assert report.write_report(tmp_path).stat().st_size < 1_000_000 < (tmp_path / "views.png").stat().st_size
-
-
-def test_numbers_as_people_write_them():
-    assert [html.short(v) for v in (12345, 0.03125, 3e-5, 2.0, None, float("nan"))] == [
-        "12,345", "0.03125", "3e-05", "2", "–", "–",
-    ]  # fmt: skip
-    assert [html.duration(v) for v in (0.04, 59.96, 245, 7620, None)] == [
-        "0.0 s", "1 min 00 s", "4 min 05 s", "2 h 07 min", "–",
-    ]  # fmt: skip
 
 
 def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
     (tmp_path / "report.html").write_text("old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(UserError, match="disk full"):
-        report.write_report(tmp_path)
+        write_report(tmp_path)
     assert (tmp_path / "report.html").read_text() == "old" and os.listdir(tmp_path) == ["report.html"]
