@@ -20,7 +20,7 @@ from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.base.text import short
 from jepa_jax.config.schema import validate
-from jepa_jax.runtime.gpus import POOL_VARIABLE, pool_fraction
+from jepa_jax.runtime.allocator import POOL_VARIABLE, pool_fraction
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
 from jepa_jax.tuning.advice import batch_sentences, learning_rate_advice, what_limits
 from jepa_jax.tuning.recommendation import Recommendation, rate, recommend

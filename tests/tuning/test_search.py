@@ -12,7 +12,6 @@ import pytest
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime import provenance
-from jepa_jax.runtime.gpus import pool_fraction
 from jepa_jax.tuning import tuned_file
 from jepa_jax.tuning.rows import Figures, TrialResult
 from jepa_jax.tuning.search import Search
