@@ -11,7 +11,11 @@ import importlib
 import pathlib
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import Config
+    from jepa_jax.evals.inference import ImageEncoder
 
 __all__ = ["get_config", "load_encoder", "train"]
 
@@ -19,7 +23,7 @@ __all__ = ["get_config", "load_encoder", "train"]
 importlib.import_module("jepa_jax.train")
 
 
-def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **keywords: Any) -> Any:
+def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **keywords: Any) -> "Config":
     """Returns a complete, checked config.
 
     Args:
@@ -30,12 +34,13 @@ def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **key
     Raises:
         UserError: no such config, or keys and values that it cannot have.
     """
+    _start_quietly()
     from jepa_jax.program.config import load_config
 
     return load_config(reference, {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}})
 
 
-def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto") -> dict[str, Any]:
+def train(config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto") -> dict[str, Any]:
     """Trains as `config` says in the folder `workdir`; returns the content of its summary.json.
 
     Args:
@@ -49,25 +54,28 @@ def train(config: Any, workdir: str | pathlib.Path, *, resume: str = "auto") -> 
     """
     from jepa_jax.base.console import Console
     from jepa_jax.cli.train import train_with_report
-    from jepa_jax.runtime.platforms import import_jax
 
-    import_jax()
     return train_with_report(config, workdir, resume=resume, console=Console())
 
 
-def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Any:
+def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "ImageEncoder":
     """Returns the encoder of a run's newest checkpoint, which maps uint8 images [N, H, W, C] to features [N, F].
 
     Args:
         workdir: folder of the run.
         batch_size: images per call of the compiled encoder.
     """
-    from jepa_jax.runtime.platforms import import_jax
-
-    import_jax()
+    _start_quietly()
     from jepa_jax.evals.inference import load_encoder
 
     return load_encoder(workdir, batch_size=batch_size)
+
+
+def _start_quietly() -> None:
+    """Imports jax without remarks about a missing GPU driver."""
+    from jepa_jax.runtime.platforms import import_jax
+
+    import_jax()
 
 
 def __getattr__(name: str) -> Any:

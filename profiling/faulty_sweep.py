@@ -1,4 +1,4 @@
-"""Runs scripts/profile_throughput.py with trials that fail, or are slowed, on purpose; for checks and tests.
+"""Runs `jepa-jax sweep` with trials that fail, or are slowed, on purpose; for checks and tests.
 
     python profiling/faulty_sweep.py --faults=3:out_of_memory,5:crash,7:hang --config=... --output_json=...
 
@@ -13,17 +13,16 @@ import functools
 import os
 import pathlib
 import resource
-import runpy
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jepa_jax.cli.sweep import main as sweep_command
 from jepa_jax.tuning import trial, trial_process
 from jepa_jax.tuning.rows import Figures
 from jepa_jax.tuning.settings import TrialRequest
 
-ROOT = pathlib.Path(__file__).parents[1]
 VARIABLE = "JEPA_JAX_FAULTS"
 HEADROOM_BYTES = 2**28  # left when memory runs out, for messages to be written
 WAITS = {"wait": 0.0, "slow": 0.10}  # share of a step's time that is added to it
@@ -88,9 +87,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0].startswith("--faults="):
         os.environ[VARIABLE] = arguments[0].partition("=")[2]  # processes of trials inherit it
         trial_process.TRIAL_COMMAND = (sys.executable, __file__)
-        sys.argv = [str(ROOT / "scripts" / "profile_throughput.py"), *arguments[1:]]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return 0
+        return sweep_command(arguments[1:])
     number = int(pathlib.Path(arguments[0]).parent.name.split("_")[0])
     fault = parse_faults(os.environ.get(VARIABLE, "")).get(number, "")
     return trial.main(arguments, functools.partial(measure, fault=fault))

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from jepa_jax.base import processes
 from jepa_jax.base.console import ProgressBar
-from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
+from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.base.files import disk_error, write_json
+from jepa_jax.base.signals import signals_raise
 from jepa_jax.base.text import duration
 
 EXIT_NO_RESULT = 1  # every task has ended, none of them with a result
@@ -28,22 +29,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A command to run in its own process.
+    """A command to run in its own process."""
 
-    Attributes:
-      name: folder of the task, which holds its log.
-      label: what the progress bar shows.
-      timeout: seconds after which the task is stopped.
-      environment: variables set in addition to those of this process.
-      reached: returns the units of work done so far, in the unit of the progress bar.
-    """
-
-    name: str
+    name: str  # of its folder, which holds its log
     command: Sequence[str]
-    label: str
-    timeout: float | None = None
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    reached: Callable[[], float] = lambda: 0.0
+    label: str  # beside the progress bar
+    timeout: float | None = None  # seconds
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # in addition to that of this process
+    reached: Callable[[], float] = lambda: 0.0  # work done so far, in the unit of the progress bar
 
 
 class Progress(ProgressBar):
@@ -85,40 +78,29 @@ class Runner:
 
     def run(self, task: Task) -> processes.Ended:
         """Runs a task to its end; an exception, such as Ctrl-C, stops it cleanly and is raised again."""
-        folder, began = self.folder / task.name, time.monotonic()
-
-        def on_tick() -> None:
-            if self.progress is not None:
-                self.progress.tick(task, time.monotonic() - began)
-
-        options: Any = {"environment": task.environment, "timeout": task.timeout, "grace": self.grace}
+        folder, began, progress = self.folder / task.name, time.monotonic(), self.progress
         try:
-            return processes.run(task.command, folder, on_tick=on_tick, **options)
+            return processes.run(
+                task.command,
+                folder,
+                environment=task.environment,
+                timeout=task.timeout,
+                grace=self.grace,
+                on_tick=lambda: progress.tick(task, time.monotonic() - began) if progress else None,
+            )
         finally:
             (folder / processes.PROCESS_FILE).unlink(missing_ok=True)
-
-    def stop_left_over(self) -> None:
-        """Stops tasks that still run although the process which started them was killed."""
-        for file in self.folder.glob(f"*/{processes.PROCESS_FILE}"):
-            processes.stop_left_over(file.parent, self.grace)
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Where an experiment keeps its results, and how messages refer to it.
+    """Where an experiment keeps its results, and how messages refer to it."""
 
-    Attributes:
-      kind: noun for messages: study, sweep or search.
-      flag: command-line flag that names `place`.
-      results: JSON document with a "header" that says what was asked for, and results.
-      folder: holds the lock and a folder per task.
-    """
-
-    kind: str
-    flag: str
+    kind: str  # study, sweep or search
+    flag: str  # that names `place` on the command line
     place: pathlib.Path
-    results: pathlib.Path
-    folder: pathlib.Path
+    results: pathlib.Path  # JSON document; its "header" says what was asked for
+    folder: pathlib.Path  # of the lock and of one folder per task
 
     def load(
         self,
@@ -133,8 +115,7 @@ class Experiment:
         Raises:
           UserError: there is one and `resume` is False, or it belongs to another experiment.
         """
-        where = f"{self.flag} = {self.place}"
-        another = f"choose another {self.flag}"
+        where, another = f"{self.flag} = {self.place}", f"choose another {self.flag}"
         if not self.results.exists():
             return None
         if not resume:
@@ -163,15 +144,13 @@ class Experiment:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_error(error, error.filename or self.folder) from error
-        runner = Runner(self.folder, grace=grace, progress=progress)
         try:
-            with processes.sigterm_raises(), processes.only_one(self.folder / ".lock", refusal), progress:
-                runner.stop_left_over()
-                work(runner)
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
-        except processes.Terminated:
-            return EXIT_TERMINATED
+            with signals_raise(), processes.only_one(self.folder / ".lock", refusal), progress:
+                for left_over in self.folder.glob(f"*/{processes.PROCESS_FILE}"):
+                    processes.stop_left_over(left_over.parent, grace)
+                work(Runner(self.folder, grace=grace, progress=progress))
+        except KeyboardInterrupt as stop:
+            return getattr(stop, "exit_code", EXIT_INTERRUPTED)
         return EXIT_OK
 
 

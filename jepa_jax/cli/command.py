@@ -44,7 +44,7 @@ class Command:
         add_flags: declares its flags.
         run: does the work.
         expand: changes the command line before it is parsed, e.g. replaces a flag by those of a file.
-        uses_jax: whether `run` imports jax, which takes half a second.
+        uses_jax: whether jax is imported before it runs; without it a command answers at once.
     """
 
     name: str

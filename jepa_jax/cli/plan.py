@@ -49,6 +49,7 @@ def add_flags(parser: Parser) -> None:
 def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     if not (arguments.check and platforms.has_nvidia_driver()):
         platforms.prepare_to_plan()
+
     from jepa_jax.planning.plan_command import PlanOptions, make_plans
     from jepa_jax.planning.plan_text import plan_json, plan_lines
     from jepa_jax.reports.page import write_page
@@ -66,16 +67,16 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
         gpu_table=arguments.gpu_table,
         price_per_hour=arguments.price_per_hour,
     )
-    plans, context = make_plans(config, options, console)
-    results = [plan_json(plan, context) for plan in plans]
-    lines = [line for plan in plans for line in plan_lines(plan, context, name)]
+    plans, about = make_plans(config, options, console)
+    results = [plan_json(plan, about) for plan in plans]
+    lines = [line for plan in plans for line in plan_lines(plan, about, name)]
     file = arguments.json if isinstance(arguments.json, str) else None
     if file:
         write_json(file, results)  # before the check, which may run out of memory
     if arguments.html:
-        write_page(arguments.html, plan_page(plans, context, name))
+        write_page(arguments.html, plan_page(plans, about, name))
     if arguments.check:
-        lines.append(check_first_plan(config, plans[0], context.data, results[0]))
+        lines.append(check_first_plan(config, plans[0], about.data, results[0]))
         if file:
             write_json(file, results)
     return Result(

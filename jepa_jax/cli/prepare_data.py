@@ -8,7 +8,6 @@ An interrupted download continues where it stopped. Exit codes: 0 ready, 2 not p
 
 import argparse
 import pathlib
-from types import SimpleNamespace
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
@@ -54,10 +53,10 @@ def download_with_bar(remote: RemoteFile, directory: pathlib.Path) -> pathlib.Pa
 
 def count_images(name: str, directory: pathlib.Path, split: str) -> int:
     """Opens a split, which verifies its files, and returns the number of its images."""
+    from jepa_jax.config.groups import DataConfig
     from jepa_jax.data.sources import open_source
 
-    config = SimpleNamespace(source=name, dir=str(directory), image_size=IMAGE_SIZE[name], num_train=0, num_test=0)
-    return len(open_source(config, split))
+    return len(open_source(DataConfig(source=name, dir=str(directory), image_size=IMAGE_SIZE[name]), split))
 
 
 PREPARE_DATA = Command("prepare-data", __doc__, add_flags, prepare_data)

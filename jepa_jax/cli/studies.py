@@ -50,23 +50,25 @@ def add_tradeoff_flags(parser: Parser) -> None:
 
 def search_rates(arguments: argparse.Namespace, console: Console) -> Result:
     lrs = parse_numbers("lrs", arguments.lrs)
-    return run_study("lr_search", arguments, lrs, [arguments.epochs], fixed={"epochs": arguments.epochs})
+    return conduct_study("lr_search", arguments, lrs, [arguments.epochs], fixed={"epochs": arguments.epochs})
 
 
 def compare_epochs(arguments: argparse.Namespace, console: Console) -> Result:
-    return run_study("epoch_tradeoff", arguments, [None], parse_numbers("epochs", arguments.epochs, int, smallest=1))
+    epochs = parse_numbers("epochs", arguments.epochs, int, smallest=1)
+    return conduct_study("epoch_tradeoff", arguments, [None], epochs, fixed={})
 
 
-def run_study(
+def conduct_study(
     kind: str,
     arguments: argparse.Namespace,
     lrs: Sequence[float | None],
     epochs: Sequence[int],
-    fixed: Mapping[str, Any] = {},
+    fixed: Mapping[str, Any],
 ) -> Result:
-    """Trains every combination of rate, number of epochs and seed."""
-    from jepa_jax.studies.study import Study, plan_runs, warmup_share
-    from jepa_jax.studies.study_execution import conduct
+    """Trains every combination of rate, number of epochs and seed, and writes tables, plot and page."""
+    from jepa_jax.reports.study_page import study_markdown, write_plot, write_tables
+    from jepa_jax.studies.findings import find
+    from jepa_jax.studies.study import Study, plan_runs, run_study, warmup_share
 
     overrides = override_flags(arguments)
     study = Study(
@@ -78,9 +80,19 @@ def run_study(
         fixed=fixed,
     )
     seeds = parse_numbers("seeds", arguments.seeds, int)
-    runs = plan_runs(lrs, epochs, seeds, warmup_share(arguments.config, overrides))
-    code, result, table = conduct(study, runs, timeout=arguments.timeout, resume=arguments.resume)
-    return Result([result], table, code)
+    code, rows = run_study(
+        study,
+        plan_runs(lrs, epochs, seeds, warmup_share(arguments.config, overrides)),
+        timeout=arguments.timeout,
+        resume=arguments.resume,
+        on_rows=lambda rows: write_tables(study, rows, find(kind, rows)),
+    )
+    found = find(kind, rows)
+    write_tables(study, rows, found)
+    if rows:
+        write_plot(study, rows)
+    facts = {**found.facts, "results": str(study.output_dir / "results.json"), "exit_code": code}
+    return Result([facts], study_markdown(study, rows, found), code)
 
 
 LR_SEARCH = Command("lr-search", ABOUT_LR_SEARCH, add_lr_flags, search_rates)

@@ -66,9 +66,10 @@ def study_flags(parser: Parser, path: str) -> list[str]:
             for key, value in entries.items()]  # fmt: skip
 
 
-def run_sweep(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.sweep import conduct
-    from jepa_jax.tuning.sweep_settings import Sweep, grid_values
+def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.reports.sweep_page import write_sweep
+    from jepa_jax.tuning.settings import grid_values
+    from jepa_jax.tuning.sweep import Sweep, run_sweep, summarise
 
     config = config_from(arguments)
     sweep = Sweep(
@@ -82,15 +83,17 @@ def run_sweep(arguments: argparse.Namespace, console: Console) -> Result:
         use_dummy_data=arguments.use_dummy_data,
         gpu_index=arguments.gpu_index,
     )
-    code, result, text = conduct(
+    code, document = run_sweep(
         sweep,
         time_limit=arguments.time_limit,
         resume=arguments.resume,
         retry_failed=arguments.retry_failed,
-        fixed_effective_batch=arguments.fixed_effective_batch,
+        fixed_batch=arguments.fixed_effective_batch,
     )
-    return Result([result], text, code)
+    table = write_sweep(document, sweep.output)
+    text = "\n".join([table, *document["conclusion"]["text"]])
+    return Result([summarise(sweep, document, code)], text, code)
 
 
-SWEEP = Command("sweep", __doc__, add_flags, run_sweep, expand_study)
+SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand_study)
 main = SWEEP.main

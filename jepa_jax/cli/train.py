@@ -8,12 +8,15 @@ Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss d
 
 import argparse
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from
 from jepa_jax.cli.show_summary import summary_text
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import Config
 
 
 def add_flags(parser: Parser) -> None:
@@ -34,14 +37,16 @@ def add_flags(parser: Parser) -> None:
 def run_train(arguments: argparse.Namespace, console: Console) -> Result:
     config = config_from(arguments)
     if arguments.tuned:
-        from jepa_jax.tuning.tuned import use_tuned
+        from jepa_jax.tuning.tuned_file import use_tuned
 
-        use_tuned(config, arguments.tuned, arguments.overrides, console)
+        config = use_tuned(config, arguments.tuned, arguments.overrides, console)
     summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
     return Result([summary], summary_text(summary, arguments.workdir))
 
 
-def train_with_report(config: Any, workdir: str | pathlib.Path, *, resume: str, console: Console) -> dict[str, Any]:
+def train_with_report(
+    config: "Config", workdir: str | pathlib.Path, *, resume: str, console: Console
+) -> dict[str, Any]:
     """Trains with everything that rooms above `train` add: the memory check of the planner and the report."""
     from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
     from jepa_jax.reports.run_report import write_report

@@ -13,7 +13,7 @@ import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name
+from jepa_jax.cli.flags import Parser, config_from, config_name, override_flags
 
 LISTS = {
     "batch_sizes": "batch sizes to choose from; by default any",
@@ -45,9 +45,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.tune_command import Options, tune
+    from jepa_jax.reports.page import write_page
+    from jepa_jax.reports.sweep_page import sweep_page
+    from jepa_jax.tuning.tune import TuneOptions, tune
 
-    options = Options(
+    options = TuneOptions(
         output_dir=pathlib.Path(arguments.output_dir).expanduser(),
         budget=arguments.budget,
         values={name: getattr(arguments, name) for name in LISTS},
@@ -59,8 +61,13 @@ def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
         resume=arguments.resume,
         config_name=config_name(arguments),
     )
-    code, result = tune(config_from(arguments), options, console)
-    return Result([result], "", code)
+    code, result, document = tune(config_from(arguments), options, console)
+    write_page(result["html"], sweep_page(document))
+    lines = list(document["conclusion"]["text"])
+    if result["tuned"]:
+        same = " ".join([f"--config={arguments.config}", *override_flags(arguments)])
+        lines.append(f"Train with: jepa-jax train {same} --workdir=DIR --tuned={result['tuned']}")
+    return Result([result], "\n".join(lines), code)
 
 
 TUNE = Command("tune", __doc__, add_flags, run_tune)

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jepa_jax.data.contract import Source
-from jepa_jax.data.pipeline import Batch
 from jepa_jax.evals.features import OnCount, ignore
 from jepa_jax.evals.inference import EncoderFunctions
+from jepa_jax.methods.contract import Batch
 from jepa_jax.program.step import with_statistics
 from jepa_jax.runtime.mesh import batch_sharding
 

@@ -55,9 +55,10 @@ def evaluate(
       UserError: an unknown protocol or level, no checkpoint, data that is missing.
     """
     started = time.perf_counter()
-    names = parse_protocols(protocols)
+    parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
     limits = checked(limits or Limits())
     encoder = load(workdir, data_dir=data_dir)
+    names = parse_protocols(protocols, labelled=bool(encoder.classes))
     chosen = parse_levels(levels, encoder.levels)
     folder = Workdir(workdir).path / "eval"
     results = {str(level): measure_level(encoder, level, names, limits, console) for level in chosen}
@@ -66,14 +67,10 @@ def evaluate(
         level: earlier.get(level, {}) | results.get(level, {})
         for level in sorted(earlier.keys() | results.keys(), key=int)
     }
-    points, patches = {}, None
-    if "feature_quality" in names:
-        points = {
-            level: scatter_points(encoder, level, limits) for level in chosen if len(encoder.test) >= FEWEST_POINTS
-        }
-        images = encoder.test.batch(np.arange(min(PICTURED_IMAGES, len(encoder.test))))["image"]
-        maps = encoder.patch_features(images)
-        patches = None if maps is None else (images, maps)
+    points: dict[int, Split] = {}
+    if "feature_quality" in names and len(encoder.test) >= FEWEST_POINTS:
+        points = {level: scatter_points(encoder, level, limits) for level in chosen}
+    patches = patch_maps(encoder) if "feature_quality" in names else None
     record = describe_encoder(encoder, limits) | {"levels": merged, "seconds": time.perf_counter() - started}
     return Evaluation(folder, _finite(record), chosen, names, bool(earlier), points, patches)
 
@@ -117,7 +114,16 @@ def scatter_points(encoder: TrainedEncoder, level: int, limits: Limits) -> Split
     """Returns the features of randomly chosen test images, from the cache."""
     _, test = encoder.features(level)
     chosen = np.random.default_rng(0).permutation(len(test.features))[: limits.pictured_points]
-    return Split(test.features[chosen], test.labels[chosen])
+    return Split(test.features[chosen], test.labels[chosen] if len(test.labels) else test.labels)
+
+
+def patch_maps(encoder: TrainedEncoder) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns some test images and their patch features; None without images, or without a grid of patches."""
+    if "image" not in encoder.test.spec:
+        return None
+    images = encoder.test.batch(np.arange(min(PICTURED_IMAGES, len(encoder.test))))["image"]
+    maps = encoder.patch_features(images)
+    return None if maps is None else (images, maps)
 
 
 def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:

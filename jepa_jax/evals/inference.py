@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch, image_spec
-from jepa_jax.data.pipeline import Batch
+from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import resolve_config

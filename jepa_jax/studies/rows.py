@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USER_ERROR
+from jepa_jax.base.files import read_json_or_empty
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 KILLED, TIMEOUT, INTERRUPTED = "killed", "timeout", "interrupted"
@@ -74,7 +74,7 @@ def explain_exit(ended: processes.Ended, timeout: float | None) -> tuple[str, st
 
 def with_results(row: StudyRow, workdir: pathlib.Path) -> StudyRow:
     """Returns the row with the results that its run wrote, or with the reason why there are none."""
-    summary = read_summary(workdir)
+    summary = read_json_or_empty(workdir / "summary.json")
     status, reason = row.status, row.reason
     if status == FINISHED and not summary:
         status, reason = FAILED, "exit code 0, but no readable summary.json was written"
@@ -88,30 +88,21 @@ def with_results(row: StudyRow, workdir: pathlib.Path) -> StudyRow:
     return dataclasses.replace(row, status=status, reason=reason, **results)
 
 
-def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
-    """Reads summary.json; empty if it is absent or broken."""
-    try:
-        value = json.loads((workdir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def finite(value: Any) -> Any:
     """Returns a finite number as it is and None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) else None
 
 
+def reached_epoch(workdir: pathlib.Path, most: float) -> float:
+    """Returns the epoch that a run has reached, at most `most`."""
+    return min(finite(last_metric(workdir, "epoch")) or 0.0, most)
+
+
 def last_metric(workdir: pathlib.Path, key: str) -> Any:
     """Returns the last value of a metric in metrics.jsonl, read from the end of the file."""
-    try:
-        with open(workdir / "metrics.jsonl", "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 65536))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return json.loads(line)[key]
+    with contextlib.suppress(OSError):
+        for line in reversed(processes.tail(workdir / "metrics.jsonl", size=65536).splitlines()):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                return json.loads(line)[key]
     return None

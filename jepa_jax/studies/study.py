@@ -8,26 +8,16 @@ reason, and the study continues.
 import dataclasses
 import functools
 import pathlib
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import EXIT_OK, UserError
+from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task, differing_entries
 from jepa_jax.base.text import duration, percent
-from jepa_jax.config.schema import load_config_file
-from jepa_jax.studies.rows import (
-    DONE,
-    FINISHED,
-    INTERRUPTED,
-    StudyRow,
-    explain_exit,
-    finite,
-    last_metric,
-    read_summary,
-    with_results,
-)
+from jepa_jax.program.config import load_config
+from jepa_jax.studies.rows import DONE, FINISHED, INTERRUPTED, StudyRow, explain_exit, reached_epoch, with_results
 
 GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
 
@@ -50,7 +40,7 @@ class Study:
     kind: str
     config: str
     output_dir: pathlib.Path
-    command: tuple[str, ...]  # starts a run, for example (sys.executable, "scripts/train.py")
+    command: tuple[str, ...]  # starts a run, for example (sys.executable, "-m", "jepa_jax", "train")
     overrides: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -63,19 +53,6 @@ class Study:
         return Experiment("study", "--output_dir", place, results=place / "results.json", folder=place)
 
 
-def split_overrides(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Splits a command line into the flags of the study and the --config.key=value of its runs."""
-    own, overrides = [], []
-    for argument in arguments:
-        if re.match(r"--?config\.", argument):
-            if "=" not in argument:
-                raise UserError(f"{argument}: no value; write {argument}=VALUE, with the equals sign")
-            overrides.append("--" + argument.lstrip("-"))
-        else:
-            own.append(argument)
-    return own, tuple(overrides)
-
-
 def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
     """Returns warm-up as a share of the config's epochs, which shorter runs keep, or they would be all warm-up.
 
@@ -83,7 +60,7 @@ def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
     """
     if any(override.startswith("--config.optim.warmup_epochs=") for override in overrides):
         return None
-    optim = load_config_file(config).optim
+    optim = load_config(config).optim
     return optim.warmup_epochs / optim.epochs
 
 
@@ -112,12 +89,11 @@ def run_command(study: Study, run: StudyRun) -> list[str]:
 
 def check(study: Study, runs: Sequence[StudyRun], resume: bool = True) -> None:
     """Rejects, before anything runs, what would make every run fail."""
-    if not pathlib.Path(study.config.split(":")[0]).is_file():
-        raise UserError(f"--config = {study.config}: there is no such file; give a file of configs/")
     varied = {override.split("=")[0] for run in runs for override in run.overrides}
     for override in study.overrides:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
+    load_config(study.config, dict(flag.removeprefix("--config.").split("=", 1) for flag in study.overrides))
     load_rows(study, resume)
 
 
@@ -154,8 +130,9 @@ def run_study(
     """
     check(study, runs, resume)
     progress = Progress(sum(run.epochs for run in runs), "epochs")
-    work = functools.partial(_run_all, study=study, runs=runs, timeout=timeout, progress=progress, on_rows=on_rows)
-    code = study.experiment.execute(work, progress, grace=grace)
+    code = study.experiment.execute(
+        lambda runner: _run_all(runner, progress, study, runs, timeout, on_rows), progress, grace=grace
+    )
     rows = load_rows(study)
     if code == EXIT_OK and not any(row.status == FINISHED for row in rows):
         code = EXIT_NO_RESULT
@@ -164,47 +141,39 @@ def run_study(
 
 def _run_all(
     runner: Runner,
-    *,
+    progress: Progress,
     study: Study,
     runs: Sequence[StudyRun],
     timeout: float | None,
-    progress: Progress,
     on_rows: Callable[[list[StudyRow]], None],
 ) -> None:
     rows = {row.name: row for row in load_rows(study)}
     save_rows(study, rows.values())  # writes the header, so that a study killed in its first run is recognised
     for run in runs:
         known = rows.get(run.name)
-        if known is None or known.status not in DONE:
-            row = StudyRow(run.name, run.lr, run.epochs, run.seed, INTERRUPTED, "the study was interrupted")
-            row = dataclasses.replace(row, attempts=known.attempts + 1 if known else 1)
-            began = time.monotonic()
-            try:
-                row = _attempt(runner, study, run, row, timeout)
-            finally:
-                row = dataclasses.replace(row, attempt_seconds=round(time.monotonic() - began, 3))
-                rows[run.name] = with_results(row, study.output_dir / run.name)
-                save_rows(study, rows.values())
-                on_rows(list(rows.values()))
+        if known is not None and known.status in DONE:
+            progress.done += run.epochs
+            continue
+        attempts, began = (known.attempts if known else 0) + 1, time.monotonic()
+        row = StudyRow(run.name, run.lr, run.epochs, run.seed, INTERRUPTED, "the study was interrupted")
+        try:
+            row = _attempt(runner, study, run, row, timeout)
+        finally:
+            row = dataclasses.replace(row, attempts=attempts, attempt_seconds=round(time.monotonic() - began, 3))
+            rows[run.name] = with_results(row, study.output_dir / run.name)
+            save_rows(study, rows.values())
+            on_rows(list(rows.values()))
         progress.done += run.epochs
-        if rows[run.name] is not known:
-            _report(rows[run.name], rows.values(), progress)
+        _report(rows[run.name], rows.values(), progress)
 
 
 def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout: float | None) -> StudyRow:
     """Runs one attempt in its own process, unless the run had finished when the study was killed."""
     workdir = study.output_dir / run.name
-    if read_summary(workdir).get("status") == FINISHED:
+    if read_json_or_empty(workdir / "summary.json").get("status") == FINISHED:
         return dataclasses.replace(row, status=FINISHED, reason="", exit_code=EXIT_OK)
-    ended = runner.run(
-        Task(
-            run.name,
-            run_command(study, run),
-            label=run.name,
-            timeout=timeout,
-            reached=lambda: min(finite(last_metric(workdir, "epoch")) or 0.0, run.epochs),
-        )
-    )
+    reached = functools.partial(reached_epoch, workdir, run.epochs)
+    ended = runner.run(Task(run.name, run_command(study, run), run.name, timeout, reached=reached))
     status, reason = explain_exit(ended, timeout)
     return dataclasses.replace(row, status=status, reason=reason, exit_code=ended.exit_code)
 

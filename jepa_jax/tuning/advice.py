@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from jepa_jax.config.groups import Config
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.tuning.rows import SweepRow
 from jepa_jax.tuning.settings import Combination
@@ -51,7 +52,7 @@ def resolution_sentence(model: SpeedModel, repeats: int) -> str:
     return f"{sentence}, and about {needed} would show one of {100 * WORTH_SEEING:.0f} %."
 
 
-def learning_rate_advice(config: Any, batch_size: int) -> dict[str, Any] | None:
+def learning_rate_advice(config: Config, batch_size: int) -> dict[str, Any] | None:
     """Returns the peak rate by the linear and the square-root rule, and the `optim.lr` that gives it.
 
     None if the batch is that of the config.
@@ -79,7 +80,7 @@ def learning_rate_advice(config: Any, batch_size: int) -> dict[str, Any] | None:
     return {"batch_size": [before, batch_size], "peak": peak, "batch_scaling": scaling, **advice, "text": text}
 
 
-def batch_sentences(config: Any, chosen: Combination) -> list[str]:
+def batch_sentences(config: Config, chosen: Combination) -> list[str]:
     """Says what a combination changes in what is learned: the learning rate, and the images that losses see."""
     advice = learning_rate_advice(config, chosen.batch_size)
     sentences = [advice["text"]] if advice else []

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from jepa_jax.config.groups import Config
 from jepa_jax.tuning.advice import batch_sentences, learning_rate_advice, resolution_sentence, what_limits
 from jepa_jax.tuning.knob_effects import knob_effects
 from jepa_jax.tuning.rows import OK, PENDING, SKIPPED, SweepRow
@@ -55,7 +56,7 @@ class Recommendation:
         }
 
 
-def recommend(rows: Sequence[SweepRow], *, config: Any, fixed_batch: int | None = None) -> Recommendation:
+def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | None = None) -> Recommendation:
     """Recommends the fastest combination; of those that are the same within noise, the least memory, then workers.
 
     A row that leaks is recommended only if all do, one whose loss is not finite never.
@@ -67,8 +68,10 @@ def recommend(rows: Sequence[SweepRow], *, config: Any, fixed_batch: int | None 
     model = fit_speeds(rows)
     measured = [row for row in rows if row.is_measured]
     candidates, remarks = sound_rows(measured, fixed_batch)
-    if any(is_failure(row) for row in rows):
-        remarks.insert(0, failure_sentence(rows))
+    failures = collections.Counter(row.status for row in rows if row.status not in (OK, PENDING, SKIPPED))
+    if failures:
+        parts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in failures.most_common())
+        remarks.insert(0, f"{failures.total()} of {len(rows)} combinations failed: {parts}.")
     knobs = tuple(knob_effects(rows, model))
     if not candidates:
         text = [f"Nothing to recommend: {why_none(measured, fixed_batch)}", *remarks]
@@ -78,7 +81,8 @@ def recommend(rows: Sequence[SweepRow], *, config: Any, fixed_batch: int | None 
     gain = next((compare_speeds(best, row, model) for row in measured if row.combination == given), None)
     text = [
         f"Use {best.combination.label}: {rate(best)}.",
-        *([gain_sentence(gain, best.combination == given)] if gain else []),
+        *([f"That is {gain} the speed of the config as given."] if gain and best.combination != given else []),
+        *(["That is the config as given."] if best.combination == given else []),
         *tie_sentences(best, tied, fastest),
         resolution_sentence(model, repeats=len(best.speeds)),
         what_limits(best),
@@ -170,10 +174,6 @@ def rate(row: SweepRow) -> str:
     return text + (f" ({interval[0]:,.{digits}f} to {interval[1]:,.{digits}f})" if interval else "")
 
 
-def gain_sentence(gain: SpeedRatio, is_given: bool) -> str:
-    return "That is the config as given." if is_given else f"That is {gain} the speed of the config as given."
-
-
 def tie_sentences(best: SweepRow, tied: Sequence[SweepRow], fastest: SweepRow) -> list[str]:
     if best is not fastest:
         return [
@@ -184,13 +184,3 @@ def tie_sentences(best: SweepRow, tied: Sequence[SweepRow], fastest: SweepRow) -
         return []
     others = f"{len(tied)} other combination" + ("s are" if len(tied) > 1 else " is")
     return [f"{others} as fast within noise; this one takes the least memory, then the fewest workers."]
-
-
-def is_failure(row: SweepRow) -> bool:
-    return row.status not in (OK, PENDING, SKIPPED)
-
-
-def failure_sentence(rows: Sequence[SweepRow]) -> str:
-    counts = collections.Counter(row.status for row in rows if is_failure(row))
-    parts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.most_common())
-    return f"{sum(counts.values())} of {len(rows)} combinations failed: {parts}."

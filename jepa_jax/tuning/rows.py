@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jepa_jax.base.text import short
 from jepa_jax.tuning.settings import Combination
 from jepa_jax.tuning.speed_statistics import geometric_mean, t_interval
 
@@ -64,11 +65,6 @@ class Figures:
     device_limit_bytes: int | None = None
 
     @property
-    def memory_bytes(self) -> float:
-        """Peak of the device's allocator, or of the processes where there is none (CPU); infinite if unknown."""
-        return float(self.peak_memory_bytes or self.process_memory_bytes or math.inf)
-
-    @property
     def cold_compile_seconds(self) -> float | None:
         """Seconds of compilation; None if the program came from the cache."""
         return None if self.compile_cached else self.compile_seconds
@@ -91,6 +87,9 @@ class TrialResult:
     def to_dict(self) -> dict[str, Any]:
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "figures"}
         return own | ({} if self.figures is None else dataclasses.asdict(self.figures))
+
+    def in_words(self) -> str:
+        return self.reason if self.figures is None else f"{short(self.figures.samples_per_sec)} images/s"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrialResult":

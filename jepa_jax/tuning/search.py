@@ -17,9 +17,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jepa_jax.config.groups import Config
 from jepa_jax.tuning.advice import WAITING
 from jepa_jax.tuning.recommendation import choose
-from jepa_jax.tuning.rows import OUT_OF_MEMORY, REFUSED
+from jepa_jax.tuning.rows import OK, OUT_OF_MEMORY, REFUSED, SweepRow
 from jepa_jax.tuning.search_space import SearchSpace, changes, without_idle_workers
 from jepa_jax.tuning.search_trials import SHORT_SECONDS, Limits, Run, Trials
 from jepa_jax.tuning.settings import Combination
@@ -53,7 +54,7 @@ class SearchOutcome:
 class Search(Trials):
     """One search over a space."""
 
-    def __init__(self, config: Any, space: SearchSpace, limits: Limits, run: Run, **options: Any):
+    def __init__(self, config: Config, space: SearchSpace, limits: Limits, run: Run, **options: Any):
         """`options`: those of `Trials`."""
         super().__init__(config, limits, run, **options)
         self.space = space
@@ -262,7 +263,8 @@ class Search(Trials):
                 self.notes.append("There was no time left to confirm the choice by a longer run.")
                 return self._measured_up_to(candidate), False
             result = self.trials[-1].result
-            problem = self.what_is_wrong(result.figures) if result.figures else result.reason or result.status
+            confirmed = SweepRow(candidate).with_repeat(result)
+            problem = self.what_is_wrong(confirmed) if result.status == OK else result.reason or result.status
             if not problem:
                 self._repeat(candidate)
                 return candidate, True

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning.plan_inputs import planned_data
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import element_bytes
+from jepa_jax.data.facts import data_facts
 from jepa_jax.runtime.provenance import num_cores
-from jepa_jax.tuning.dummy_data import open_dummy
 from jepa_jax.tuning.settings import Combination, grid_values
 
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
@@ -136,7 +137,7 @@ def _rounded(batch: float, parts: int) -> int:
 
 
 def make_space(
-    config: Any, texts: Mapping[str, str | None], *, fixed_batch: str = "", use_dummy_data: bool = False
+    config: Config, texts: Mapping[str, str | None], *, fixed_batch: str = "", use_dummy_data: bool = False
 ) -> SearchSpace:
     """Returns the lists of the command line, or what is worth a try on this machine, with the config's own values.
 
@@ -173,8 +174,8 @@ def fits_on_device(data: Any, dummy: bool) -> bool:
     """Returns whether it is worth a try to keep a data set on the device, by what is known before it is read."""
     if not dummy and data.source not in IN_MEMORY_SOURCES:
         return False
-    num_images = len(open_dummy(data, "train")) if dummy else planned_data(data).num_train
-    return num_images * 3 * data.image_size**2 <= MOST_RESIDENT_BYTES
+    facts = data_facts(data, assume=True)
+    return facts.num_train * element_bytes(facts.spec) <= MOST_RESIDENT_BYTES
 
 
 def parse_fixed_batch(text: str, own: int) -> int | None:

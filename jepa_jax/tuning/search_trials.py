@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jepa_jax.tuning.rows import OK, OUT_OF_MEMORY, TIMED_OUT, Figures, SweepRow, TrialResult
+from jepa_jax.config.groups import Config
+from jepa_jax.tuning.rows import OK, OUT_OF_MEMORY, TIMED_OUT, SweepRow, TrialResult
 from jepa_jax.tuning.settings import Combination, TrialRequest
 from jepa_jax.tuning.speed_statistics import SpeedModel, compare_speeds, fit_speeds
 
@@ -82,7 +83,7 @@ class Trials:
 
     def __init__(
         self,
-        config: Any,
+        config: Config,
         limits: Limits,
         run: Run,
         *,
@@ -107,8 +108,11 @@ class Trials:
         self.untried: list[Combination] = []
         self._read: tuple[int, dict[Combination, SweepRow], SpeedModel] | None = None
 
+    def seconds_spent(self) -> float:
+        return self._spent_before + self._clock() - self._began
+
     def seconds_left(self) -> float:
-        return self.limits.budget_seconds - self._spent_before - (self._clock() - self._began)
+        return self.limits.budget_seconds - self.seconds_spent()
 
     def all_trials(self) -> list[SearchTrial]:
         """Returns the trials to record, also those that an interrupted search has not come to again."""
@@ -232,7 +236,7 @@ class Trials:
             return "not measured"
         return self.what_is_wrong(row) if row.status == OK else row.reason or row.status
 
-    def what_is_wrong(self, measured: SweepRow | Figures) -> str:
+    def what_is_wrong(self, measured: SweepRow) -> str:
         """Returns what keeps measured settings from being used; empty if nothing does."""
         if not measured.finite:
             return "its loss is not finite"

@@ -5,8 +5,6 @@ for a while affects all of them. The results are on disk after each repeat; the 
 """
 
 import dataclasses
-import functools
-import itertools
 import pathlib
 import shutil
 import time
@@ -16,11 +14,12 @@ from typing import Any
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.base.text import short
+from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
 from jepa_jax.tuning.recommendation import recommend
 from jepa_jax.tuning.rows import OK, SweepRow, TrialResult, rows_to_json, skip_larger
-from jepa_jax.tuning.settings import FLAGS, Combination, TrialRequest
+from jepa_jax.tuning.settings import Combination, TrialRequest, grid
 from jepa_jax.tuning.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
 
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
@@ -30,7 +29,7 @@ Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/
 class Sweep:
     """Everything that decides what is measured, and where it is written."""
 
-    config: Any  # as given
+    config: Config  # as given
     config_name: str
     values: Mapping[str, Sequence[Any]]  # by flag, see FLAGS
     output: pathlib.Path
@@ -41,24 +40,13 @@ class Sweep:
     gpu_index: int | None = None
 
     @property
-    def combinations(self) -> list[Combination]:
-        grid = itertools.product(*(self.values[flag] for flag in FLAGS))
-        return [Combination(**dict(zip(FLAGS.values(), values, strict=True))) for values in grid]
-
-    @property
     def experiment(self) -> Experiment:
         folder = self.output.with_name(f"{self.output.stem}_trials")
         return Experiment("sweep", "--output_json", self.output, results=self.output, folder=folder)
 
     def request(self, combination: Combination) -> TrialRequest:
-        return TrialRequest(
-            config=self.config.to_dict(),
-            combination=combination,
-            max_batches=self.max_batches,
-            warmup_batches=self.warmup_batches,
-            use_dummy_data=self.use_dummy_data,
-            gpu_index=self.gpu_index,
-        )
+        names = ("max_batches", "warmup_batches", "use_dummy_data", "gpu_index")
+        return TrialRequest(self.config.to_dict(), combination, **{name: getattr(self, name) for name in names})
 
     def header(self) -> dict[str, Any]:
         """Returns the header of a new document; its settings must be the same for a sweep to continue."""
@@ -69,10 +57,8 @@ class Sweep:
             **base_header(self.config, self.config_name, hardware),
             **counts,
             "memory_limit_bytes": hardware["gpu_memory_bytes"],
-            "settings": {
-                **lists, **counts, "use_dummy_data": self.use_dummy_data, "gpu_index": self.gpu_index,
-            },
-        }  # fmt: skip
+            "settings": lists | counts | {"use_dummy_data": self.use_dummy_data, "gpu_index": self.gpu_index},
+        }
 
 
 def run_sweep(
@@ -104,10 +90,9 @@ def run_sweep(
         open_source(sweep.config.data, "train")  # reports missing data once, instead of in every trial
     seconds = [repeat.trial_seconds for row in rows for repeat in row.repeats]
     progress = Progress(len(rows) * sweep.repeats, "repeats", [value for value in seconds if value is not None])
-    work = functools.partial(
-        _measure_rows, sweep=sweep, header=header, rows=rows, time_limit=time_limit, progress=progress
+    code = sweep.experiment.execute(
+        lambda runner: _measure_rows(runner, progress, sweep, header, rows, time_limit), progress, grace=STOP_SECONDS
     )
-    code = sweep.experiment.execute(work, progress, grace=STOP_SECONDS)
     if code == EXIT_OK and not any(row.status == OK for row in rows):
         code = EXIT_NO_RESULT
     if not any(open_trials(rows, sweep.repeats)):
@@ -140,7 +125,7 @@ def load_document(sweep: Sweep, resume: bool) -> tuple[dict[str, Any], list[Swee
 
     header = sweep.header()
     found = sweep.experiment.load(header, parse, resume=resume, differences=differences)
-    return found or (header, [SweepRow(combination) for combination in sweep.combinations])
+    return found or (header, [SweepRow(combination) for combination in grid(sweep.values)])
 
 
 def make_document(header: Mapping[str, Any], rows: Sequence[SweepRow]) -> Document:
@@ -149,12 +134,11 @@ def make_document(header: Mapping[str, Any], rows: Sequence[SweepRow]) -> Docume
 
 def _measure_rows(
     runner: Runner,
-    *,
+    progress: Progress,
     sweep: Sweep,
     header: Mapping[str, Any],
     rows: list[SweepRow],
     time_limit: float,
-    progress: Progress,
 ) -> None:
     """Measures what `rows` do not have yet, replaces them in place, and saves them after each repeat."""
     if not sweep.output.exists():
@@ -164,7 +148,8 @@ def _measure_rows(
     # The next trial is looked for after each one: a trial that runs out of memory takes others off the list.
     for index, number in open_trials(rows, sweep.repeats):
         progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-        repeat = measured_or_run(runner, sweep, index, number, time_limit)
+        name, request = f"{index:03d}_round{number}", sweep.request(rows[index].combination)
+        repeat = dataclasses.replace(measured_or_run(runner, name, request, time_limit), round=number)
         rows[index] = rows[index].with_repeat(repeat)
         rows[:] = skip_larger(rows, index)
         sweep.experiment.save(make_document(header, rows))
@@ -186,18 +171,17 @@ def interleaved(count: int, number: int, rounds: int) -> list[int]:
     return [(start + i) % count for i in range(count)]
 
 
-def measured_or_run(runner: Runner, sweep: Sweep, index: int, number: int, time_limit: float) -> TrialResult:
+def measured_or_run(runner: Runner, name: str, request: TrialRequest, time_limit: float) -> TrialResult:
     """Measures one repeat, unless it was measured after its sweep had been killed.
 
     One that failed then may have failed because its sweep was killed, so it is run again.
     """
-    name, request = f"{index:03d}_round{number}", sweep.request(sweep.combinations[index])
     left = finished_result(runner.folder / name, request)
     if left is not None and left.status == OK:
-        return dataclasses.replace(left, round=number)
+        return left
     began = time.monotonic()
     result = run_trial(runner, request, time_limit=time_limit, limit_flag="--time_limit", name=name)
-    return dataclasses.replace(result, round=number, trial_seconds=round(time.monotonic() - began, 3))
+    return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
 
 def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress) -> None:
@@ -205,5 +189,5 @@ def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress:
     if measured:
         speed, label = max(measured)
         progress.best = f"best {short(speed)} images/s ({label})"
-    detail = f"{short(repeat.figures.samples_per_sec)} images/s" if repeat.figures else repeat.reason
-    progress.report(rows[index].combination.label, repeat.status, detail, pace=repeat.trial_seconds)
+    label = rows[index].combination.label
+    progress.report(label, repeat.status, repeat.in_words(), pace=repeat.trial_seconds)

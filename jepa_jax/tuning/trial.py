@@ -17,7 +17,7 @@ from collections.abc import Callable
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
-from jepa_jax.runtime.out_of_memory import is_out_of_memory
+from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.tuning.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, Figures, TrialResult
 from jepa_jax.tuning.settings import TrialRequest
 

@@ -10,19 +10,18 @@ import shutil
 import sys
 from collections.abc import Callable
 
-import jepa_jax
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.runner import Runner, Task
-from jepa_jax.config.schema import validate
 from jepa_jax.runtime.gpus import only_gpu
-from jepa_jax.runtime.out_of_memory import is_out_of_memory
+from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.tuning.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, TrialResult
 from jepa_jax.tuning.settings import TrialRequest
 from jepa_jax.tuning.trial import shortened
 
 TRIAL_COMMAND = (sys.executable, "-m", "jepa_jax.tuning.trial")  # paths of request and result follow
+PACKAGE_PARENT = pathlib.Path(__file__).resolve().parents[2]
 REQUEST, RESULT = "request.json", "result.json"
 CACHE = "compiled"  # programs of all trials of a folder: a repeat is not compiled again
 CACHED_FROM_SECONDS = 0.2  # of compilation
@@ -49,7 +48,7 @@ def run_trial(
       reached: progress within the trial.
     """
     try:
-        validate(request.configuration())
+        request.configuration()
         environment = child_environment(request, runner.folder)
     except UserError as error:
         return TrialResult(REFUSED, str(error))
@@ -76,7 +75,7 @@ def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, 
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(CACHED_FROM_SECONDS),
         # Whole programs alone: kernels tuned for other trials would make the time to compile depend on their order.
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-        "PYTHONPATH": processes.python_path(pathlib.Path(jepa_jax.__file__).parents[1]),
+        "PYTHONPATH": processes.python_path(PACKAGE_PARENT),
     }
     return variables | only_gpu(request.gpu_index)
 

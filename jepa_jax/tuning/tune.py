@@ -10,7 +10,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -19,7 +19,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.base.text import short
-from jepa_jax.config.schema import validate
+from jepa_jax.config.groups import Config
 from jepa_jax.runtime.allocator import POOL_VARIABLE, pool_fraction
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
 from jepa_jax.tuning.advice import batch_sentences, learning_rate_advice, what_limits
@@ -35,7 +35,7 @@ from jepa_jax.tuning.tuned_file import write_tuned
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-NAMED_UNTRIED = 4  # combinations named in a sentence
+MOST_NAMED = 4  # untried combinations in a sentence
 
 Document = dict[str, Any]  # that of a sweep, and "trials" in order, from which a search continues
 
@@ -57,9 +57,9 @@ class TuneOptions:
 
 
 def tune(
-    config: Any, options: TuneOptions, console: Console, run: Run | None = None
+    config: Config, options: TuneOptions, console: Console, run: Run | None = None
 ) -> tuple[int, dict[str, Any], Document]:
-    """Searches and writes tune.json and, unless interrupted, tuned.json.
+    """Searches, and writes tune.json and, unless it is interrupted, tuned.json.
 
     Args:
       run: measures a trial; by default in its own process.
@@ -67,35 +67,30 @@ def tune(
     Returns:
       The exit code, the object that the command prints last, and the document of the search.
     """
-    validate(config)
     tuning = Tuning(config, options, run)
-    limits = tuning.search.limits
+    search = tuning.search
     console.line(
-        f"memory: {(limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {tuning.memory_source}; "
+        f"memory: {(search.limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {tuning.memory_source}; "
         f"{100 * options.margin:.0f} % of it stay free"
     )
     code = tuning.experiment.execute(tuning.work, tuning.progress, grace=STOP_SECONDS)
-    outcome = tuning.outcome or tuning.search.best_so_far()
-    recommendation = recommend_outcome(config, tuning.search, outcome)
+    outcome = tuning.outcome or search.best_so_far()
+    recommendation = recommend_outcome(config, search, outcome)
     document = tuning.save(recommendation)
-    for sentence in recommendation.text:
-        console.line(sentence)
     tuned = None
-    if code == EXIT_OK and outcome.chosen in tuning.search.rows():
-        tuned = tuning.write_tuned(outcome, recommendation)
-        same = "--config=<the same, with its overrides>"
-        console.line(f"Train with: python scripts/train.py {same} --workdir=DIR --tuned={tuned}")
     if code == EXIT_OK and outcome.chosen is None:
         code = EXIT_NO_RESULT
+    elif code == EXIT_OK:
+        tuned = tuning.write_tuned(document["conclusion"], outcome)
     result = {
         "chosen": document["conclusion"]["best"],
         **{key: document["conclusion"][key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")},
         "confirmed": outcome.confirmed,
-        "trials": len(tuning.search.trials),
+        "trials": len(search.trials),
         "combinations": len(document["rows"]),
-        "seconds": round(tuning.seconds_spent(), 1),
+        "seconds": round(search.seconds_spent(), 1),
         "not_tried": [combination.label for combination in outcome.untried],
-        "tuned": tuned and str(tuned),
+        "tuned": tuned,
         "html": str(options.output_dir / "tune.html"),
         "exit_code": code,
     }
@@ -105,17 +100,12 @@ def tune(
 class Tuning:
     """A search, the document that it keeps on disk, and its progress."""
 
-    def __init__(self, config: Any, options: TuneOptions, run: Run | None):
+    def __init__(self, config: Config, options: TuneOptions, run: Run | None):
         self.options, place = options, options.output_dir
         self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
-        budget = parse_budget(options.budget)
-        space = make_space(
-            config,
-            options.values,
-            fixed_batch=options.fixed_effective_batch,
-            use_dummy_data=options.use_dummy_data,
-        )
-        hardware = describe_hardware(options.gpu_index)
+        budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
+        data: Any = {"use_dummy_data": options.use_dummy_data}
+        space = make_space(config, options.values, fixed_batch=options.fixed_effective_batch, **data)
         memory, self.memory_source = memory_limit(options, hardware)
         settings = {"space": dataclasses.asdict(space)} | {
             name: getattr(options, name) for name in ("use_dummy_data", "gpu_index", "memory_limit_gb", "margin")
@@ -128,20 +118,12 @@ class Tuning:
             "settings": json.loads(json.dumps(settings)),
         }
         recorded = self._load_trials()
-        limits = Limits(
-            budget, self.header["memory_limit_bytes"], options.margin, is_guess=options.memory_limit_gb is None
-        )
+        is_guess = options.memory_limit_gb is None
+        limits = Limits(budget, self.header["memory_limit_bytes"], options.margin, is_guess)
         self.progress = Progress(budget, "s", paces=[1.0])  # the unit of work is a second of the budget
-        self.search = Search(
-            config,
-            space,
-            limits,
-            run or self._run_in_process,
-            use_dummy_data=options.use_dummy_data,
-            gpu_index=options.gpu_index,
-            recorded=recorded,
-            on_trial=self._on_trial,
-        )
+        run = run or self._run_in_process
+        data |= {"gpu_index": options.gpu_index, "recorded": recorded, "on_trial": self._on_trial}
+        self.search = Search(config, space, limits, run, **data)
         self.outcome: SearchOutcome | None = None
         self._num_started = len(recorded)
 
@@ -155,37 +137,30 @@ class Tuning:
         )
         if found is None:
             return []
-        header, trials = found
-        self.header = {**header, "budget_seconds": self.header["budget_seconds"]}
+        self.header = {**found[0], "budget_seconds": self.header["budget_seconds"]}
         self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
-        return trials
+        return found[1]
 
     def work(self, runner: Runner) -> None:
         self._runner = runner
         self.outcome = self.search.search()
 
-    def seconds_spent(self) -> float:
-        return self.search.limits.budget_seconds - self.search.seconds_left()
-
     def _run_in_process(self, request: TrialRequest, time_limit: float) -> TrialResult:
         self._num_started += 1
-        self.progress.done, began = self.seconds_spent(), time.monotonic()
+        self.progress.done, began = self.search.seconds_spent(), time.monotonic()
+        name = f"{self._num_started:03d}"
         return run_trial(
-            self._runner,
-            request,
-            time_limit=time_limit,
-            name=f"{self._num_started:03d}",
-            reached=lambda: time.monotonic() - began,
+            self._runner, request, time_limit=time_limit, name=name, reached=lambda: time.monotonic() - began
         )
 
     def _on_trial(self, trial: SearchTrial) -> None:
         self.save()
-        self.progress.done = round(self.seconds_spent(), 1)
-        speeds = [row.samples_per_sec or 0.0 for row in self.search.rows().values() if row.is_measured]
-        self.progress.best = f"best {short(max(speeds))} images/s" if speeds else ""
-        figures = trial.result.figures
-        detail = f"{short(figures.samples_per_sec)} images/s" if figures else trial.result.reason
-        self.progress.report(f"{self.search.stage} · {trial.combination.label}", trial.result.status, detail)
+        self.progress.done = round(self.search.seconds_spent(), 1)
+        speed = max((row.samples_per_sec or 0.0 for row in self.search.rows().values()), default=0.0)
+        self.progress.best = f"best {short(speed)} images/s" if speed else ""
+        self.progress.report(
+            f"{self.search.stage} · {trial.combination.label}", trial.result.status, trial.result.in_words()
+        )
 
     def save(self, recommendation: Recommendation | None = None) -> Document:
         document = {
@@ -198,27 +173,20 @@ class Tuning:
         self.experiment.save(document)
         return document
 
-    def write_tuned(self, outcome: SearchOutcome, recommendation: Recommendation) -> pathlib.Path:
-        """Writes tuned.json for the chosen combination and removes the compiled programs; returns its path."""
-        path, chosen = self.options.output_dir / "tuned.json", outcome.chosen
-        assert chosen is not None
-        found = recommendation.to_dict()
+    def write_tuned(self, conclusion: Mapping[str, Any], outcome: SearchOutcome) -> str:
+        """Writes tuned.json and removes the compiled programs; returns its path."""
+        path, best = self.options.output_dir / "tuned.json", Combination.from_dict(conclusion["best"])
+        copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
         write_tuned(
             path,
-            chosen,
-            samples_per_sec=found["samples_per_sec"],
-            samples_per_sec_ci95=found["samples_per_sec_ci95"],
+            best,
+            **{key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain", "text")},
             confirmed=outcome.confirmed,
-            gain=found["gain"],
-            data_source=self.search.rows()[chosen].shared("data_source"),
-            text=found["text"],
-            **{
-                key: self.header[key]
-                for key in ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
-            },
+            data_source=self.search.rows()[best].shared("data_source"),
+            **{key: self.header[key] for key in copied},
         )
         shutil.rmtree(self.experiment.folder / CACHE, ignore_errors=True)
-        return path
+        return str(path)
 
 
 def parse_budget(text: str) -> float:
@@ -243,12 +211,11 @@ def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[flo
     return MEMORY_SHARE * psutil.virtual_memory().available, source
 
 
-def recommend_outcome(config: Any, search: Search, outcome: SearchOutcome) -> Recommendation:
+def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) -> Recommendation:
     """Returns what a sweep would say of the rows, with the choice of the search and its reasons."""
-    rows = search.rows()
+    rows, chosen = search.rows(), outcome.chosen
     found = recommend(list(rows.values()), config=config)
-    chosen = outcome.chosen
-    if chosen is None or chosen not in rows:
+    if chosen is None:
         return dataclasses.replace(found, best=None, text=("Nothing to recommend.", *outcome.notes))
     row, reference = rows[chosen], rows.get(search.reference)
     gain = None
@@ -267,16 +234,19 @@ def recommend_outcome(config: Any, search: Search, outcome: SearchOutcome) -> Re
 
 
 def outcome_sentences(
-    config: Any, search: Search, outcome: SearchOutcome, chosen: Combination, gain: SpeedRatio | None
+    config: Config, search: Search, outcome: SearchOutcome, chosen: Combination, gain: SpeedRatio | None
 ) -> Iterator[str]:
-    row = search.rows()[chosen]
+    row, untried = search.rows()[chosen], outcome.untried
     yield f"Use {chosen.label}: {rate(row)}."
     yield gain_sentence(chosen, search, gain)
     if outcome.confirmed:
         yield "Confirmed by a longer run with a validation pass and a checkpoint."
     yield what_limits(row, search.limits.memory_bytes)
     yield from outcome.notes
-    yield from untried_sentences(outcome.untried)
+    if untried:
+        named = "; ".join(combination.label for combination in untried[:MOST_NAMED])
+        more = f"; and {len(untried) - MOST_NAMED} more" if len(untried) > MOST_NAMED else ""
+        yield f"Not tried for lack of time: {named}{more}."
     yield from batch_sentences(config, chosen)
 
 
@@ -292,11 +262,3 @@ def gain_sentence(chosen: Combination, search: Search, gain: SpeedRatio | None) 
         return f"{given[0].upper()}{given[1:]} ({reference.label}) does not work here: {why}."
     same = ": the trials that there was time for do not tell it from noise" if gain.verdict == SAME else ""
     return f"That is {gain} the speed of {given} ({reference.label}){same}."
-
-
-def untried_sentences(untried: Sequence[Combination]) -> list[str]:
-    if not untried:
-        return []
-    named = "; ".join(combination.label for combination in untried[:NAMED_UNTRIED])
-    more = f"; and {len(untried) - NAMED_UNTRIED} more" if len(untried) > NAMED_UNTRIED else ""
-    return [f"Not tried for lack of time: {named}{more}."]

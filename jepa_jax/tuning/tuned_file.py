@@ -5,7 +5,6 @@ What the user writes on the command line wins over the file, and the file over t
 """
 
 import dataclasses
-import functools
 import json
 import pathlib
 from collections.abc import Collection, Mapping
@@ -14,10 +13,12 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
+from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
+from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.runtime.provenance import describe_hardware
-from jepa_jax.tuning.settings import KNOBS, Combination, with_keys
+from jepa_jax.tuning.settings import KNOBS, Combination
 
 KIND, VERSION = "jepa_jax.tuned", 1
 MACHINE_KEYS = ("cpu", "cores", "gpu_name")
@@ -29,8 +30,7 @@ NO_SPEED_KEYS = ("data.dir", "data.seed", "data.on_error", "data.num_train", "da
 
 def write_tuned(path: str | pathlib.Path, combination: Combination, **facts: Any) -> None:
     """Writes the settings of a combination; `facts`: samples_per_sec, confirmed, hardware, config, text and so on."""
-    overrides = {key: getattr(combination, knob) for knob, key in KNOBS.items()}
-    write_json(path, {"kind": KIND, "version": VERSION, "overrides": overrides, **facts})
+    write_json(path, {"kind": KIND, "version": VERSION, "overrides": combination.as_overrides(), **facts})
 
 
 def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     return tuned
 
 
-def use_tuned(config: Any, path: str, explicit: Collection[str], console: Console) -> Any:
+def use_tuned(config: Config, path: str, explicit: Collection[str], console: Console) -> Config:
     """Returns a config with the settings of a file; says what it changed, and warns if the speed may not hold here."""
     tuned = read_tuned(path)
     for line in doubts(config, tuned, describe_hardware(None)):
@@ -67,11 +67,11 @@ def use_tuned(config: Any, path: str, explicit: Collection[str], console: Consol
     return config
 
 
-def apply_tuned(config: Any, tuned: Mapping[str, Any], explicit: Collection[str] = ()) -> tuple[Any, list[str]]:
+def apply_tuned(config: Config, tuned: Mapping[str, Any], explicit: Collection[str] = ()) -> tuple[Config, list[str]]:
     """Returns a config with the file's values, except those of `explicit` keys, and lines that say what was done."""
-    lines, changes, as_measured = [], {}, True
+    lines, changes, as_measured, before = [], {}, True, flatten(config)
     for key, value in tuned["overrides"].items():
-        given = functools.reduce(getattr, key.split("."), config)
+        given = before[key]
         if given == value:
             continue
         if key in explicit:
@@ -84,13 +84,13 @@ def apply_tuned(config: Any, tuned: Mapping[str, Any], explicit: Collection[str]
     promised = tuned.get("samples_per_sec")
     if promised and as_measured:
         lines.append(f"tuned: {promised:,.0f} images/s were measured with these settings")
-    changed = with_keys(config, changes)
+    changed = changed_config(config, changes)
     if changed.data.batch_size != config.data.batch_size:
         lines.append(rate_line(changed, config.data.batch_size))
     return changed, lines
 
 
-def rate_line(config: Any, batch_before: int) -> str:
+def rate_line(config: Config, batch_before: int) -> str:
     """Says what another batch means for the learning rate."""
     optim, batch = config.optim, config.data.batch_size
     before, after = (
@@ -104,7 +104,7 @@ def rate_line(config: Any, batch_before: int) -> str:
     )
 
 
-def doubts(config: Any, tuned: Mapping[str, Any], hardware: Mapping[str, Any]) -> list[str]:
+def doubts(config: Config, tuned: Mapping[str, Any], hardware: Mapping[str, Any]) -> list[str]:
     """Returns why the speed in the file may not be reached here: another machine, another model, other data."""
     found = []
     there = tuned.get("hardware") or {}

@@ -205,7 +205,7 @@ def test_a_diverging_run_stops_with_the_step_the_terms_and_the_last_good_checkpo
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (dict(data__batch_size=4096), r"config.data.batch_size = 4096: the train split has 96 images"),
+        (dict(data__batch_size=4096), r"config.data.batch_size = 4096: the train split has 96 samples"),
         (dict(data__source="cifar10", data__dir="nowhere", data__image_size=32), r"nowhere.*prepare_data"),
         (dict(data__source="imagenet"), r"data.source = imagenet"),
         (dict(model__patch_size=64), r"model.patch_size = 64"),

@@ -4,8 +4,10 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tomllib
 
 import jsonschema
 import pytest
@@ -13,10 +15,12 @@ import pytest
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 from jepa_jax.base.files import write_json
+from jepa_jax.base.signals import Interrupted
+from jepa_jax.program.config import load_config
 from jepa_jax.tuning import sweep as sweep_module
 from jepa_jax.tuning import trial_process
 from jepa_jax.tuning.rows import Figures, SweepRow, TrialResult, rows_to_json, skip_larger
-from jepa_jax.tuning.settings import Combination, grid_values, study_flags, with_study
+from jepa_jax.tuning.settings import FLAGS, Combination, grid, grid_values
 from jepa_jax.tuning.sweep import Sweep, interleaved, load_document, make_document, open_trials, run_sweep, summarise
 from tests.tiny import tiny_config
 
@@ -83,7 +87,7 @@ def test_flags_not_given_are_the_configs_own(make):
         "pipelines": ["grain"],
     }  # fmt: skip
     sweep = make(batch_sizes="32,8,8", pipelines="device,grain")
-    assert [(c.batch_size, c.pipeline) for c in sweep.combinations] == [
+    assert [(c.batch_size, c.pipeline) for c in grid(sweep.values)] == [
         (8, "device"), (8, "grain"), (32, "device"), (32, "grain"),
     ]  # fmt: skip
 
@@ -106,38 +110,11 @@ def test_values_that_cannot_be_are_refused_by_flag(flag, text, words):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "profiling" / "sweeps").glob("*.toml")), ids=lambda path: path.stem)
-def test_study_files_are_flags_of_the_command(path):
-    from jepa_jax.config.schema import load_config_file
-
-    expanded = with_study(["script", f"--study={path}", "--repeats=1", "--output_json=x"])
-    given = dict(argument.lstrip("-").split("=", 1) for argument in expanded[1:] if "=" in argument)
-    assert expanded[1].startswith("--config=") and given["repeats"] == "1" and "study" not in given
-    assert sum("repeats" in argument for argument in expanded) == 1  # the command line wins
-    config = load_config_file(str(ROOT / given["config"]))
-    sweep = Sweep(config, "", grid_values(config, given), pathlib.Path("x.json"))
-    assert f"{len(sweep.combinations)} combinations" in path.read_text()
-
-
-def test_a_study_file_with_a_flag_that_there_is_not_is_refused(tmp_path):
-    path = tmp_path / "study.toml"
-    path.write_text("batch_size = [8]\n")
-    with pytest.raises(UserError, match="batch_size is not one of batch_sizes"):
-        study_flags(path)
-    path.write_text("use_dummy_data = true\nresume_it =")
-    with pytest.raises(UserError, match="not TOML"):
-        study_flags(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        with_study(["script", f"--study={tmp_path / 'none.toml'}"])
-
-
-def test_a_study_may_be_named_in_two_words(tmp_path):
-    path = tmp_path / "study.toml"
-    path.write_text("repeats = 2\n")
-    expected = ["script", "--repeats=2", "--resume"]
-    assert with_study(["script", "--study", str(path), "--resume"]) == expected
-    assert with_study(["script", f"--study={path}", "--resume"]) == expected
-    with pytest.raises(UserError, match="no file"):
-        with_study(["script", "--study"])
+def test_study_files_have_as_many_combinations_as_they_say(path):
+    entries = tomllib.loads(path.read_text())
+    texts = {flag: ",".join(map(str, entries[flag])) for flag in FLAGS if flag in entries}
+    combinations = grid(grid_values(load_config(entries["config"]), texts))
+    assert f"{len(combinations)} combinations" in path.read_text()
 
 
 def test_a_row_is_what_its_repeats_say_together():
@@ -180,7 +157,8 @@ def test_larger_batches_than_one_that_ran_out_of_memory_are_skipped_all_else_equ
 
 
 @pytest.mark.parametrize(
-    ("stop", "code"), [(KeyboardInterrupt(), EXIT_INTERRUPTED), (processes.Terminated(), EXIT_TERMINATED)]
+    ("stop", "code"),
+    [(KeyboardInterrupt(), EXIT_INTERRUPTED), (Interrupted(signal.SIGTERM), EXIT_TERMINATED)],
 )
 def test_an_interruption_loses_nothing_and_resume_measures_nothing_twice(make, trials, stop, code):
     sweep = make(batch_sizes="8,16,32")
@@ -204,7 +182,7 @@ def kill_in_first_trial(sweep, result):
     sweep.experiment.save(make_document(*load_document(sweep, resume=False)))
     folder = sweep.experiment.folder / "000_round0"
     folder.mkdir(parents=True)
-    write_json(folder / "request.json", sweep.request(sweep.combinations[0]).to_dict())
+    write_json(folder / "request.json", sweep.request(grid(sweep.values)[0]).to_dict())
     write_json(folder / "result.json", result.to_dict())
 
 
