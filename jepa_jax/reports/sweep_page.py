@@ -1,5 +1,6 @@
 """The results of a sweep, or of a search for settings: one page, and a Markdown table."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from jepa_jax.reports.tables import markdown_table
 from jepa_jax.tuning.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.tuning.settings import Combination
 
-Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep
-SweepRow = Mapping[str, Any]
-Measure = Callable[[SweepRow], float | None]
+Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
+JsonRow = Mapping[str, Any]  # one of the rows
+Measure = Callable[[JsonRow], float | None]
 
 MOST_LINES = 6  # of a chart: those of the fastest rows
 STATUS_WORDS = {"ok": "measured", "pending": "not yet measured"}  # others are read as they are written
@@ -31,38 +32,35 @@ EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none 
 
 
 def _field(name: str, factor: float = 1.0) -> Measure:
-    def measure(row: SweepRow) -> float | None:
+    def measure(row: JsonRow) -> float | None:
         value = number(row.get(name))
         return None if value is None else factor * value
 
     return measure
 
 
-def interval_percent(row: SweepRow) -> float | None:
+def interval_percent(row: JsonRow) -> float | None:
     """Returns half the width of the speed's interval in percent of the speed."""
     interval, speed = row.get("samples_per_sec_ci95"), speed_of(row)
     return 50 * (interval[1] - interval[0]) / speed if interval and speed else None
 
 
-def memory_gib(row: SweepRow) -> float | None:
+def memory_gib(row: JsonRow) -> float | None:
     """Returns the peak of the device's allocator, or of the processes where there is none."""
     memory = number(row.get("peak_memory_bytes") or row.get("process_memory_bytes"))
     return None if memory is None else memory / GIB
 
 
-def has_finite_loss(row: SweepRow) -> bool:
+def has_finite_loss(row: JsonRow) -> bool:
     """Returns whether all losses of a row were finite."""
     return row.get("finite", True) is not False
 
 
-def label_of(row: SweepRow) -> str:
+def label_of(row: JsonRow) -> str:
     return Combination.from_dict(row["combination"]).label
 
 
-def three_digits(value: float) -> str:
-    return short(value, 3)
-
-
+three_digits = functools.partial(short, digits=3)
 speed_of = _field("samples_per_sec")
 wait_percent = _field("data_wait_fraction", 100)
 # Column of both tables -> its value in a row, how the value is written.
@@ -80,7 +78,7 @@ COLUMNS: dict[str, tuple[Measure, Callable[[float], str]]] = {
 }
 
 
-def figure_cells(rows: Sequence[SweepRow]) -> dict[str, list[Cell]]:
+def figure_cells(rows: Sequence[JsonRow]) -> dict[str, list[Cell]]:
     """Returns column -> cells; only rows that were measured have figures, and columns without any are left out."""
     columns = {}
     for name, (measure, show) in COLUMNS.items():
@@ -90,11 +88,11 @@ def figure_cells(rows: Sequence[SweepRow]) -> dict[str, list[Cell]]:
     return columns
 
 
-def fastest_first(rows: Iterable[SweepRow]) -> list[SweepRow]:
+def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
     return sorted(rows, key=lambda row: -(speed_of(row) or 0.0))
 
 
-def status_words(row: SweepRow) -> str:
+def status_words(row: JsonRow) -> str:
     """Returns how a row ended; for a measured one, what is wrong with it."""
     if row["status"] == "ok" and not has_finite_loss(row):
         return "loss not finite"
@@ -103,7 +101,7 @@ def status_words(row: SweepRow) -> str:
     return STATUS_WORDS.get(row["status"]) or str(row["status"]).replace("_", " ")
 
 
-def sweep_markdown(rows: Sequence[SweepRow]) -> str:
+def sweep_markdown(rows: Sequence[JsonRow]) -> str:
     """Returns a table of every row, the fastest first."""
     rows = fastest_first(rows)
     columns = figure_cells(rows)
@@ -151,7 +149,7 @@ def sweep_page(document: Document) -> Page:
     )
 
 
-def sweep_headline(rows: Sequence[SweepRow], best: SweepRow | None, conclusion: Mapping[str, Any]) -> PageSection:
+def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Mapping[str, Any]) -> PageSection:
     """Returns the most important figures."""
     if best is None:
         return absent_section("", "No combination was measured.")
@@ -183,15 +181,15 @@ def choice_card(conclusion: Mapping[str, Any]) -> Card:
 
 
 def sweep_series(
-    rows: Iterable[SweepRow],
-    name: Callable[[SweepRow], str],
+    rows: Iterable[JsonRow],
+    name: Callable[[JsonRow], str],
     x: str,
     y: Measure,
     best: Measure = speed_of,
     intervals: bool = False,
 ) -> list[Series]:
     """Returns one line per name; where several rows have one x, the one with the largest `best` is shown."""
-    chosen: dict[str, dict[float, SweepRow]] = {}
+    chosen: dict[str, dict[float, JsonRow]] = {}
     for row in sorted(rows, key=lambda row: best(row) or 0.0):
         if y(row) is not None:
             label = name(row)
@@ -204,11 +202,11 @@ def sweep_series(
     return lines
 
 
-def _values(rows: Iterable[SweepRow], knob: str) -> list[int]:
+def _values(rows: Iterable[JsonRow], knob: str) -> list[int]:
     return sorted({row["combination"][knob] for row in rows})
 
 
-def speed_chart(rows: Sequence[SweepRow]) -> Card:
+def speed_chart(rows: Sequence[JsonRow]) -> Card:
     return line_chart(
         "Throughput against batch size",
         sweep_series(rows, lambda row: row["combination"]["precision"], "batch_size", speed_of, intervals=True),
@@ -221,11 +219,11 @@ def speed_chart(rows: Sequence[SweepRow]) -> Card:
     )
 
 
-def memory_chart(rows: Sequence[SweepRow], header: Mapping[str, Any]) -> Card:
+def memory_chart(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> Card:
     """Returns the largest memory at each batch size, by precision and remat, below the memory there is."""
     several = len({row["combination"]["remat"] for row in rows}) > 1
 
-    def name(row: SweepRow) -> str:
+    def name(row: JsonRow) -> str:
         combination = row["combination"]
         return combination["precision"] + (f", remat {combination['remat']}" if several else "")
 
@@ -244,7 +242,7 @@ def memory_chart(rows: Sequence[SweepRow], header: Mapping[str, Any]) -> Card:
     )
 
 
-def wait_chart(rows: Sequence[SweepRow], best: SweepRow | None) -> Card:
+def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
     """Returns the wait for data of rows that use the loader, where possible with the other settings of the choice."""
     loaded = [row for row in rows if row["combination"]["pipeline"] != "device"]
     others = ("precision", "remat", "grad_accum_steps")
@@ -286,7 +284,7 @@ def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
     return PageSection(title, [Card("", [Table(rows, header)], note)])
 
 
-def combination_section(rows: Sequence[SweepRow], best: SweepRow | None) -> PageSection:
+def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> PageSection:
     """Returns every row, the fastest first, in a table that can be sorted."""
     rows = fastest_first(rows)
     values = {name: [row["combination"][name] for row in rows] for name in KNOB_WORDS}
@@ -306,7 +304,7 @@ def combination_section(rows: Sequence[SweepRow], best: SweepRow | None) -> Page
     return PageSection("All combinations", [Card("", [table], note)])
 
 
-def failure_sections(rows: Sequence[SweepRow]) -> list[PageSection]:
+def failure_sections(rows: Sequence[JsonRow]) -> list[PageSection]:
     """Returns the rows that were not measured, or not soundly, and why; nothing if there are none."""
     listed = [
         [label_of(row), status_words(row), row.get("reason")] for row in rows if row["status"] not in ("ok", "pending")
