@@ -8,6 +8,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.data.facts import data_facts
+from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.provenance import num_cores
 from jepa_jax.tuning.settings import Combination, grid_values
 
@@ -152,7 +153,7 @@ def make_space(
         return tuple(dict.fromkeys([present, *(given[flag] if texts.get(flag) else default)]))
 
     pipelines = ["grain"] + (["device"] if fits_on_device(config.data, use_dummy_data) else [])
-    remats = ["none"] + ([] if config.model.name == "patchnet" else ["full"])
+    remats = ["none"] + (["full"] if allows_remat(config) else [])
     batches = values("batch_sizes", own.batch_size, ()) if texts.get("batch_sizes") else ()
     return SearchSpace(
         num_workers=tuple(sorted(values("num_workers", own.num_workers, worker_counts(num_cores())))),
@@ -163,6 +164,14 @@ def make_space(
         batch_sizes=tuple(sorted(batches)),
         fixed_batch=parse_fixed_batch(fixed_batch, own.batch_size),
     )
+
+
+def allows_remat(config: Config) -> bool:
+    """Returns whether the encoder has something to recompute."""
+    try:
+        return bool(changed_config(config, {"train.remat": "full"}))
+    except UserError:
+        return False
 
 
 def worker_counts(cores: int) -> list[int]:

@@ -19,7 +19,7 @@ from jepa_jax.tuning.search_space import SearchSpace, make_space, worker_counts
 from jepa_jax.tuning.search_trials import Limits, SearchTrial, program_of
 from jepa_jax.tuning.settings import Combination
 from jepa_jax.tuning.tune import TuneOptions, parse_budget, tune
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 GIB = 2**30
 SPACE = SearchSpace((0, 2, 4, 8), ("float32", "bfloat16"), ("none", "full"), ("grain", "device"))
@@ -361,6 +361,11 @@ class TestCommand:
 @pytest.mark.parametrize("cores, workers", [(1, [0, 1]), (2, [0, 1, 2]), (12, [0, 3, 6, 12]), (64, [0, 16])])
 def test_workers_worth_a_try(cores, workers):
     assert worker_counts(cores) == workers
+
+
+def test_remat_is_tried_only_where_there_is_something_to_recompute():
+    assert make_space(tiny_config(), {}).remats == ("none",)
+    assert make_space(tiny_masked_config("ijepa"), {}).remats == ("none", "full")
 
 
 def test_a_set_is_tried_on_the_device_only_if_it_is_small(tmp_path):

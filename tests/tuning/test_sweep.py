@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import tomllib
 
@@ -16,6 +15,7 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted
+from jepa_jax.cli.sweep import main as sweep_command
 from jepa_jax.program.config import load_config
 from jepa_jax.tuning import sweep as sweep_module
 from jepa_jax.tuning import trial_process
@@ -304,16 +304,13 @@ def test_real_trials_make_a_file_as_the_schema_says(real):
     assert len(list(SCHEMA.iter_errors(document))) == 2  # the check can fail
 
 
-def test_the_command_ends_with_an_object_and_an_exit_code(tmp_path):
+def test_the_command_ends_with_an_object_and_an_exit_code(tmp_path, capsys):
     output = tmp_path / "new" / "sweep.json"
-    script, config = ROOT / "scripts" / "profile_throughput.py", ROOT / "tests" / "tiny_config.py"
-    command = [sys.executable, str(script), f"--config={config}", "--grad_accum=3", f"--output_json={output}"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    last = json.loads(run.stdout.splitlines()[-1])
-    assert run.returncode == 1 and last["refused"] == 1 and last["best"] is None, run.stderr  # nothing was measured
+    flags = [f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--grad_accum=3", f"--output_json={output}"]
+    assert sweep_command(flags) == 1  # nothing was measured
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["refused"] == 1 and last["best"] is None
     SCHEMA.validate(json.loads(output.read_text()))
-    assert output.with_suffix(".html").exists() and "| 16 |" in output.with_suffix(".md").read_text()
-    again = subprocess.run(command, capture_output=True, text=True)
-    assert again.returncode == 2 and "holds a sweep already; continue it with --resume" in again.stderr.replace(
-        "\n", " "
-    )
+    assert output.with_suffix(".html").exists() and "16" in output.with_suffix(".md").read_text()
+    assert sweep_command(flags) == 2
+    assert "holds a sweep already; continue it with --resume" in capsys.readouterr().err

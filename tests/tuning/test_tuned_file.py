@@ -9,7 +9,7 @@ from tests.tiny import tiny_config
 
 
 def write(path, **facts):
-    combination = Combination(256, 2, 1, "bfloat16", "full", "device")
+    combination = Combination(256, 2, 1, "bfloat16", "none", "device")
     config = tiny_config().to_dict()
     facts = {"samples_per_sec": 1234.0, "hardware": {"cpu": "x", "cores": 2}, "config": config} | facts
     tuned_file.write_tuned(path, combination, **facts)
@@ -22,7 +22,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_config(tmp_pa
     config, lines = tuned_file.apply_tuned(given, tuned, explicit=("data.num_workers",))
     assert config.data.num_workers == 1 and given.data.batch_size == 16  # the given config stays as it is
     assert (config.data.batch_size, config.data.pipeline) == (256, "device")
-    assert (config.train.precision, config.train.remat) == ("bfloat16", "full")
+    assert config.train.precision == "bfloat16"
     assert any("as on the command line" in line for line in lines)
 
 
