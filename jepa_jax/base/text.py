@@ -26,9 +26,9 @@ def _of_number(write: Callable[..., str]) -> Callable[..., str]:
     """Lets a function of a number take anything; whatever is no number becomes a dash."""
 
     @functools.wraps(write)
-    def text(value: Any, *arguments: Any) -> str:
+    def text(value: Any, *arguments: Any, **options: Any) -> str:
         value = number(value)
-        return "–" if value is None else write(value, *arguments)
+        return "–" if value is None else write(value, *arguments, **options)
 
     return text
 
