@@ -1,47 +1,63 @@
-# Every target sets up .venv by itself; nothing is done twice.
+# Every target installs what it needs into .venv, once: `demo` and `plan` what they run, the others everything.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+RUN := $(VENV)/.ready-run
+PLAN := $(VENV)/.ready-plan
+DEV := $(VENV)/.ready-dev
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: help setup demo plan test lint format clean
+.PHONY: help setup demo plan test test-all lint format clean
 help:
-	@echo "make demo    train the quickstart config on embedded data, print accuracy before and after, write a report"
-	@echo "make plan    compile the step of configs/rapid.py for an RTX 4090, without one: does it fit, how fast can it be"
-	@echo "make test    run the tests"
-	@echo "make lint    ruff and mypy; make format mends what ruff can"
-	@echo "make clean   remove caches (not runs/)"
-	@echo "make setup   create $(VENV) with everything a developer needs (the others do it when needed)"
+	@echo "make demo      train the quickstart config on embedded data, print accuracy before and after, write a report"
+	@echo "make plan      predict whether configs/rapid.py fits an RTX 4090, and how fast it can be; needs no GPU"
+	@echo "make test      run the tests"
+	@echo "make test-all  run the tests and then those marked slow"
+	@echo "make lint      check with ruff, mypy and import-linter; make format fixes what ruff can"
+	@echo "make clean     remove caches (not runs/)"
+	@echo "make setup     create $(VENV) with everything a developer needs"
 
-setup: $(READY)
+setup: $(DEV)
 
-$(READY): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $(READY)
+	$(INSTALL) .
+	@touch $@
 
-demo: $(READY)
-	$(BIN)/python scripts/train.py --config=configs/quickstart.py --workdir=runs/quickstart
-	@$(BIN)/python scripts/show_summary.py --workdir=runs/quickstart
+$(PLAN): $(RUN)
+	$(INSTALL) '.[plan]'
+	@touch $@
 
-# The wheel's own assembler is used, never a CUDA toolkit of this machine; GPU= and CONFIG= ask for others.
+$(DEV): $(RUN)
+	$(INSTALL) '.[dev]'
+	@touch $@ $(PLAN)
+
+demo: $(RUN)
+	$(BIN)/jepa-jax train --config=quickstart --workdir=runs/quickstart
+
+# GPU= and CONFIG= plan another GPU or config.
 GPU ?= rtx4090
-CONFIG ?= configs/rapid.py
-plan: $(READY)
-	$(BIN)/python scripts/plan.py --config=$(CONFIG) --gpu=$(GPU) --novariants
+CONFIG ?= rapid
+plan: $(PLAN)
+	$(BIN)/jepa-jax plan --config=$(CONFIG) --gpu=$(GPU) --novariants
 
-test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests
+test: $(DEV)
+	$(PYTEST) tests
 
-lint: $(READY)
+test-all: test
+	$(PYTEST) -m slow tests
+
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy jepa_jax
+	$(BIN)/lint-imports
 
-format: $(READY)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build

@@ -1,10 +1,84 @@
-"""Train and evaluate joint-embedding self-supervised models in JAX."""
+"""Trains and evaluates self-supervised vision models in JAX.
 
-from typing import Any
+    config = jepa_jax.get_config("quickstart", {"train.max_steps": 100})
+    summary = jepa_jax.train(config, "runs/quickstart")
+    encoder = jepa_jax.load_encoder("runs/quickstart")
+
+Importing this package is cheap and has no side effect: jax is imported by the functions, when they are called.
+"""
+
+import importlib
+import pathlib
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import Config
+    from jepa_jax.evals.inference import FrozenEncoder
+
+__all__ = ["get_config", "load_encoder", "train"]
+
+# Imported here, the folder `jepa_jax/train` cannot replace the function of that name later.
+importlib.import_module("jepa_jax.train")
 
 
-def load_encoder(workdir: str, *, batch_size: int = 256) -> Any:
-    """The trained encoder of a run as a function from uint8 images to features; see `jepa_jax.inference`."""
-    from jepa_jax.evals.inference import load_encoder  # jax starts here, not at import
+def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **keywords: Any) -> "Config":
+    """Returns a complete, checked config.
+
+    Args:
+        reference: name of a shipped config, `FILE.py` or `FILE.py:ARGUMENT`.
+        overrides: keys to change, e.g. `{"optim.lr": 0.1}`.
+        **keywords: the same with "." written "__", e.g. `optim__lr=0.1`.
+
+    Raises:
+        UserError: no such config, or keys and values that it cannot have.
+    """
+    _start_quietly()
+    from jepa_jax.program.config import load_config
+
+    return load_config(reference, {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}})
+
+
+def train(config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto") -> dict[str, Any]:
+    """Trains as `config` says in the folder `workdir`; returns the content of its summary.json.
+
+    Args:
+        config: what `get_config` returns.
+        workdir: folder of the run: config, metrics, checkpoints, report.
+        resume: "auto" continues from the newest checkpoint if there is one, "never" refuses a folder that holds a run,
+            "must" refuses one without.
+
+    Raises:
+        UserError: something to fix, such as a key of the config or the data; the message says what.
+    """
+    from jepa_jax.base.console import Console
+    from jepa_jax.cli.train import train_with_report
+
+    return train_with_report(config, workdir, resume=resume, console=Console())
+
+
+def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "FrozenEncoder":
+    """Returns the encoder of a run's newest checkpoint, which maps uint8 images [N, H, W, C] to features [N, F].
+
+    Args:
+        workdir: folder of the run.
+        batch_size: images per call of the compiled encoder.
+    """
+    _start_quietly()
+    from jepa_jax.evals.inference import load_encoder
 
     return load_encoder(workdir, batch_size=batch_size)
+
+
+def _start_quietly() -> None:
+    """Imports jax without remarks about a missing GPU driver."""
+    from jepa_jax.runtime.platforms import import_jax
+
+    import_jax()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("jepa_jax")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,8 +12,8 @@ import time
 import jax
 import numpy as np
 from absl import app, flags
-from ml_collections import ConfigDict
 
+from jepa_jax.config.groups import AugmentConfig, GrayscaleConfig, JitterConfig, SolarizeConfig
 from jepa_jax.data.augment import augment_views
 
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Images in a batch.", lower_bound=1)
@@ -23,19 +23,12 @@ REPEATS = flags.DEFINE_integer("repeats", 10, "Measurements; the result is their
 SECONDS = flags.DEFINE_float("seconds", 0.5, "Length of a measurement.", lower_bound=0.01)
 
 
-def reference_augment() -> ConfigDict:
-    """Crop .2-1, jitter .4 .4 .2 .1 (p .8), grayscale .2, solarize .1, flip .5, normalise."""
-    return ConfigDict(
-        dict(
-            crop=dict(probability=1.0, scale=(0.2, 1.0), ratio=(3 / 4, 4 / 3), size=0),
-            flip=dict(probability=0.5),
-            jitter=dict(probability=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1),
-            grayscale=dict(probability=0.2),
-            solarize=dict(probability=0.1, threshold=128),
-            blur=dict(probability=0.0, sigma=(0.1, 2.0)),
-            mean=(0.4914, 0.4822, 0.4465),
-            std=(0.2023, 0.1994, 0.2010),
-        )
+def reference_augment() -> AugmentConfig:
+    """Returns crop .2-1, jitter .4 .4 .2 .1 (p .8), grayscale .2, solarize .1, flip .5, normalise."""
+    return AugmentConfig(
+        jitter=JitterConfig(probability=0.8),
+        grayscale=GrayscaleConfig(probability=0.2),
+        solarize=SolarizeConfig(probability=0.1),
     )
 
 

@@ -99,15 +99,15 @@ def main(argv: list[str]) -> int:
 
     def command(console):
         import numpy as np
-        from ml_collections import ConfigDict
 
+        from jepa_jax.config.groups import DataConfig
         from jepa_jax.data.sources import open_source
         from jepa_jax.runtime.allocator import keep_freed_memory
         from jepa_jax.runtime.start import start_compile_cache
 
         keep_freed_memory()
         start_compile_cache()
-        data = ConfigDict({"source": "cifar10", "dir": _DIR.value, "image_size": 32, "num_train": 0, "num_test": 0})
+        data = DataConfig(source="cifar10", dir=_DIR.value)
         splits = []
         for name in ("train", "test"):
             source = open_source(data, name)

@@ -1,10 +1,11 @@
-"""Is a leak found, and nothing else? Measures steps with a loop that keeps something of every step, or nothing.
+"""Checks that a leak is found, and nothing else: measures steps with a loop that keeps something of every step.
 
     python profiling/check_leak.py [--config=configs/quickstart.py] [--max_batches=32] [--mb_per_step=1]
 
-Kept are arrays on the device (the usual way to leak), arrays of numpy, or many small Python objects; `once` keeps
-arrays of the first steps only, which is no leak. The last line is a JSON object: for each kind whether it was flagged
-and the slope over the true one. Exit code 1 if one was missed, was off by over 20 %, or was flagged without cause.
+It keeps arrays on the device (the usual way to leak), arrays of numpy, many small Python objects, or nothing; `once`
+keeps arrays of the first steps only, which is no leak. The last line is a JSON object: for each kind whether it was
+flagged and the slope over the true one. Exit code 1 if one was missed, was off by over 20 %, or was flagged without
+cause.
 """
 
 import json
@@ -20,7 +21,7 @@ KINDS = ("nothing", "device arrays", "numpy arrays", "objects", "once")
 
 
 def keeper(kind: str, num_bytes: int):
-    """What the loop calls at each step, and the bytes a step that it leaks."""
+    """Returns what the loop calls at each step, and the bytes per step that it leaks."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -42,20 +43,20 @@ def keeper(kind: str, num_bytes: int):
 def main(argv: list[str]) -> int:
     del argv
     from jepa_jax.tuning.measurement import measure
-    from jepa_jax.tuning.trial import TrialRequest, combination_of
+    from jepa_jax.tuning.settings import Combination, TrialRequest
 
     config = _CONFIG.value
-    request = TrialRequest(config.to_dict(), combination_of(config), max_batches=_MAX_BATCHES.value)
+    request = TrialRequest(config.to_dict(), Combination.of(config), max_batches=_MAX_BATCHES.value)
     results, passed = {}, True
     for kind in KINDS:
         on_step, true = keeper(kind, round(1e6 * _LEAK.value))
         figures = measure(request, on_step=on_step)
-        slope = figures["memory_slope_bytes_per_step"]
+        slope = figures.memory_slope_bytes_per_step or 0.0
         ratio = slope / true if true else None
-        good = figures["leak"] and abs(ratio - 1) <= 0.2 if true else not figures["leak"]
+        good = not figures.leak if ratio is None else figures.leak and abs(ratio - 1) <= 0.2
         passed = passed and good
-        results[kind] = {"leak": figures["leak"], "bytes_per_step": round(slope), "slope_over_true": ratio}
-        print(f"{kind:>14}: leak {figures['leak']}, {slope / 1e6:.3f} MB a step", *figures["notes"])
+        results[kind] = {"leak": figures.leak, "bytes_per_step": round(slope), "slope_over_true": ratio}
+        print(f"{kind:>14}: leak {figures.leak}, {slope / 1e6:.3f} MB per step", *figures.notes)
     print(json.dumps({**results, "passed": passed}))
     return 0 if passed else 1
 

@@ -1,14 +1,15 @@
-"""The same sweep twice: do its intervals overlap? Is a planted slow-down found, is a knob without effect called one?
+"""Runs the same sweep twice: do its intervals overlap? Is a planted slow-down found, and a knob without effect named?
 
     python profiling/check_noise.py [--study=profiling/sweeps/cpu.toml] [--output_dir=runs/check_noise]
 
 1. The study is run twice: the intervals of the two have to overlap in at least 90 % of rows, and num_workers to have no
 effect by construction where pipeline=device loads nothing.
 2. Two trials that run the same program from the same pipeline are measured in turn, often. Both wait for each step to
-be complete, and one of them a tenth of that time longer. It has to be found slower, by 10 % within the interval
-(widened by 1 %: a process that sleeps wakes up a little late).
+be complete, and one of them a tenth of that time longer (profiling/faulty_sweep.py). It has to be found slower, by 10 %
+within the interval (widened by 1 %).
 
-What was measured is kept: the same command goes on. The last line is a JSON object; exit code 1 if anything failed.
+What was measured is kept, and the same command continues. The last line is a JSON object; exit code 1 if anything
+failed.
 """
 
 import json
@@ -18,6 +19,10 @@ import sys
 from typing import Any
 
 from absl import app, flags
+
+from jepa_jax.tuning.knob_effects import knob_effects
+from jepa_jax.tuning.rows import SweepRow
+from jepa_jax.tuning.speed_statistics import SpeedRatio, compare_speeds, fit_speeds
 
 _STUDY = flags.DEFINE_string("study", "profiling/sweeps/cpu.toml", "Sweeps num_workers with pipeline=device too.")
 _OUTPUT = flags.DEFINE_string("output_dir", "runs/check_noise", "Where results go.")
@@ -31,7 +36,7 @@ SLOWED = 1  # of the two trials, numbered from 0
 
 
 def main(argv: list[str]) -> int:
-    from jepa_jax.tuning.trial import WAITS
+    from faulty_sweep import WAITS
 
     folder = pathlib.Path(_OUTPUT.value)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +49,7 @@ def main(argv: list[str]) -> int:
     print("\n".join(entry["text"] for entry in workers))
     twins = sweep(
         folder / "slowed.json", "--pipelines=device", f"--batch_sizes={_BATCH.value}", "--num_workers=0,1",
-        f"--repeats={_REPEATS.value}", f"--inject_faults={1 - SLOWED}:wait,{SLOWED}:slow", *argv[1:],
+        f"--repeats={_REPEATS.value}", *argv[1:], faults=f"{1 - SLOWED}:wait,{SLOWED}:slow",
     )  # fmt: skip
     found = slow_down(twins["rows"])
     slower_by = WAITS["slow"]
@@ -60,17 +65,17 @@ def main(argv: list[str]) -> int:
         "rows": len(overlaps),
         "rows_overlapping": sum(overlaps),
         "noise_percent": [document["conclusion"]["noise_percent"] for document in (*sweeps, twins)],
-        "slow_down": found.as_dict(),
+        "slow_down": found.to_dict(),
     }
     print(json.dumps({**figures, **checks, "passed": all(checks.values())}))
     return 0 if all(checks.values()) else 1
 
 
-def sweep(output: pathlib.Path, *more: str) -> dict[str, Any]:
-    """The document of one sweep of the study."""
-    script = str(ROOT / "scripts" / "profile_throughput.py")
-    command = [sys.executable, script, f"--study={_STUDY.value}", f"--output_json={output}", "--resume", *more]
-    subprocess.run(command, check=True)
+def sweep(output: pathlib.Path, *more: str, faults: str = "") -> dict[str, Any]:
+    """Runs a sweep of the study and returns its document."""
+    script = [str(ROOT / "profiling" / "faulty_sweep.py"), f"--faults={faults}"]
+    flags_given = [f"--study={_STUDY.value}", f"--output_json={output}", "--resume", *more]
+    subprocess.run([sys.executable, *script, *flags_given], check=True)
     return json.loads(output.read_text())
 
 
@@ -78,19 +83,17 @@ def overlap(a: list[float] | None, b: list[float] | None) -> bool:
     return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
 
 
-def slow_down(rows: list[dict[str, Any]]):
-    """The slowed trial against its twin, which differs from it in the number of workers alone."""
-    from jepa_jax.tuning.choice import compare, fit
-
-    return compare(rows[SLOWED], rows[1 - SLOWED], fit(rows))
+def slow_down(rows: list[dict[str, Any]]) -> SpeedRatio:
+    """Compares the slowed trial with its twin, which differs from it in the number of workers alone."""
+    measured = [SweepRow.from_dict(row) for row in rows]
+    return compare_speeds(measured[SLOWED], measured[1 - SLOWED], fit_speeds(measured))
 
 
 def idle_knob(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is said of num_workers where nothing is loaded."""
-    from jepa_jax.tuning.choice import fit, knob_effects
-
-    kept = [row for row in rows if row["combination"]["pipeline"] == "device"]
-    return next(entry for entry in knob_effects(kept, fit(rows)) if entry["knob"] == "num_workers")
+    """Returns what a sweep finds about num_workers where nothing is loaded."""
+    measured = [SweepRow.from_dict(row) for row in rows]
+    kept = [row for row in measured if row.combination.pipeline == "device"]
+    return next(entry for entry in knob_effects(kept, fit_speeds(measured)) if entry["knob"] == "num_workers")
 
 
 if __name__ == "__main__":

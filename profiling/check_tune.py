@@ -1,16 +1,17 @@
-"""Tuning against the full sweep of the same settings, and what it promises against what training reaches.
+"""Compares tuning with the full sweep of the same settings, and the speed it promises with that of training.
 
     python profiling/check_tune.py [--budget=5m] [--output_dir=runs/check_tune] [--config.model.width=32 ...]
 
-1. scripts/tune.py searches within the budget. 2. scripts/profile_throughput.py measures every combination of the same
-lists. 3. The choice of the one and the best of the other are measured again, in turn. 4. scripts/train.py --tuned
-trains, in turn with trials of the choice: the speed of a shared machine changes from minute to minute, so what the
-search promised is measured again beside what training reaches (images a second without evaluations). What was measured
-is kept by 1 and 2: the same command goes on. The last line is a JSON object; exit code 0 if the choice is as fast or
-faster, the search took at most a third of the sweep's trials (of combinations with the same program and pipeline one
-counts), and training is within 10 % of the trials beside it.
+1. `jepa-jax tune` searches within the budget. 2. `jepa-jax sweep` measures every combination of the same lists. 3.
+The choice of the one and the best of the other are measured again, in turn. 4. jepa-jax train --tuned trains, in turn
+with trials of the choice: the speed of a shared machine changes from minute to minute, so what the search promised is
+measured again beside what training reaches (images per second without evaluations). What was measured is kept by 1
+and 2, and the same command continues. The last line is a JSON object; exit code 0 if the choice is as fast or faster,
+the search took at most a third of the sweep's trials (of combinations with the same program and pipeline one counts),
+and training is within 10 % of the trials beside it.
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -20,8 +21,13 @@ from typing import Any
 
 from absl import app, flags
 
+from jepa_jax.base.runner import Runner
 from jepa_jax.studies.study import split_overrides
-from jepa_jax.tuning.noise import FASTER, SAME, t_interval, typical
+from jepa_jax.tuning.rows import SweepRow
+from jepa_jax.tuning.settings import Combination, TrialRequest
+from jepa_jax.tuning.speed_statistics import FASTER, SAME, compare_speeds, geometric_mean, t_interval
+from jepa_jax.tuning.trial_process import STOP_SECONDS, run_trial
+from jepa_jax.tuning.tuned_file import read_tuned
 
 _CONFIG = flags.DEFINE_string("config", "configs/quickstart.py", "Config file; --config.key=value is passed on.")
 _BUDGET = flags.DEFINE_string("budget", "5m", "Of the search.")
@@ -47,7 +53,7 @@ LEAN = (
 
 
 def run(script: str, *arguments: str) -> dict[str, Any]:
-    """The last line of a script, as an object; its messages pass through."""
+    """Returns the last line of a script as an object; its messages pass through."""
     command = [sys.executable, str(ROOT / "scripts" / script), *arguments]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
@@ -57,36 +63,32 @@ def run(script: str, *arguments: str) -> dict[str, Any]:
 
 def duel(
     config: Any, chosen: dict[str, Any], best: dict[str, Any], folder: pathlib.Path
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Speed of the choice over that of the best, from trials in turn."""
-    from jepa_jax.tuning.noise import compare
-    from jepa_jax.tuning.sweep_rows import new_row, with_repeat
-    from jepa_jax.tuning.trial import Combination, TrialRequest
-    from jepa_jax.tuning.trial_process import run_trial
-
-    rows = [new_row(Combination.from_dict(values)) for values in (chosen, best)]
+) -> tuple[dict[str, Any], list[SweepRow]]:
+    """Returns the speed of the choice over that of the best, from trials in turn, and their rows."""
+    runner = Runner(folder, grace=STOP_SECONDS)
+    rows = [SweepRow(Combination.from_dict(values)) for values in (chosen, best)]
     for number in range(_ROUNDS.value):
         for index in (0, 1) if number % 2 else (1, 0):
-            combination = Combination.from_dict(rows[index]["combination"])
-            request = TrialRequest(config, combination, max_batches=2 * _BATCHES.value)
-            result = run_trial(request, folder, time_limit=600.0)
-            rows[index] = with_repeat(rows[index], number, result)
-    return compare(*rows).as_dict(), rows
+            request = TrialRequest(config, rows[index].combination, max_batches=2 * _BATCHES.value)
+            result = run_trial(runner, request, time_limit=600.0)
+            rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
+    return compare_speeds(*rows).to_dict(), rows
 
 
 def trainings(
     config: Any, chosen: dict[str, Any], steps: int, folder: pathlib.Path, arguments: tuple[str, ...]
 ) -> tuple[list[float], list[float]]:
-    """Images a second of trials of the choice and of trainings with it, in turn."""
-    from jepa_jax.tuning.trial import Combination, TrialRequest
-    from jepa_jax.tuning.trial_process import run_trial
-
+    """Returns images per second of trials of the choice and of trainings with it, in turn."""
+    runner = Runner(folder / "promise", grace=STOP_SECONDS)
     request = TrialRequest(config, Combination.from_dict(chosen), max_batches=steps)
     trials, trained = [], []
     for number in range(_ROUNDS.value):
         workdir = folder / f"train_{number}"
         shutil.rmtree(workdir, ignore_errors=True)
-        trials.append(run_trial(request, folder / "promise", time_limit=600.0)["samples_per_sec"])
+        result = run_trial(runner, request, time_limit=600.0)
+        if result.figures is None:
+            raise SystemExit(f"a trial of the choice failed: {result.reason}")
+        trials.append(result.figures.samples_per_sec)
         limits = f"--config.train.max_steps={steps}"
         trained.append(run("train.py", *arguments, f"--workdir={workdir}", *LEAN, limits)["images_per_sec"])
         print(f"trial {trials[-1]:.0f}, training {trained[-1]:.0f} images/s", file=sys.stderr)
@@ -94,7 +96,7 @@ def trainings(
 
 
 def distinct_executions(rows: list[dict[str, Any]]) -> int:
-    """Programs and pipelines that a sweep has measured; a row without figures counts as itself."""
+    """Counts the programs and pipelines that a sweep has measured; a row without figures counts as itself."""
     prints = [(row["program_fingerprint"], row["pipeline_fingerprint"]) for row in rows]
     known = [pair for pair in prints if None not in pair]
     return len(set(known)) + len(prints) - len(known)
@@ -102,8 +104,6 @@ def distinct_executions(rows: list[dict[str, Any]]) -> int:
 
 def main(argv: list[str], overrides: tuple[str, ...]) -> int:
     del argv
-    from jepa_jax.tuning.tuned import read_tuned
-
     folder = pathlib.Path(_OUTPUT.value)
     shared = (f"--config={_CONFIG.value}", *overrides)
     lists = tuple(f"--{name}={flag.value}" for name, flag in _LISTS.items())
@@ -120,14 +120,14 @@ def main(argv: list[str], overrides: tuple[str, ...]) -> int:
     steps = max(30, round(_TRAIN_SECONDS.value * tuned["samples_per_sec"] / batch))
     trials_beside, trained = trainings(given, chosen, steps, folder, (*shared, f"--tuned={tuned['tuned']}"))
     ratios = [training / trial for training, trial in zip(trained, trials_beside, strict=True)]
-    reached = typical(ratios)
+    reached = geometric_mean(ratios)
     distinct = distinct_executions(json.loads((folder / "sweep.json").read_text())["rows"])
     trials = distinct * _REPEATS.value
     result = {
         "chosen": chosen,
         "best": best,
         "chosen_over_best": ratio,
-        "duel_images_per_sec": [row["samples_per_sec"] for row in rows],
+        "duel_images_per_sec": [row.samples_per_sec for row in rows],
         "tune_trials": tuned["trials"],
         "tune_combinations": tuned["combinations"],
         "sweep_trials": trials,
@@ -140,7 +140,7 @@ def main(argv: list[str], overrides: tuple[str, ...]) -> int:
         "trained_images_per_sec": trained,
         "trained_over_trials_beside": reached,
         "trained_over_trials_beside_ci95": t_interval(ratios),
-        "trained_over_promised": typical(trained) / tuned["samples_per_sec"],
+        "trained_over_promised": geometric_mean(trained) / tuned["samples_per_sec"],
         "trained_steps": steps,
         "not_slower": ratio["verdict"] in (FASTER, SAME),
         "at_most_a_third": tuned["trials"] <= trials / 3,

@@ -2,19 +2,29 @@
 
     python profiling/make_gpu_plans.py
 
-Plans are kept (see docs/guides/plan.md), so that a second run takes only what has changed. A config that is not there
-yet is left out and named.
+Plans are kept (see docs/guides/plan.md), so that a second run compiles only what has changed. Configs that do not exist
+are left out and named.
 """
 
+import argparse
+import dataclasses
 import pathlib
+import sys
+from collections.abc import Iterator
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from absl import flags
-
-from jepa_jax.cli import commands
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import write_atomically
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
 from jepa_jax.runtime import platforms
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+if TYPE_CHECKING:
+    from jepa_jax.planning.planner import Plan
+
+OUT = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results" / "gpu_plans.md"
 ONE, EIGHT = "1x1x1", "1x1x8"
 LARGE = [("a100-80,h100", ONE), ("a100-80,h100", EIGHT)]
 WANTED = {
@@ -36,79 +46,95 @@ CLAIMS = {
     "emberformer_small": "2.7 GB",
     "emberformer_large": "12-14 GB, later 23.8 GB",
 }
+COLUMNS = (
+    "config", "GPU", "batch / parts", "peak", "needed", "memory", "verdict", "largest batch",
+    "bound, images/s (set by)", "predicted, images/s", "reference's own figure",
+)  # fmt: skip
 
-_OUT = flags.DEFINE_string("out", str(ROOT / "docs" / "results" / "gpu_plans.md"), "File to write.")
-_ONLY = flags.DEFINE_list("only", [], "Configs to plan, into another --out; by default all.")
+
+@dataclasses.dataclass
+class Results:
+    """What has been planned so far, as lines of Markdown."""
+
+    rows: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+    absent: list[str] = dataclasses.field(default_factory=list)
+    peaks: dict[int, int] = dataclasses.field(default_factory=dict)  # of BATCHES
 
 
-def main(argv: list[str]) -> int:
-    commands.refuse_arguments(argv)
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("out", "FILE", "file to write", str(OUT))
+    parser.add_flag("only", "LIST", "configs to plan, into another --out; by default all", "")
 
-    def command(console):
-        with platforms.without_driver_remarks():
-            import jax  # noqa: F401
 
-        from jepa_jax.base.errors import UserError
-        from jepa_jax.base.files import write_atomically
-        from jepa_jax.config.schema import load_config_file
-        from jepa_jax.planning.plan_command import Options, make_plans
+def make_page(arguments: argparse.Namespace, console: Console) -> Result:
+    platforms.prepare_to_plan()
+    if arguments.only and arguments.out == str(OUT):
+        raise UserError(f"--only={arguments.only}: name another --out, or the page of all plans is lost")
+    names = arguments.only.split(",") if arguments.only else list(WANTED)
+    if unknown := set(names) - set(WANTED):
+        raise UserError(f"--only={arguments.only}: {', '.join(unknown)} is not one of {', '.join(WANTED)}")
+    results = Results()
+    for _ in plan_all(names, results, console):
+        write_atomically(arguments.out, page(results, finished=False))  # a run that is stopped leaves what it has
+    write_atomically(arguments.out, page(results, finished=True))
+    counts = {"rows": len(results.rows), "failures": len(results.failures), "absent": results.absent}
+    return Result([{**counts, "file": pathlib.Path(arguments.out).name}], "\n".join(results.rows))
 
-        if _ONLY.value and flags.FLAGS["out"].using_default_value:
-            raise UserError(f"--only={','.join(_ONLY.value)}: name another --out, or the page of all plans is lost")
-        rows, notes, failures, absent, peaks = [], [], [], [], {}
-        for name, targets in WANTED.items():
-            path = ROOT / "configs" / f"{name}.py"
-            if _ONLY.value and name not in _ONLY.value:
+
+def plan_all(names: list[str], results: Results, console: Console) -> Iterator[None]:
+    """Adds the plans of configs to `results`, yielding after each of their targets."""
+    from jepa_jax.config.recipe import shipped_recipes
+    from jepa_jax.planning.plan_command import PlanOptions, make_plans
+    from jepa_jax.program.config import load_config
+
+    for name in names:
+        if name not in shipped_recipes():
+            results.absent.append(name)
+            continue
+        for gpu, topology in WANTED[name]:
+            batches = BATCHES if name == "rapid" else ()
+            options = PlanOptions((gpu,), topology=topology, batch_sizes=batches, variants=False, loader=False)
+            try:
+                plans, _ = make_plans(load_config(name), options, console)
+            except UserError as error:
+                results.failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
                 continue
-            if not path.exists():
-                absent.append(name)
-                continue
-            for gpu, topology in targets:
-                batches = BATCHES if name == "rapid" else ()
-                options = Options((gpu,), topology=topology, batch_sizes=batches, variants=False, loader=False)
-                try:
-                    plans, _ = make_plans(load_config_file(str(path)), options, console)
-                except UserError as error:
-                    failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
-                    continue
-                for plan in plans:
-                    rows.append(table_row(name, plan))
-                    notes += ways_out_notes(name, plan)
-                    peaks |= {row.facts.batch_size: row.facts.peak_bytes for row in plan.batches}
-                    console.line(rows[-1])
-                # What is there stays, whatever comes.
-                write_atomically(_OUT.value, page(rows, notes, failures, absent, peaks, whole=False))
-        write_atomically(_OUT.value, page(rows, notes, failures, absent, peaks, whole=True))
-        return {"rows": len(rows), "failures": len(failures), "absent": absent, "file": pathlib.Path(_OUT.value).name}
-
-    return commands.run(command)
+            for plan in plans:
+                results.rows.append(table_row(name, plan))
+                results.notes += ways_out_notes(name, plan)
+                results.peaks |= {estimate.batch_size: estimate.facts.peak_bytes for estimate in plan.batches}
+            yield
 
 
-def table_row(name: str, plan) -> str:
-    from jepa_jax.reports.plan_report import gib, largest_text
+def table_row(name: str, plan: "Plan") -> str:
+    from jepa_jax.base.text import gib
+    from jepa_jax.planning.plan_text import largest_text
 
-    row, facts, request = plan.row, plan.row.facts, plan.request
+    estimate, request = plan.estimate, plan.request
     count = f"{request.devices} x " if request.devices > 1 else ""
-    low, high = row.speed.predicted
+    parts = request.config.train.accum_steps
+    low, high = estimate.speed.predicted
     cells = [
         f"`{name}`",
         f"{count}{request.gpu.name.removeprefix('NVIDIA ').removeprefix('GeForce ')}",
-        f"{facts.batch_size:,}" + (f" / {facts.accum_steps}" if facts.accum_steps > 1 else ""),
-        gib(facts.peak_bytes),
-        gib(row.need.total),
-        gib(row.capacity),
-        row.verdict,
+        f"{estimate.batch_size:,}" + (f" / {parts}" if parts > 1 else ""),
+        gib(estimate.need.peak),
+        gib(estimate.need.total),
+        gib(estimate.capacity),
+        estimate.verdict,
         largest_text(plan.largest[0][1]),
-        f"{row.speed.images_per_sec:,.0f} ({row.speed.limit})",
+        f"{estimate.speed.images_per_sec:,.0f} ({estimate.speed.limit})",
         f"{low:,.0f}-{high:,.0f}",
         CLAIMS.get(name, ""),
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def ways_out_notes(name: str, plan) -> list[str]:
-    """For a config that does not fit: what does, compiled."""
-    from jepa_jax.reports.plan_report import gib
+def ways_out_notes(name: str, plan: "Plan") -> list[str]:
+    """Returns what makes a config fit that does not fit as it is."""
+    from jepa_jax.base.text import gib
 
     return [
         f"- `{name}` on {plan.request.devices} x {plan.request.gpu.key} fits with {way.label}: "
@@ -117,82 +143,81 @@ def ways_out_notes(name: str, plan) -> list[str]:
     ]
 
 
-def batch_section(peaks: dict[int, int]) -> list[str]:
-    """Peak against batch, beside the straight line that fits best."""
-    import numpy as np
-
-    sizes, bytes_ = np.array(sorted(peaks)), np.array([peaks[size] for size in sorted(peaks)], float)
-    slope, fixed = np.polyfit(sizes, bytes_, 1)
-    lines = [
-        "## Memory against batch",
-        "",
-        f"`rapid` on an RTX 4090: {slope / 2**20:.2f} MiB an image and {fixed / 2**30:.2f} GiB besides.",
-        "",
-        "| batch | peak | off the line |",
-        "|---|---|---|",
-    ]
-    for size, peak in zip(sizes, bytes_, strict=True):
-        lines.append(f"| {size:,} | {peak / 2**30:.2f} GiB | {100 * (peak / (fixed + slope * size) - 1):+.2f} % |")
-    return [*lines, ""]
-
-
-def page(
-    rows: list[str], notes: list[str], failures: list[str], absent: list[str], peaks: dict[int, int], *, whole: bool
-) -> str:
-    from jepa_jax.planning import planner
-
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("jax", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
-    )
-    low, high = (f"{100 * part:.0f}" for part in planner.EFFICIENCY)
-    context, workspace, collective = (
-        f"{size >> 20} MiB" for size in (planner.CONTEXT_BYTES, planner.WORKSPACE_MOST_BYTES, planner.COLLECTIVE_BYTES)
-    )
-    columns = (
-        "config", "GPU", "batch / parts", "peak", "needed", "memory", "verdict", "largest batch",
-        "bound, images/s (set by)", "predicted, images/s", "reference's own figure",
-    )  # fmt: skip
+def page(results: Results, *, finished: bool) -> str:
+    versions = [f"{name} {metadata.version(name)}" for name in ("jax", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")]
     lines = [
         "# Plans for GPUs",
         "",
-        *([] if whole else ["**Unfinished**: the command below has not come to its end.", ""]),
+        *([] if finished else ["**Unfinished**: the command below was stopped.", ""]),
         "```",
         "python profiling/make_gpu_plans.py",
         "```",
         "",
-        f"Compiled, not measured: no GPU took part. {versions}.",
+        f"Compiled, not measured: no GPU took part. {', '.join(versions)}.",
         "The figures depend on program and compiler, not on the machine that compiles. How to read and repeat them:",
         "[guide](../guides/plan.md).",
         "",
-        "| " + " | ".join(columns) + " |",
-        "|---" * len(columns) + "|",
-        *rows,
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---" * len(COLUMNS) + "|",
+        *results.rows,
         "",
+        *explanation(),
+        "",
+        *(batch_section(results.peaks) if results.peaks else []),
+    ]
+    if results.notes:
+        lines += ["## Alternatives", "", "For configs that do not fit as they are; each was compiled.", ""]
+        lines += [*results.notes, ""]
+    if results.failures:
+        lines += ["## Not planned", "", *results.failures, ""]
+    if results.absent:
+        lines += [f"Not planned, because there is no such config yet: {', '.join(results.absent)}.", ""]
+    return "\n".join(lines)
+
+
+def explanation() -> list[str]:
+    """Returns the meaning of the columns."""
+    from jepa_jax.planning import estimate
+
+    low, high = (f"{100 * part:.0f}" for part in estimate.EFFICIENCY)
+    sizes = (estimate.CONTEXT_BYTES, estimate.WORKSPACE_MOST_BYTES, estimate.COLLECTIVE_BYTES)
+    context, workspace, collective = (f"{size >> 20} MiB" for size in sizes)
+    return [
         "- **peak**: memory of one device in the compiled step, a lower bound: what only a real device decides, such",
         "  as the workspace of cuDNN's convolutions, is not in it.",
         f"- **needed**: peak, data kept on the device and a margin: {context} for CUDA's context and libraries; for",
         f"  the workspace of convolutions what the largest one reads and writes, at most {workspace}; {collective} for",
-        f"  collectives with more than one device; {100 * planner.FRAGMENTATION:.0f} % of the peak for fragmentation.",
-        f"- **verdict**: fits up to {100 * planner.FITS_BELOW:.0f} % of the memory, tight up to 100 %.",
+        f"  collectives with more than one device; {100 * estimate.FRAGMENTATION:.0f} % of the peak for fragmentation.",
+        f"- **verdict**: fits up to {100 * estimate.FITS_BELOW:.0f} % of the memory, tight up to 100 %.",
         "- **largest batch**: over all devices, compiled and found to fit; the config is otherwise the same.",
         "- **bound**: by roofline, the time of the products at the GPU's peak rate or of the bytes at its full",
         "  bandwidth, whichever is longer. Every kernel is taken to read and write memory; where small tensors stay in",
         "  the cache, a step may be faster.",
         f"  **predicted** is {low} to {high} % of it: an assumption about what programs reach, no measurement.",
         "- References count what their own programs take, their allocator's reserve included; ours is another program.",
-        "",
     ]
-    if peaks:
-        lines += batch_section(peaks)
-    if notes:
-        lines += ["## Ways out", "", "Of configs that do not fit as they are; each was compiled.", "", *notes, ""]
-    if failures:
-        lines += ["## Not planned", "", *failures, ""]
-    if absent:
-        lines += [f"Not planned, because there is no such config yet: {', '.join(absent)}.", ""]
-    return "\n".join(lines)
 
+
+def batch_section(peaks: dict[int, int]) -> list[str]:
+    """Returns a table of peak against batch, beside the straight line that fits best."""
+    import numpy as np
+
+    sizes, measured = np.array(sorted(peaks)), np.array([peaks[size] for size in sorted(peaks)], float)
+    slope, fixed = np.polyfit(sizes, measured, 1)
+    lines = [
+        "## Memory against batch",
+        "",
+        f"`rapid` on an RTX 4090: {slope / 2**20:.2f} MiB per image and {fixed / 2**30:.2f} GiB besides.",
+        "",
+        "| batch | peak | off the line |",
+        "|---|---|---|",
+    ]
+    for size, peak in zip(sizes, measured, strict=True):
+        lines.append(f"| {size:,} | {peak / 2**30:.2f} GiB | {100 * (peak / (fixed + slope * size) - 1):+.2f} % |")
+    return [*lines, ""]
+
+
+main = Command("make_gpu_plans", __doc__, add_flags, make_page).main
 
 if __name__ == "__main__":
-    platforms.prepare_to_plan()
-    commands.main(main)
+    sys.exit(main())

@@ -1,26 +1,8 @@
-"""Put runs side by side: figures, evaluations, curves and where their configs differ, as one HTML page.
+"""Runs `jepa-jax compare`."""
 
-python scripts/compare.py runs/a runs/b [runs/c ...] [--output=comparison.html]
-"""
+import sys
 
-from absl import flags
-
-from jepa_jax.cli import commands
-
-_OUTPUT = flags.DEFINE_string("output", None, "The page; default: comparison.html beside the first run.")
-
-
-def main(argv: list[str]) -> int:
-    def command(console):
-        from jepa_jax.reports.comparison import compare, table_text
-
-        result = compare(argv[1:], _OUTPUT.value)
-        differing = ", ".join(result["differing_keys"]) or "nothing"
-        console.line(f"{table_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
-        return result
-
-    return commands.run(command)
-
+from jepa_jax.cli.compare import main
 
 if __name__ == "__main__":
-    commands.main(main)
+    sys.exit(main())

@@ -1,12 +1,18 @@
-"""What the documents point to is there, and nothing was left to fill in."""
+"""Facts about the documents: links, commands, flags and configs that they name exist."""
 
 import pathlib
 import re
+import shlex
 
 import pytest
 
+from jepa_jax.cli.flags import OVERRIDE, Parser
+from jepa_jax.cli.main import COMMANDS, find
+
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -18,8 +24,22 @@ def test_a_page_is_finished_and_its_links_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_commands_name_files_that_exist(page):
-    for name in re.findall(r"python ((?:scripts|profiling)/\w+\.py)", page.read_text()):
+def test_files_and_configs_that_a_page_names_exist(page):
+    text = page.read_text()
+    for name in re.findall(r"((?:scripts|profiling)/\w+\.py)", text):
         assert (ROOT / name).exists(), name
-    for name in re.findall(r"--config=(configs/\w+\.py)", page.read_text()):
-        assert (ROOT / name).exists(), name
+    for name in re.findall(r"--config=(?:configs/)?([a-z]\w*)", text):
+        assert (ROOT / "configs" / f"{name}.py").exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_commands_of_a_page_have_their_flags(page):
+    for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.lstrip().startswith("jepa-jax "):
+                words = shlex.split(line, comments=True)
+                assert words[1] in COMMANDS, line
+                parser = Parser("")
+                find(words[1]).add_flags(parser)
+                flags = [word.partition("=")[0] for word in words[2:] if word.startswith("--")]
+                assert all(parser.has_flag(flag) or flag.startswith(OVERRIDE) for flag in flags), line

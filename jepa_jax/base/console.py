@@ -77,7 +77,7 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, done: float, what: str, *notes: str) -> None:

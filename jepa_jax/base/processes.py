@@ -1,4 +1,4 @@
-"""Programs run as processes of their own: each with a log, stopped cleanly, and nothing of it left behind."""
+"""Runs programs as processes, each with a log; stops them cleanly, with everything that they started."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ TICK_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a process ended; `message` is the last that its log says."""
+    """How a process ended; `message` is the last error or line of its log."""
 
     exit_code: int
     timed_out: bool
@@ -42,13 +42,13 @@ def run(
     grace: float,
     on_tick: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Starts a command in its own process group, its output going to the log in `folder`, and waits.
+    """Runs a command in its own process group, with its output in the log of `folder`, and waits for its end.
 
     Args:
       environment: variables set in addition to those of this process.
-      timeout: seconds after which it is asked to stop (SIGTERM).
-      grace: seconds it has to stop by itself, then or after an exception (SIGINT), before its group is killed.
-      on_tick: called a few times a second.
+      timeout: seconds after which the process is asked to stop (SIGTERM).
+      grace: seconds that it has to stop by itself, then or after an exception (SIGINT), before its group is killed.
+      on_tick: called about twice per second.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
@@ -59,8 +59,8 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the other and waits for it
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),  # the error is the log's last line
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the other and waits for it
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),  # so that the log ends with the error
         )
     timed_out = False
     try:
@@ -86,25 +86,25 @@ def run(
     return Ended(process.returncode, timed_out, last_message(log, begin))
 
 
-def has_ended(process: subprocess.Popen) -> bool:
-    # WNOWAIT leaves the process unreaped, so that its group id cannot pass to another before the group is killed.
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    # WNOWAIT leaves the process unreaped, so that its group id is not reused before the group is killed.
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def stop_group(process: subprocess.Popen, how: signal.Signals, grace: float) -> None:
-    """Asks a process to stop and gives it time for a checkpoint; a second Ctrl-C ends the waiting."""
+def stop_group(process: subprocess.Popen[bytes], how: signal.Signals, grace: float) -> None:
+    """Asks a process to stop and gives it time for a checkpoint; a second Ctrl-C ends the wait."""
     os.kill(process.pid, how)  # to the process alone: it stops its own workers
     with contextlib.suppress(KeyboardInterrupt):
         wait_until(lambda: has_ended(process), grace)
 
 
-def kill_group(process: subprocess.Popen) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def write_process_file(folder: pathlib.Path, pid: int) -> None:
-    """Which process works in `folder`, for whoever finds it there after this one was killed."""
+    """Notes which process works in `folder`, for `stop_left_over` after this process was killed."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -112,14 +112,14 @@ def write_process_file(folder: pathlib.Path, pid: int) -> None:
 
 
 def stop_left_over(folder: pathlib.Path, grace: float) -> None:
-    """Ends a process that works in `folder` although the one that started it was killed."""
+    """Stops a process that still works in `folder` although the process which started it was killed."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError, KeyError, TypeError, ValueError):
         record = json.loads((folder / PROCESS_FILE).read_text())
         process = psutil.Process(record["pid"])
         if abs(process.create_time() - record["created"]) > 0.01:
-            return  # the number belongs to another process by now
+            return  # the id belongs to another process by now
         family = [process, *process.children(recursive=True)]
         process.terminate()
         wait_until(lambda: is_gone(process), grace)
@@ -130,7 +130,7 @@ def stop_left_over(folder: pathlib.Path, grace: float) -> None:
 
 
 def is_gone(process: "psutil.Process") -> bool:
-    """Ended, if only as a zombie: in a container the first process may never reap it."""
+    """Returns whether a process has ended, also as a zombie, which a container's first process may never reap."""
     import psutil
 
     try:
@@ -140,13 +140,14 @@ def is_gone(process: "psutil.Process") -> bool:
 
 
 def wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    """Waits for an event, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not happened():
         time.sleep(POLL_SECONDS)
 
 
 def end_with_parent(every: float = 1.0) -> None:
-    """From here on this process does not outlive the one that started it, even if that is killed with SIGKILL."""
+    """Makes this process end with the one that started it, even if that one is killed with SIGKILL."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -158,7 +159,7 @@ def end_with_parent(every: float = 1.0) -> None:
 
 
 def signal_name(exit_code: int) -> str:
-    """Of the signal that a negative exit code stands for."""
+    """Returns the name of the signal that a negative exit code stands for."""
     try:
         return signal.Signals(-exit_code).name
     except ValueError:
@@ -166,14 +167,14 @@ def signal_name(exit_code: int) -> str:
 
 
 def last_message(path: pathlib.Path, begin: int = 0) -> str:
-    """The last error of a log from `begin` on, all its lines, or else the last line; at most 400 characters."""
+    """Returns the last error of a log after byte `begin`, or its last line; at most 400 characters."""
     lines = [line.strip() for line in tail(path, begin).splitlines() if line.strip()]
     starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
     return " ".join(lines[starts[-1] if starts else -1 :]).removeprefix("error: ")[:400]
 
 
 def tail(path: pathlib.Path, begin: int = 0, size: int = 16384) -> str:
-    """The end of a file, not before byte `begin`."""
+    """Returns the end of a file after byte `begin`, at most `size` bytes."""
     with open(path, "rb") as file:
         file.seek(max(begin, os.path.getsize(path) - size))
         return file.read().decode("utf-8", "replace")
@@ -181,7 +182,7 @@ def tail(path: pathlib.Path, begin: int = 0, size: int = 16384) -> str:
 
 @contextlib.contextmanager
 def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
-    """Holds `lock_file`; a second process that asks for it is refused with a UserError."""
+    """Holds `lock_file`; raises UserError if another process does."""
     import fcntl
 
     with open(lock_file, "w") as lock:
@@ -192,24 +193,6 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
         yield
 
 
-class Terminated(BaseException):
-    """SIGTERM, as an exception, so that the process under way is stopped cleanly."""
-
-
-@contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `Terminated` here."""
-
-    def terminate(*_):
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def python_path(first: pathlib.Path) -> str:
-    """A PYTHONPATH by which another Python finds the modules in `first` before others."""
+    """Returns a PYTHONPATH with which another Python finds the modules in `first` before others."""
     return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH", "")]))

@@ -1,8 +1,9 @@
-"""Commands: flags in, one call, an exit code out."""
+"""The sub-commands of `jepa-jax`: flags in, one call, an exit code out."""
 
 import multiprocessing
 
 from jepa_jax.runtime.platforms import import_jax
 
 if multiprocessing.current_process().name != "MainProcess":
-    import_jax()  # a data worker imports the file of the command first, then Grain, which imports jax
+    # A data worker imports the file of the command first, then Grain, which imports jax with remarks about GPUs.
+    import_jax()

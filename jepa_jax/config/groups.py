@@ -95,7 +95,7 @@ class AugmentConfig(Group):
 class DataConfig(Group):
     """What is trained on, and how it is loaded."""
 
-    source: str = key("shapes", "shapes, cifar10, idx, folder, npz or tfds:<name>")
+    source: str = key("shapes", "shapes, cifar10, idx, folder, npz, tfds:<name>, or package.module:Class of your own")
     dir: str = key("", "folder or archive of the data; empty for shapes")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)
     channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)

@@ -3,25 +3,21 @@
 Order of the operations: crop (with the flip), colour jitter, grayscale, blur, solarize, normalise. The reference flips
 last; every operation in between commutes with mirroring, so the flip is folded into the crop for free.
 
-Images have any number of channels, which are treated alike; saturation, hue and grayscale need RGB. The config group
-`data.augment` is read by attribute.
+Images have any number of channels, which are treated alike; saturation, hue and grayscale need RGB.
 
 Pixels stay in 0..255 units until they are normalised: whole levels are exact in float32, so is the solarize threshold.
 Channels are separate planes [B, h, w], because a short minor axis does not vectorise.
 """
 
 import itertools
-import operator
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import channels_of
+from jepa_jax.config.groups import AugmentConfig, CropConfig, JitterConfig
 
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a central crop
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)
@@ -60,15 +56,17 @@ class Jitter(NamedTuple):
     hue: Array  # [...] shift in turns
 
 
-def augment_views(key: Array, images: Array, config: Any, num_views: int, crop: Any = None) -> Array:
+def augment_views(
+    key: Array, images: Array, config: AugmentConfig, num_views: int, crop: CropConfig | None = None
+) -> Array:
     """Returns independent normalised views [V, B, h, w, C] in float32.
 
     Args:
       key: one key for the batch; the draws do not depend on how the batch is laid out over devices.
       images: [B, H, W, C] in uint8, or in floats within 0..1.
-      config: the config group `data.augment`; an operation of probability 0 is not compiled.
+      config: an operation of probability 0 is not compiled.
       num_views: V.
-      crop: used instead of `config.crop`, e.g. for small crops; it has the same attributes.
+      crop: used instead of `config.crop`, e.g. for small crops.
     """
     crop = config.crop if crop is None else crop
     draws = draw(key, (num_views, len(images)))
@@ -78,7 +76,7 @@ def augment_views(key: Array, images: Array, config: Any, num_views: int, crop: 
     return normalise_levels(jnp.stack(planes, axis=-1), config.mean, config.std)
 
 
-def augment_planes(draws: dict[str, Array], rows: Array, config: Any, crop: Any) -> Planes:
+def augment_planes(draws: dict[str, Array], rows: Array, config: AugmentConfig, crop: CropConfig) -> Planes:
     """Returns one view of each image, made of rows [B, H, C, W] in 0..255 and the numbers drawn for it."""
     _, height, channels, width = rows.shape
     out_height, out_width = (crop.size, crop.size) if crop.size else (height, width)
@@ -121,7 +119,7 @@ def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
     }
 
 
-def whole_view(images: Array, config: Any, size: int | None) -> Array:
+def whole_view(images: Array, config: AugmentConfig, size: int | None) -> Array:
     """Returns the normalised images, resized to `size` pixels per side unless it is None."""
     view = normalise(images, config.mean, config.std)
     if size is None or images.shape[1:3] == (size, size):
@@ -149,9 +147,7 @@ def normalise_levels(pixels: Array, mean: tuple[float, ...], std: tuple[float, .
 # --- crop ---
 
 
-def sample_boxes(
-    uniform: Array, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> Boxes:
+def sample_boxes(uniform: Array, height: int, width: int, scale: tuple[float, ...], ratio: tuple[float, ...]) -> Boxes:
     """Returns the boxes of RandomResizedCrop from 22 uniform numbers per image [..., 22].
 
     The area is uniform in `scale` times the image's and the aspect log-uniform in `ratio`. The first of 10 tries that
@@ -185,7 +181,7 @@ def place(uniform: Array, free: Array) -> Array:
     return jnp.minimum(jnp.floor(uniform * (free + 1)), free)
 
 
-def central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
+def central_box(height: int, width: int, ratio: tuple[float, ...]) -> tuple[int, int, int, int]:
     """Returns the largest central box (top, left, height, width) whose aspect lies within `ratio`."""
     box_height, box_width = height, width
     if width / height < ratio[0]:
@@ -242,7 +238,7 @@ def grey(planes: Planes) -> Array:
     return GREY_WEIGHTS[0] * red + GREY_WEIGHTS[1] * green + GREY_WEIGHTS[2] * blue
 
 
-def sample_jitter(uniform: Array, config: Any) -> Jitter:
+def sample_jitter(uniform: Array, config: JitterConfig) -> Jitter:
     """Returns the parameters of ColorJitter from 5 uniform numbers per image [..., 5].
 
     Factors are uniform in [max(0, 1 - s), 1 + s], the hue in [-h, h], and the order is one of 24.
@@ -366,39 +362,3 @@ def blur_axis(plane: Array, sigma: Array, apply: Array, axis: int) -> Array:
     padded = jnp.pad(plane, padding, mode="reflect")
     shifted = [jax.lax.slice_in_dim(padded, tap, tap + size, axis=axis) for tap in range(taps)]
     return sum((kernel[..., tap, None, None] * shifted[tap] for tap in range(taps)), start=jnp.zeros_like(plane))
-
-
-# --- configuration ---
-
-
-def augment_problems(data: Any) -> Iterator[tuple[str, str]]:
-    """Yields (key, what is wrong with it) for settings of the config group `data` that cannot make views.
-
-    This is about ranges and channels; the limits of single numbers are checked with their keys.
-    """
-    augment, channels = data.augment, channels_of(data)
-    ranges = {"crop.scale": augment.crop.scale, "crop.ratio": augment.crop.ratio, "blur.sigma": augment.blur.sigma}
-    for name, (low, high) in ranges.items():
-        if not 0 < low <= high:
-            yield f"data.augment.{name}", "needs (smallest, largest) with 0 < smallest <= largest"
-    for name, values in {"mean": augment.mean, "std": augment.std}.items():
-        if len(values) != channels:
-            yield f"data.augment.{name}", f"has {len(values)} numbers for data.channels = {channels}; give one each"
-    if min(augment.std, default=1) <= 0:
-        yield "data.augment.std", "must be above 0"
-    colour = {"grayscale.probability": augment.grayscale.probability}
-    if augment.jitter.probability > 0:
-        colour |= {"jitter.saturation": augment.jitter.saturation, "jitter.hue": augment.jitter.hue}
-    for name, strength in colour.items():
-        if strength > 0 and channels != 3:
-            yield f"data.augment.{name}", f"needs RGB images, data.channels is {channels}; set it to 0"
-
-
-def check_augment(data: Any) -> None:
-    """Raises UserError with all `augment_problems` of the config group `data`."""
-    problems = []
-    for key, why in augment_problems(data):
-        value = operator.attrgetter(key.removeprefix("data."))(data)
-        problems.append(f"config.{key} = {value}: {why}")
-    if problems:
-        raise UserError("\n".join(problems))

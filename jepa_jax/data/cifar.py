@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -22,16 +23,16 @@ PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batc
 LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
-Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [N, 32, 32, 3] and labels [N] of one file
+ImagesAndLabels = tuple[np.ndarray, np.ndarray]  # uint8 [N, 32, 32, 3] and [N] of one file
 
 
-def read_cifar10(directory: str, split: str) -> Arrays:
-    """Reads images uint8 [N, 32, 32, 3] and labels int32 [N] of one split; `directory` may be the archive itself."""
-    if not directory:
-        raise UserError(f"data.dir is empty: cifar10 needs the folder of its files; {_fix('data/cifar10')}")
-    path = pathlib.Path(directory).expanduser()
+def read_cifar10(data: DataConfig, split: str) -> Arrays:
+    """Reads images uint8 [N, 32, 32, 3] and labels int32 [N] of one split; `data.dir` may be the archive itself."""
+    if not data.dir:
+        raise UserError(f"config.data.dir is empty: cifar10 needs the folder of its files; {_fix('data/cifar10')}")
+    path = pathlib.Path(data.dir).expanduser()
     if not path.exists():
-        raise UserError(f"data.dir = {directory}: no such file or folder; {_fix(path)}")
+        raise UserError(f"config.data.dir = {data.dir}: no such file or folder; {_fix(path)}")
     if path.is_file():
         return _read_archive(path, split)
     layouts = [(folder, names[split]) for folder in (path, *(path / n for n in LAYOUTS)) for names in LAYOUTS.values()]
@@ -46,7 +47,7 @@ def read_cifar10(directory: str, split: str) -> Arrays:
         if len(missing) < len(names):
             raise UserError(f"{folder / missing[0]}: missing; {_fix(path)}")
     wanted = " nor ".join((BINARY[split][0], PYTHON[split][0], *ARCHIVES))
-    raise UserError(f"data.dir = {directory}: found neither {wanted}; {_fix(path)}")
+    raise UserError(f"config.data.dir = {data.dir}: found neither {wanted}; {_fix(path)}")
 
 
 def _read(file: pathlib.Path) -> bytes:
@@ -86,7 +87,7 @@ def _parse_all(contents: list[bytes], names: list[str], where: pathlib.Path) -> 
     return {"image": images, "label": labels.astype(np.int32)}
 
 
-def _parse_binary(data: bytes, file: pathlib.Path) -> Batch:
+def _parse_binary(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
     expected = IMAGES_PER_FILE * RECORD
     if len(data) != expected:
         raise UserError(
@@ -97,7 +98,7 @@ def _parse_binary(data: bytes, file: pathlib.Path) -> Batch:
     return _images(records[:, 1:]), _checked_labels(records[:, 0], file)
 
 
-def _parse_python(data: bytes, file: pathlib.Path) -> Batch:
+def _parse_python(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
@@ -131,7 +132,7 @@ def _fix(directory: pathlib.Path | str) -> str:
     path = pathlib.Path(directory)
     while path.name in LAYOUTS or path.name in ARCHIVES:
         path = path.parent
-    return f"run: python scripts/prepare_data.py cifar10 --dir={path}"
+    return f"run: jepa-jax prepare-data cifar10 --dir={path}"
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:

@@ -46,8 +46,3 @@ def abstract_batch(spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruc
 def element_bytes(spec: Spec) -> int:
     """Returns the size of one element in bytes."""
     return sum(one.size * one.dtype.itemsize for one in spec.values())
-
-
-def channels_of(data: Any) -> int:
-    """Returns the number of image channels that the config group `data` asks for."""
-    return getattr(data, "channels", 3)

@@ -1,10 +1,9 @@
 """Stand-in data for measurements: as many elements as a data set has, drawn anew for every batch."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.in_memory import Arrays
@@ -43,7 +42,7 @@ class DummySource:
         return rng.integers(256 if one.dtype == np.uint8 else 2, size=shape).astype(one.dtype)
 
 
-def open_dummy(data: Any, split: str) -> DummySource:
+def open_dummy(data: DataConfig, split: str) -> DummySource:
     """Opens stand-in data of a config, like `open_source`; the files of the data set need not be there."""
     facts = data_facts(data, assume=True)
     count = facts.num_train if split == "train" else data.num_test or max(1, facts.num_train // 5)

@@ -1,10 +1,10 @@
 """Facts about a data set that a program depends on, also for sets whose files are not there."""
 
 import dataclasses
-from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import Source, Spec, channels_of, image_spec
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import Source, Spec, image_spec
 from jepa_jax.data.sources import open_source
 
 KNOWN_SIZES = {  # train images and classes
@@ -31,11 +31,10 @@ class DataFacts:
         return cls(len(train), len(train.classes), train.spec)
 
 
-def data_facts(data: Any, *, assume: bool = False) -> DataFacts:
+def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     """Returns the facts of the data set of a config, of its files if they are there.
 
     Args:
-      data: the config group `data`.
       assume: return ASSUMED_SIZE for a set that is neither there nor known, instead of raising UserError.
     """
     try:
@@ -44,4 +43,4 @@ def data_facts(data: Any, *, assume: bool = False) -> DataFacts:
         if data.source not in KNOWN_SIZES and not assume:
             raise
     images, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
-    return DataFacts(data.num_train or images, classes, image_spec(data.image_size, channels_of(data)), found=False)
+    return DataFacts(data.num_train or images, classes, image_spec(data.image_size, data.channels), found=False)

@@ -17,8 +17,9 @@ import numpy as np
 from PIL import Image
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import channels_of, image_spec
-from jepa_jax.data.in_memory import Limit
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import image_spec
+from jepa_jax.data.in_memory import num_used
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
@@ -29,14 +30,14 @@ TEST_SHARE = 10  # without split folders, one image in ten is a test image
 class FolderSource:
     """Lazily decoded images: the shorter side resized to `data.image_size`, then the centre cropped."""
 
-    def __init__(self, data: Any, split: str, limit: Limit):
+    def __init__(self, data: DataConfig, split: str):
         check_file_channels(data)
         self._on_error = data.on_error
         self._root, self.classes, paths = list_images(data.dir, split)
-        del paths[limit.of(len(paths)) :]
+        del paths[num_used(data, split, len(paths)) :]
         # Fixed-width arrays: a million names go to a worker in one memory copy.
         self._names = np.array([os.fsencode(path) for path in paths])
-        self.spec = image_spec(data.image_size, channels_of(data), labelled=bool(self.classes))
+        self.spec = image_spec(data.image_size, data.channels, labelled=bool(self.classes))
         if self.classes:
             number = {name: i for i, name in enumerate(self.classes)}
             self._labels = np.array([number[path.partition("/")[0]] for path in paths], np.int32)
@@ -75,10 +76,10 @@ class FolderSource:
         raise UserError(f"{self._root}: none of its {len(self)} images can be read; check the files")
 
 
-def check_file_channels(data: Any) -> None:
+def check_file_channels(data: DataConfig) -> None:
     """Raises UserError for a number of channels that image files cannot be converted to."""
-    if channels_of(data) not in MODES:
-        raise UserError(f"data.channels = {channels_of(data)}: use 1 (grey), 3 (RGB) or 4 (RGBA) for image files")
+    if data.channels not in MODES:
+        raise UserError(f"config.data.channels = {data.channels}: use 1 (grey), 3 (RGB) or 4 (RGBA) for image files")
 
 
 def decode(file: pathlib.Path | io.BytesIO, size: int, channels: int = 3) -> np.ndarray:
@@ -103,7 +104,7 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
     root = pathlib.Path(directory).expanduser()
     if not directory or not root.is_dir():
         raise UserError(
-            f"data.dir = {directory!r}: no such folder; folder needs D/train/<class>/*.jpg or D/<class>/*.jpg, "
+            f"config.data.dir = {directory!r}: no such folder; folder needs D/train/<class>/*.jpg or D/<class>/*.jpg, "
             "or D/train/*.jpg or D/*.jpg for images without labels"
         )
     has_splits = (root / "train").is_dir()
@@ -134,7 +135,7 @@ def _split_folder(root: pathlib.Path, split: str) -> pathlib.Path:
         if (root / name).is_dir():
             return root / name
     raise UserError(
-        f"data.dir = {root}: has train but neither {' nor '.join(SPLIT_FOLDERS[split])}; add one of them, "
+        f"config.data.dir = {root}: has train but neither {' nor '.join(SPLIT_FOLDERS[split])}; add one of them, "
         f"or set data.dir = {root / 'train'} to test on a tenth of it"
     )
 

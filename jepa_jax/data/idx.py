@@ -8,17 +8,18 @@ import zlib
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 
 PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
 IMAGES, LABELS = 3, 1  # number of axes, the last byte of the magic number
 
 
-def read_idx(directory: str, split: str, image_size: int) -> Arrays:
-    """Reads grey images uint8 [N, S, S, 1], zero-padded to `image_size`, and labels int32 [N] of one split."""
-    path = pathlib.Path(directory).expanduser()
-    if not directory or not path.is_dir():
-        raise UserError(f"data.dir = {directory!r}: no such folder; idx needs the folder of the -idx3-ubyte files")
+def read_idx(data: DataConfig, split: str) -> Arrays:
+    """Reads grey images uint8 [N, S, S, 1], zero-padded to `data.image_size`, and labels int32 [N] of one split."""
+    path = pathlib.Path(data.dir).expanduser()
+    if not data.dir or not path.is_dir():
+        raise UserError(f"config.data.dir = {data.dir!r}: no such folder; idx needs a folder of -idx3-ubyte files")
     images_file = _find(path, split, "images", IMAGES)
     labels_file = _find(path, split, "labels", LABELS)
     images, labels = _read(images_file, IMAGES), _read(labels_file, LABELS)
@@ -27,7 +28,7 @@ def read_idx(directory: str, split: str, image_size: int) -> Arrays:
             f"{labels_file}: {len(labels)} labels for {len(images)} images in {images_file.name}; "
             "take both files from the same set"
         )
-    return {"image": _padded(images, image_size, images_file), "label": labels.astype(np.int32)}
+    return {"image": _padded(images, data.image_size, images_file), "label": labels.astype(np.int32)}
 
 
 def _find(directory: pathlib.Path, split: str, kind: str, axes: int) -> pathlib.Path:
@@ -39,12 +40,12 @@ def _find(directory: pathlib.Path, split: str, kind: str, axes: int) -> pathlib.
         for ending in ("", ".gz")
         for file in sorted(folder.glob(f"*{prefix}-{kind}[-.]idx{axes}-ubyte{ending}"))
     ]
-    name = f"{PREFIXES[split][0]}-{kind}-idx{axes}-ubyte[.gz]"
     if not found:
-        raise UserError(f"{directory / name}: missing; put the four files of the set into data.dir = {directory}")
+        name = f"{PREFIXES[split][0]}-{kind}-idx{axes}-ubyte[.gz]"
+        raise UserError(f"{directory / name}: missing; put the four files of the set into config.data.dir")
     sets = {file.name.removesuffix(".gz") for file in found}
     if len(sets) > 1:
-        raise UserError(f"data.dir = {directory}: holds several sets ({', '.join(sorted(sets))}); keep one per folder")
+        raise UserError(f"{directory}: holds several sets ({', '.join(sorted(sets))}); keep one per folder")
     return found[0]
 
 
@@ -70,7 +71,7 @@ def _padded(images: np.ndarray, image_size: int, file: pathlib.Path) -> np.ndarr
     height, width = images.shape[1:]
     if image_size < max(height, width):
         raise UserError(
-            f"data.image_size = {image_size}: {file} has images of {height} x {width} pixels; "
+            f"config.data.image_size = {image_size}: {file} has images of {height} x {width} pixels; "
             f"set data.image_size = {max(height, width)}, or larger to pad with zeros"
         )
     padded = np.zeros((len(images), image_size, image_size), np.uint8)

@@ -1,6 +1,6 @@
 """Data sets that fit in memory: loaded once and read by fancy indexing."""
 
-import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 
 Arrays = dict[str, np.ndarray]  # [N, ...] each, e.g. {"image": uint8 [N, H, W, C], "label": int32 [N]}
 
@@ -41,40 +42,55 @@ class InMemorySource:
         return {**self.__dict__, "_arrays": None}
 
 
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """How many samples of a split to use, and the config key that says so; 0 means all."""
-
-    key: str
-    count: int = 0
-
-    def of(self, available: int) -> int:
-        """Returns the number of samples to use of those available.
-
-        Raises:
-          UserError: more are asked for than there are.
-        """
-        if self.count > available:
-            raise UserError(
-                f"{self.key} = {self.count}: the data has {available} images; use at most that, or 0 for all"
-            )
-        return self.count or available
+def open_arrays(
+    read: Callable[[DataConfig, str], Arrays], classes: tuple[str, ...], data: DataConfig, split: str
+) -> InMemorySource:
+    """Opens one split of images that `read` returns in full; classes without names are numbered."""
+    source = InMemorySource(functools.partial(_load, read, data, split), classes)
+    height, width, _ = source.spec["image"].shape
+    check_image_size(height, width, data)
+    return source
 
 
-def check_image_size(height: int, width: int, image_size: int, what: str) -> None:
-    """Raises UserError unless stored images have the configured size: they are never resized silently."""
-    if (height, width) != (image_size, image_size):
-        fix = f"set data.image_size = {height}" if height == width else "resize the images to a square"
-        raise UserError(f"data.image_size = {image_size}: {what} has images of {height} x {width} pixels; {fix}")
+def _load(read: Callable[[DataConfig, str], Arrays], data: DataConfig, split: str) -> Arrays:
+    arrays = read(data, split)
+    count = num_used(data, split, len(arrays["image"]))
+    first = {key: array[:count] for key, array in arrays.items()}
+    return first | {"image": with_channels(first["image"], data)}
 
 
-def with_channels(images: np.ndarray, channels: int, what: str) -> np.ndarray:
-    """Returns images [N, H, W, C] with `channels` channels: grey is repeated to RGB, no other conversion is made."""
-    stored = images.shape[-1]
-    if stored == 1 and channels == 3:
-        return np.repeat(images, 3, axis=-1)
-    if stored != channels:
+def num_used(data: DataConfig, split: str, available: int) -> int:
+    """Returns how many of the available samples of a split the config uses.
+
+    Raises:
+      UserError: it asks for more than there are.
+    """
+    count = data.num_train if split == "train" else data.num_test
+    if count > available:
         raise UserError(
-            f"data.channels = {channels}: {what} has images of {stored} channels; set data.channels = {stored}"
+            f"config.data.num_{split} = {count}: the data has {available} images; use at most that, or 0 for all"
+        )
+    return count or available
+
+
+def check_image_size(height: int, width: int, data: DataConfig) -> None:
+    """Raises UserError unless stored images have the configured size: they are never resized silently."""
+    size = data.image_size
+    if (height, width) != (size, size):
+        fix = f"set data.image_size = {height}" if height == width else "resize the images to a square"
+        raise UserError(
+            f"config.data.image_size = {size}: {data.source} has images of {height} x {width} pixels; {fix}"
+        )
+
+
+def with_channels(images: np.ndarray, data: DataConfig) -> np.ndarray:
+    """Returns images [N, H, W, C] with the configured channels: grey is repeated to RGB, nothing else is converted."""
+    stored = images.shape[-1]
+    if stored == 1 and data.channels == 3:
+        return np.repeat(images, 3, axis=-1)
+    if stored != data.channels:
+        raise UserError(
+            f"config.data.channels = {data.channels}: {data.source} has images of {stored} channels; "
+            f"set data.channels = {stored}"
         )
     return images

@@ -8,27 +8,26 @@ from collections.abc import Mapping
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 
 ONE_SPLIT = {"image": ("image", "images", "x"), "label": ("label", "labels", "y")}
 BOTH_SPLITS = {"image": ("x_{}", "{}_images"), "label": ("y_{}", "{}_labels")}
 
 
-def read_npz(path: str, split: str) -> Arrays:
+def read_npz(data: DataConfig, split: str) -> Arrays:
     """Reads images uint8 [N, H, W, C] (C = 1 for stored [N, H, W]) and labels int32 [N] of one split.
 
     A file that holds images alone is unlabelled. A file with any other array must have labels for the split, so that
     labels under an unexpected name are not dropped silently.
 
-    Args:
-      path: a folder with train.npz and test.npz, whose arrays are named as in ONE_SPLIT, or one file with the names of
-        BOTH_SPLITS.
-      split: "train" or "test".
+    `data.dir` is a folder with train.npz and test.npz, whose arrays are named as in ONE_SPLIT, or one file with the
+    names of BOTH_SPLITS.
     """
-    place = pathlib.Path(path).expanduser()
-    if not path or not place.exists():
+    place = pathlib.Path(data.dir).expanduser()
+    if not data.dir or not place.exists():
         raise UserError(
-            f"data.dir = {path!r}: no such file or folder; npz needs a .npz file or a folder with train.npz "
+            f"config.data.dir = {data.dir!r}: no such file or folder; npz needs a .npz file or a folder with train.npz "
             "and test.npz"
         )
     file = place / f"{split}.npz" if place.is_dir() else place

@@ -3,9 +3,7 @@
 import io
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import numpy as np
 from PIL import Image
 
@@ -61,8 +59,3 @@ def png(image: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
-
-
-def example_views(method: Any, images: np.ndarray) -> np.ndarray:
-    """Returns the views that a method makes of these images at step 0 of seed 0."""
-    return np.asarray(jax.jit(method.example_views)(images, jax.random.key(0)))

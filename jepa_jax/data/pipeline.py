@@ -24,13 +24,14 @@ from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Source, element_bytes
 
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
 DEVICE_SET_FRACTION = 0.5  # of an accelerator's memory that the resident data set may take
 LOAD_CHUNK = 4096  # elements read at once when filling the device
 
-Batch = dict[str, jax.Array]
+DeviceBatch = dict[str, jax.Array]
 
 
 class BatchInfo(TypedDict):
@@ -43,7 +44,7 @@ class BatchInfo(TypedDict):
     skipped: list[str]  # names of unreadable files
 
 
-Delivery = tuple[Batch, BatchInfo]
+Delivery = tuple[DeviceBatch, BatchInfo]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if self.batch_size > self.num_samples:
             raise UserError(
-                f"data.batch_size = {self.batch_size}: the train split has {self.num_samples} samples; "
+                f"config.data.batch_size = {self.batch_size}: the train split has {self.num_samples} samples; "
                 f"use data.batch_size <= {self.num_samples} or more data"
             )
 
@@ -99,7 +100,7 @@ class TrainBatches(Iterator[Delivery]):
 
 
 def train_batches(
-    data: Any,
+    data: DataConfig,
     source: Source,
     *,
     seed: int,
@@ -112,10 +113,6 @@ def train_batches(
 
     A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
-
-    Args:
-      data: the config group `data`.
-      seed: of the order of the samples.
     """
     plan = BatchPlan(len(source), data.batch_size, seed)
     if data.pipeline == "device":
@@ -288,7 +285,7 @@ def _read_all(source: Source) -> tuple[dict[str, np.ndarray], list[str]]:
     return arrays, skipped
 
 
-def _take(resident: Batch, indices: jax.Array) -> Batch:
+def _take(resident: DeviceBatch, indices: jax.Array) -> DeviceBatch:
     return {key: values.at[indices].get(mode="promise_in_bounds") for key, values in resident.items()}
 
 
@@ -297,10 +294,8 @@ def _check_room(num_bytes: int, sharding: NamedSharding) -> None:
     device: Any = next(iter(sharding.addressable_devices))
     limit = (device.memory_stats() or {}).get("bytes_limit")  # unknown on CPU
     if limit and num_bytes > DEVICE_SET_FRACTION * limit:
-        raise UserError(
-            f"data.pipeline = device: the set takes {num_bytes / 2**30:.1f} of the device's {limit / 2**30:.1f} GiB; "
-            "use data.pipeline = grain"
-        )
+        gib = f"{num_bytes / 2**30:.1f} of the device's {limit / 2**30:.1f} GiB"
+        raise UserError(f"config.data.pipeline = device: the set takes {gib}; use config.data.pipeline = grain")
 
 
 # --- evaluation ---
@@ -308,7 +303,7 @@ def _check_room(num_bytes: int, sharding: NamedSharding) -> None:
 
 def eval_batches(
     source: Source, batch_size: int, sharding: NamedSharding, *, process_index: int = 0, process_count: int = 1
-) -> Iterator[tuple[Batch, int]]:
+) -> Iterator[tuple[DeviceBatch, int]]:
     """Yields every sample once, in order, as (batch, number valid); the last batch wraps round to full size."""
     n, local = len(source), batch_size // process_count
     for first in range(0, n, batch_size):
@@ -318,7 +313,7 @@ def eval_batches(
         yield batch, min(batch_size, n - first)
 
 
-def batches_ready(data: Any) -> int:
+def batches_ready(data: DataConfig) -> int:
     """Returns the most batches that a loader may have made before anyone asked for them.
 
     Those are the prefetched ones, the one that waits to follow them, and four per worker process of Grain's: in its

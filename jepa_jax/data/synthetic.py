@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import channels_of, image_spec
-from jepa_jax.data.in_memory import Arrays, Limit
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import image_spec
+from jepa_jax.data.in_memory import Arrays
 
 CLASSES = ("disc", "ring", "triangle", "cross", "star", "dots", "stripes", "waves", "checker", "grid")
 TILED = ("stripes", "waves", "checker", "grid")  # fill the plane; the others are single figures, one per cell
@@ -41,27 +42,22 @@ _TABLE = 4  # motif angle, size and place repeat every 4 x 4 cells, further than
 _CELL_DRAWS = 5  # the last one is unused; drawing it keeps the pictures of earlier versions
 
 
-def open_shapes(data: Any, split: str, limit: Limit) -> "ShapesSource":
-    """Opens one split of as many shapes as the config asks for."""
-    if limit.count == 0:
-        raise UserError(f"{limit.key} = 0: shapes are drawn on demand; say how many, for example {limit.key} = 4096")
-    if data.image_size < SMALLEST:
-        raise UserError(f"data.image_size = {data.image_size}: shapes need at least {SMALLEST} pixels")
-    if channels_of(data) != 3:
-        raise UserError(f"data.channels = {channels_of(data)}: shapes have 3 channels; set data.channels = 3")
-    return ShapesSource(limit.count, size=data.image_size, seed=data.seed, split=split)
-
-
 class ShapesSource:
     """Shapes that are drawn on first use and kept in memory if all of them fit, or else drawn batch by batch."""
 
     classes = CLASSES
 
-    def __init__(self, count: int, *, size: int, seed: int, split: str):
-        self._count = count
-        self._render = functools.partial(render_shapes, size=size, seed=seed, split=split)
+    def __init__(self, data: DataConfig, split: str):
+        self._count = data.num_train if split == "train" else data.num_test
+        if self._count == 0:
+            raise UserError(f"config.data.num_{split} = 0: shapes are drawn on demand; say how many, for example 4096")
+        if data.image_size < SMALLEST:
+            raise UserError(f"config.data.image_size = {data.image_size}: shapes need at least {SMALLEST} pixels")
+        if data.channels != 3:
+            raise UserError(f"config.data.channels = {data.channels}: shapes have 3 channels; set data.channels = 3")
+        self._render = functools.partial(render_shapes, size=data.image_size, seed=data.seed, split=split)
         self._drawn: Arrays | None = None
-        self.spec = image_spec(size)
+        self.spec = image_spec(data.image_size)
 
     def __len__(self) -> int:
         return self._count

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import channels_of, image_spec
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import image_spec
 from jepa_jax.data.folder import check_file_channels, decode
-from jepa_jax.data.in_memory import Arrays, Limit, check_image_size
+from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
 
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing
@@ -22,20 +23,20 @@ class TfdsSource:
     _cached: Arrays | None  # the elements decoded so far
     _known: np.ndarray  # which of them are decoded
 
-    def __init__(self, name: str, data: Any, split: str, limit: Limit):
+    def __init__(self, data: DataConfig, split: str):
         check_file_channels(data)
-        self._name, self._directory = name, data.dir
-        builder = _open_builder(name, data.dir)
+        self._name, self._directory = data.source.removeprefix("tfds:"), data.dir
+        builder = _open_builder(self._name, data.dir)
         self._split = _split_name(builder, split)
         features = builder.info.features
         if "image" not in features:
-            raise UserError(f"data.source = tfds:{name}: has no feature 'image'; use a set of images")
+            raise UserError(f"config.data.source = {data.source}: has no feature 'image'; use a set of images")
         height, width = features["image"].shape[:2]
         if height and width:  # unknown for photographs of any size, which are resized
-            check_image_size(height, width, data.image_size, f"tfds:{name}")
-        self._length = limit.of(builder.info.splits[self._split].num_examples)
+            check_image_size(height, width, data)
+        self._length = num_used(data, split, builder.info.splits[self._split].num_examples)
         self.classes = tuple(features["label"].names) if "label" in features else ()
-        self.spec = image_spec(data.image_size, channels_of(data), labelled="label" in features)
+        self.spec = image_spec(data.image_size, data.channels, labelled="label" in features)
         self._forget()
 
     def __len__(self) -> int:
@@ -91,18 +92,18 @@ def _open_builder(name: str, directory: str) -> Any:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise UserError(
-            f"data.source = tfds:{name}: needs a package that is missing ({error}); pip install 'jepa_jax[tfds]'"
+            f"config.data.source = tfds:{name}: needs a package that is missing ({error}); pip install 'jepa_jax[tfds]'"
         ) from error
     if not directory or not pathlib.Path(directory).expanduser().is_dir():
-        raise UserError(f"data.dir = {directory!r}: no such folder; give the data_dir that tfds prepared {name} in")
+        raise UserError(f"config.data.dir = {directory!r}: no such folder; give the data_dir of the prepared {name}")
     prepare = f"tfds.builder({name!r}, data_dir={directory!r}, file_format='array_record').download_and_prepare()"
     try:
         builder = tfds.builder(name, data_dir=str(pathlib.Path(directory).expanduser()))
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise UserError(f"data.source = tfds:{name}: {first_line} Check the name and data.dir = {directory}") from error
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"config.data.source = tfds:{name}: {reason} Check the name and config.data.dir") from error
     if not builder.is_prepared():
-        raise UserError(f"data.dir = {directory}: holds no prepared {name}; prepare it with {prepare}")
+        raise UserError(f"config.data.dir = {directory}: holds no prepared {name}; prepare it with {prepare}")
     if builder.info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise UserError(
             f"{builder.data_path}: prepared as {builder.info.file_format.value}, needs array_record; "
@@ -122,6 +123,6 @@ def _split_name(builder: Any, split: str) -> str:
         if name in builder.info.splits:
             return name
     raise UserError(
-        f"data.source = tfds:{builder.name}: has no {split} split, only {', '.join(builder.info.splits)}; "
+        f"config.data.source = tfds:{builder.name}: has no {split} split, only {', '.join(builder.info.splits)}; "
         "use another set"
     )

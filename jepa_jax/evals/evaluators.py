@@ -16,7 +16,8 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
 from jepa_jax.evals.feature_quality import lidar
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.features import OnCount, Split, ignore
+from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import FITS, linear_probe, top1
 from jepa_jax.evals.sources import OnSkipped, first
@@ -94,18 +95,21 @@ class EvaluationContext:
     def encoder(self, state: TrainState, calibration_images: int) -> EvaluatedEncoder:
         """Returns the encoder of a state with calibrated statistics; remembers it, and it remembers its features."""
         if self._newest is None or self._newest[0] is not state or self._newest[1] != calibration_images:
-            encoder = self._uncalibrated(state)
             if calibration_images:
                 self.progress.start("batch statistics", calibration_images)
-                encoder = encoder.calibrated(self.train, calibration_images, self.progress.advance)
+            params, stats = self.calibrated(state, calibration_images, self.progress.advance)
+            encoder = EvaluatedEncoder(
+                self.config, self.program, params, stats, self._compiled, train=self.train, test=self.test
+            )
             self._newest = state, calibration_images, encoder
         return self._newest[2]
 
-    def _uncalibrated(self, state: TrainState) -> EvaluatedEncoder:
-        params, stats = evaluated_variables(state, self.config.eval.weights)
-        return EvaluatedEncoder(
-            self.config, self.program, params, stats, self._compiled, train=self.train, test=self.test
-        )
+    def calibrated(self, state: TrainState, images: int, on_images: OnCount = ignore) -> tuple[Any, Any]:
+        """Returns params and stats that evaluations read, with batch statistics of unaugmented images."""
+        variables = evaluated_variables(state, self.config.eval.weights)
+        encoder = FrozenEncoder(self.config, self.program, *variables, self._compiled)
+        encoder = encoder.calibrated(self.train, images, on_images)
+        return encoder.params, encoder.stats
 
     def forget(self) -> None:
         """Frees the newest encoder; the next training step reuses the memory of its state."""
@@ -113,7 +117,7 @@ class EvaluationContext:
 
     def calibrated_state(self, state: TrainState) -> TrainState:
         """Returns the state to keep at the end of a run: the evaluated weights have calibrated statistics."""
-        stats = self._uncalibrated(state).calibrated(self.train, self.config.eval.calibration_images).stats
+        _, stats = self.calibrated(state, self.config.eval.calibration_images)
         if self.config.eval.weights == "online":
             return dataclasses.replace(state, stats=stats)
         return dataclasses.replace(state, target_stats={name: stats[name] for name in state.target_stats})
@@ -143,7 +147,8 @@ class Evaluator:
 
     def in_words(self, figures: Figures) -> str:
         """Returns a few words for the terminal; "" for none."""
-        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+        measured = {name: value for name, value in figures.items() if value is not None}
+        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
 
     def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
         """Returns what is wrong with a model that has these figures, compared with those before training, if known."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.contract import Source
-from jepa_jax.data.pipeline import Batch, eval_batches
+from jepa_jax.data.pipeline import eval_batches
+from jepa_jax.methods.contract import Batch
 from jepa_jax.runtime.mesh import whole_array
 
 HELD_OUT = 0.1

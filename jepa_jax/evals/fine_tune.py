@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 from jepa_jax.data.contract import Source
-from jepa_jax.data.pipeline import Batch
 from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, top1
 from jepa_jax.evals.sources import Subset
+from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import variables_of
 
@@ -134,7 +134,7 @@ def make_step(
 
     @jax.jit
     def step(params: Any, stats: Any, opt_state: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any, Any]:
-        batch = batch | {"image": jitter_position(key, batch["image"], flip)}
+        batch = {**batch} | {"image": jitter_position(key, batch["image"], flip)}
         grads, stats = jax.grad(loss_fn, has_aux=True)(params, stats, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), stats, opt_state

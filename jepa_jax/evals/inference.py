@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source, abstract_batch, image_spec
-from jepa_jax.data.pipeline import Batch
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
+from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import changed_config, resolve_config
@@ -74,7 +74,7 @@ class FrozenEncoder:
           UserError: the encoder has no grid of patches.
         """
         if not self.has_patches:
-            raise UserError(f"config.model.name = {self.config.model.name!r}: has no grid of patches; use a ViT")
+            raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
         return self._in_batches(self.compiled.setdefault("patches", jax.jit(self._feature_map)), images)
 
     def _feature_map(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:

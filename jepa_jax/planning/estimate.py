@@ -9,6 +9,7 @@ memory and nothing stays in the cache.
 import dataclasses
 from typing import Any
 
+from jepa_jax.config.groups import Config
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.planning.step_facts import StepFacts
 
@@ -108,7 +109,7 @@ class Estimate:
         return self.verdict != NO
 
 
-def memory_need(facts: StepFacts, config: Any, data_bytes: int = 0) -> MemoryNeed:
+def memory_need(facts: StepFacts, config: Config, data_bytes: int = 0) -> MemoryNeed:
     """Returns what a device must hold; `data_bytes` is the size of the data set, for those that stay on the device."""
     waiting = facts.batch_bytes * (config.data.prefetch + 1)  # the loader's thread holds one more
     return MemoryNeed(

@@ -4,6 +4,7 @@ Memory is nearly linear in the batch. The first guess assumes that only state an
 compiling it gives a second point close to the answer, and the line through both points settles the rest.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -68,16 +69,11 @@ def best_of(points: Sequence[Estimate]) -> LargestBatch:
 def next_guess(points: Sequence[Estimate], grain: int) -> int:
     """Returns the batch, a multiple of `grain`, at which the need should reach the limit."""
     limit = FITS_BELOW * points[-1].capacity
-    most = 2
-    while predicted_need(points, most * grain) <= limit and most < MOST_GRAINS:
-        most *= 2
-    fewest = 1
-    while most - fewest > 1:
-        middle = (fewest + most) // 2
-        fewest, most = (middle, most) if predicted_need(points, middle * grain) <= limit else (fewest, middle)
+    counts = range(1, MOST_GRAINS + 1)
+    most = max(1, bisect.bisect_right(counts, limit, key=lambda count: predicted_need(points, count * grain)))
     # Where grains are large, less than half of one is no reason to give up a whole one.
-    spare = fewest * (1 - (FIRST_GUESS if len(points) == 1 else LATER_GUESS))
-    return (fewest if spare < 0.5 else math.floor(fewest - spare)) * grain
+    spare = most * (1 - (FIRST_GUESS if len(points) == 1 else LATER_GUESS))
+    return (most if spare < 0.5 else math.floor(most - spare)) * grain
 
 
 def predicted_need(points: Sequence[Estimate], batch_size: int) -> float:

@@ -5,13 +5,14 @@ planning, training goes on.
 """
 
 import os
-from typing import Any
 
 import jax
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.text import gib
+from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.planning.plan_text import gib, pool_lines, ways_out_lines
+from jepa_jax.planning.plan_text import pool_lines, ways_out_lines
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
 from jepa_jax.program.build import Program
@@ -21,7 +22,7 @@ from jepa_jax.runtime.hardware import Gpu, gpu_of_device, load_table
 GENERAL_ADVICE = "use a smaller batch, config.train.remat=full or more config.train.accum_steps"
 
 
-def check_memory(config: Any, program: Program, data: DataFacts, console: Console) -> bool:
+def check_memory(config: Config, program: Program, data: DataFacts, console: Console) -> bool:
     """Warns if the step does not fit the GPU of this process; costs one compilation the first time.
 
     Does nothing without a GPU, with config.profile.plan=False, and in all but the first process.
@@ -41,7 +42,7 @@ def check_memory(config: Any, program: Program, data: DataFacts, console: Consol
     if not estimate.fits:
         console.warn(
             f"{gpu.name}: this step needs about {gib(estimate.need.total)} of {gib(estimate.capacity)} "
-            f"and will run out of memory; python scripts/plan.py --gpu={gpu.key} with the same --config says what fits"
+            f"and will run out of memory; jepa-jax plan --gpu={gpu.key} with the same --config says what fits"
         )
         return True
     for line in pool_lines(estimate, pool_fraction(os.environ)):
@@ -49,7 +50,7 @@ def check_memory(config: Any, program: Program, data: DataFacts, console: Consol
     return False
 
 
-def explain_out_of_memory(config: Any, program: Program, data: DataFacts, console: Console) -> str:
+def explain_out_of_memory(config: Config, program: Program, data: DataFacts, console: Console) -> str:
     """Returns what to tell a user whose run ran out of memory: the need, and compiled changes that fit."""
     head = f"config.data.batch_size = {config.data.batch_size}: the memory is used up"
     try:
@@ -86,6 +87,6 @@ def _planner(data: DataFacts, console: Console) -> Planner:
     return Planner(compiler, load_table())
 
 
-def _request(config: Any, program: Program, gpu: Gpu) -> Request:
+def _request(config: Config, program: Program, gpu: Gpu) -> Request:
     hosts = jax.process_count()
     return Request(config, gpu, f"1x{hosts}x{max(1, program.mesh.size // hosts)}")

@@ -1,17 +1,18 @@
 """Compares plans with measurements: operations with XLA's own count, and on a GPU the peak with the allocator's."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.planner import Plan
-from jepa_jax.planning.step_compiler import changed_config, program_for
+from jepa_jax.planning.step_compiler import program_for
 from jepa_jax.planning.step_facts import trace_step
+from jepa_jax.program.config import changed_config
 from jepa_jax.program.flops import Rules, jaxpr_flops
 from jepa_jax.runtime.hardware import gpu_of_device, load_table
 from jepa_jax.runtime.memory import is_out_of_memory
@@ -37,7 +38,7 @@ class PlanCheck:
         )
 
 
-def check_flops(config: Any, data: DataFacts) -> PlanCheck:
+def check_flops(config: Config, data: DataFacts) -> PlanCheck:
     """Compares the operations of a step on one CPU device with XLA's analysis; both count a loop body once."""
     config = changed_config(config, {"mesh.data": -1, "mesh.fsdp": 1})
     program = program_for(config, data, jax.devices("cpu")[:1])
@@ -61,7 +62,7 @@ def check_peak(plan: Plan, data: DataFacts) -> PlanCheck:
     shapes = abstract_batch(data.spec, config.data.batch_size)
     batch = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
     try:
-        state = program.factory.create(config.train.seed, batch["image"])
+        state = program.factory.create(config.train.seed, batch)
         for _ in range(MEASURED_STEPS):
             state, metrics = program.train_step(state, batch)
         jax.block_until_ready(metrics)

@@ -1,20 +1,19 @@
-"""Makes the plans of a config for several GPUs, as `scripts/plan.py` and the table of results need them."""
+"""Makes the plans of a config for several GPUs, as `jepa-jax plan` and the table of results need them."""
 
 import dataclasses
-import pathlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
-from jepa_jax.planning.plan_text import PlanContext, plan_json, plan_lines
+from jepa_jax.planning.plan_text import PlanContext
 from jepa_jax.planning.planner import Plan, Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
 from jepa_jax.runtime.hardware import find_gpus, load_table
@@ -25,7 +24,7 @@ LOADER_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """The flags of scripts/plan.py."""
+    """The flags of `jepa-jax plan`."""
 
     gpus: tuple[str, ...]
     topology: str = "1x1x1"
@@ -35,10 +34,9 @@ class PlanOptions:
     loader: bool = True
     gpu_table: str = ""
     price_per_hour: float = 0.0
-    cache: pathlib.Path | None = None  # None: the user's cache
 
 
-def make_plans(config: Any, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
+def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
     """Returns the plan of a config for each GPU of the options, and what the plans were told from outside."""
     table = load_table(options.gpu_table or None)
     gpus = find_gpus(options.gpus, table)
@@ -54,8 +52,7 @@ def make_plans(config: Any, options: PlanOptions, console: Console) -> tuple[lis
                 f"divide it; use a multiple of {grain}"
             )
     data = data_facts(config.data, assume=True)
-    folder = options.cache or default_folder()
-    compiler = StepCompiler(data, folder, on_compile=lambda what: console.line(f"compiling for {what}"))
+    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
     plans = Planner(compiler, table).plans(requests, batch_sizes=options.batch_sizes, variants=options.variants)
@@ -63,15 +60,7 @@ def make_plans(config: Any, options: PlanOptions, console: Console) -> tuple[lis
     return plans, PlanContext(data, options.price_per_hour, rate, note)
 
 
-def show_plans(plans: Sequence[Plan], context: PlanContext, name: str, console: Console) -> list[dict[str, Any]]:
-    """Prints each plan and returns its JSON object."""
-    for plan in plans:
-        for line in plan_lines(plan, context, name):
-            console.line(line)
-    return [plan_json(plan, context) for plan in plans]
-
-
-def measure_loader(config: Any, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:
+def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:
     """Returns the images per second that this machine's loader delivers, or None and why they were not measured."""
     if config.data.pipeline == "device":
         return None, "no loader"

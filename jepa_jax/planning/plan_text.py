@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jepa_jax.base.text import duration
+from jepa_jax.base.text import duration, gib
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import EFFICIENCY, FITS_BELOW, GIB, Estimate
+from jepa_jax.planning.estimate import EFFICIENCY, FITS_BELOW, Estimate
 from jepa_jax.planning.largest_batch import BATCH_GRAIN, LargestBatch
 from jepa_jax.planning.planner import Plan
 from jepa_jax.planning.step_facts import StepFacts
@@ -29,11 +29,6 @@ class PlanContext:
     price_per_hour: float = 0.0  # per GPU, in any currency
     loader_images_per_sec: float | None = None
     loader_note: str = ""  # why there is no rate
-
-
-def gib(num_bytes: float) -> str:
-    """Returns a size as text, e.g. "1.50 GiB"."""
-    return f"{num_bytes / GIB:,.2f} GiB"
 
 
 def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
@@ -97,10 +92,7 @@ def explanation_lines(facts: StepFacts) -> list[str]:
         f"{gib(held_twice)} of the state are not donated: they are held twice."
         if held_twice > 0
         else "The new state reuses the memory of the old one (donated).",
-        *(
-            f"{kind}: {times:,} per step, {gib(sent)} sent by each device"
-            for kind, (times, sent) in facts.collectives.items()
-        ),
+        *(f"{kind}: {n:,} per step, {gib(sent)} sent by each device" for kind, (n, sent) in facts.collectives.items()),
     ]
 
 
@@ -138,10 +130,10 @@ def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
     """Returns the changes that make a config fit, with the flags that make them."""
     if not ways:
         return [
-            f"No way out was found: not even {BATCH_GRAIN} images per device fit. "
+            f"No alternative was found: not even {BATCH_GRAIN} images per device fit. "
             "Use more devices with config.mesh.fsdp, or a smaller model."
         ]
-    lines = ["ways out, each compiled: the fastest first, then another GPU:"]
+    lines = ["alternatives that fit, each compiled: the fastest first, then another GPU:"]
     for way in ways:
         lines.append(
             f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} img/s"
@@ -168,8 +160,8 @@ def speed_lines(plan: Plan, context: PlanContext) -> list[str]:
     facts, speed, gpu = plan.estimate.facts, plan.estimate.speed, plan.request.gpu
     rate = gpu.tflops(plan.request.config.train.precision)
     low, high = speed.predicted
-    cost = run_cost(plan, context)
-    money = f", {cost.price[0]:,.2f} to {cost.price[1]:,.2f} at {context.price_per_hour:g} per hour and GPU"
+    steps, seconds, price = run_cost(plan, context)
+    money = f", {price[0]:,.2f} to {price[1]:,.2f} at {context.price_per_hour:g} per hour and GPU"
     assumed = "" if context.data.found else " (size of the data assumed: it is not there)"
     return [
         f"per step: {facts.flops / 1e12:,.2f} TFLOP, {facts.bytes_moved * facts.devices / 1e9:,.1f} GB moved: "
@@ -178,7 +170,7 @@ def speed_lines(plan: Plan, context: PlanContext) -> list[str]:
         + (f", {1e3 * speed.network_seconds:,.1f} ms of exchange" if facts.collectives else ""),
         f"bound: {speed.images_per_sec:,.0f} images/s, set by {speed.limit}; predicted {low:,.0f} to {high:,.0f} "
         f"({100 * EFFICIENCY[0]:.0f} to {100 * EFFICIENCY[1]:.0f} % of the bound, an assumption)",
-        f"whole run: {cost.steps:,} steps in {duration(cost.seconds[0])} to {duration(cost.seconds[1])}"
+        f"whole run: {steps:,} steps in {duration(seconds[0])} to {duration(seconds[1])}"
         f"{money if context.price_per_hour else ''}{assumed}",
         _loader_line(plan, context),
     ]
@@ -197,28 +189,18 @@ def _loader_line(plan: Plan, context: PlanContext) -> str:
     return f"{text}; measured on this machine: {rate:,.0f}, {verdict}"
 
 
-@dataclasses.dataclass(frozen=True)
-class RunCost:
-    """Steps of a whole run, and its seconds and price from the fastest to the slowest prediction."""
-
-    steps: int
-    seconds: tuple[float, float]
-    price: tuple[float, float]
-
-
-def run_cost(plan: Plan, context: PlanContext) -> RunCost:
-    """Returns the cost of the whole run at the predicted speed."""
+def run_cost(plan: Plan, context: PlanContext) -> tuple[int, list[float], list[float]]:
+    """Returns the steps of the whole run, and its seconds and price at the fastest and slowest predicted speed."""
     config = plan.request.config
     steps = Length.of(config, max(context.data.num_train, config.data.batch_size)).total_steps
-    low, high = plan.estimate.speed.predicted
-    seconds = steps * config.data.batch_size / high, steps * config.data.batch_size / low
-    per_second = context.price_per_hour * plan.request.devices / 3600
-    return RunCost(steps, seconds, (seconds[0] * per_second, seconds[1] * per_second))
+    seconds = [steps * config.data.batch_size / speed for speed in reversed(plan.estimate.speed.predicted)]
+    return steps, seconds, [context.price_per_hour * plan.request.devices * each / 3600 for each in seconds]
 
 
 def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """Returns the plan as a JSON object; bytes and operations are per step, memory is per device."""
-    estimate, facts, cost = plan.estimate, plan.estimate.facts, run_cost(plan, context)
+    estimate, facts = plan.estimate, plan.estimate.facts
+    steps, seconds, price = run_cost(plan, context)
     return {
         "gpu": plan.request.gpu.key,
         "topology": plan.request.topology,
@@ -236,9 +218,9 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "images_per_sec_predicted": list(estimate.speed.predicted),
         "limit": estimate.speed.limit,
         "encoder_float32_products": len(facts.encoder_float32_products),
-        "steps": cost.steps,
-        "run_seconds_predicted": list(cost.seconds),
-        "price_predicted": list(cost.price) if context.price_per_hour else None,
+        "steps": steps,
+        "run_seconds_predicted": seconds,
+        "price_predicted": price if context.price_per_hour else None,
         "loader_images_per_sec": context.loader_images_per_sec,
         "variants": [{**_row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
         "batches": [_row_json(row) for row in plan.batches],

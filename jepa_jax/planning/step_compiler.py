@@ -5,7 +5,6 @@ program and target.
 """
 
 import concurrent.futures
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -20,12 +19,14 @@ import jax
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
-from jepa_jax.config.schema import flatten, validate
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import WHEELS, absent_devices, num_devices, require_wheels, target_config
 from jepa_jax.planning.step_facts import COMPILER_OPTIONS, StepFacts, compile_step, trace_step
 from jepa_jax.program.build import Program, build_program
+from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.mesh import check_batch, make_mesh
 from jepa_jax.runtime.start import cache_folder
@@ -40,7 +41,7 @@ MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 class Request:
     """A config to compile for a GPU; `topology` is slices x hosts x GPUs per host."""
 
-    config: Any
+    config: Config
     gpu: Gpu
     topology: str = "1x1x1"
 
@@ -64,22 +65,14 @@ class Request:
         return f"{count}{self.gpu.name}: {', '.join(parts)}"
 
 
-def changed_config(config: Any, changes: Mapping[str, Any]) -> Any:
-    """Returns a checked copy of a config with other values of dotted keys."""
-    config = copy.deepcopy(config)
-    config.update_from_flattened_dict(changes)
-    validate(config)
-    return config
-
-
-def program_for(config: Any, data: DataFacts, devices: Sequence[Any]) -> Program:
+def program_for(config: Config, data: DataFacts, devices: Sequence[Any]) -> Program:
     """Returns the program that training would run on these devices."""
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, devices)
     check_batch(config, mesh)
     # The search for the largest batch may exceed the data set.
     num_train = max(data.num_train, config.data.batch_size)
     sample = abstract_batch(data.spec, config.data.batch_size)
-    return build_program(config, num_train=num_train, num_classes=data.num_classes, sample=sample["image"], mesh=mesh)
+    return build_program(config, num_train=num_train, num_classes=data.num_classes, sample=sample, mesh=mesh)
 
 
 class StepCompiler:
@@ -120,7 +113,7 @@ class StepCompiler:
 
     def _config_digest(self, request: Request) -> str:
         """Returns a digest that saves tracing; empty for methods and models whose code is not in this package."""
-        if any(":" in getattr(group, "name", "") for group in (request.config.method, request.config.model)):
+        if ":" in request.config.method.name + request.config.model.name:
             return ""
         config = json.dumps(flatten(request.config), sort_keys=True, default=list)
         return _digest(request, config, str(self.data), _code_digest("**/*.py"))

@@ -1,6 +1,7 @@
 """Facts about one training step that its compilation for a GPU reveals: memory, traffic, operations, types."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,8 @@ def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], tr
         traced: the step as `trace_step` returns it.
         lowered: `traced.lower()`.
     """
+    # JAX's own cache cannot read programs for absent devices and says so; ours keeps the facts.
+    warnings.filterwarnings("ignore", message=".*PjRtCompiler must be constructed with a Client")
     # The assembler of the wheel, whatever toolkit this machine or CUDA_ROOT has.
     options = {**COMPILER_OPTIONS, "xla_gpu_cuda_data_dir": str(require_wheels())}
     try:
@@ -75,7 +78,7 @@ def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], tr
         state_bytes=device_bytes(state),
         parameter_bytes=device_bytes(state.params),
         optimizer_bytes=device_bytes(state.opt_state),
-        target_bytes=device_bytes(state.target),
+        target_bytes=device_bytes([state.target, state.target_stats]),
         batch_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in batch.values()) // program.mesh.size,
         flops=jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda")),
         bytes_moved=hlo.bytes_moved(),

@@ -9,6 +9,7 @@ import jax
 from jepa_jax.program.flops import Rules, jaxpr_flops
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_EVENT = "/jax/compilation_cache/cache_retrieval_time_sec"
 
 
 class CompilationCounter:
@@ -18,12 +19,13 @@ class CompilationCounter:
     """
 
     def __init__(self, on_seconds: Callable[[float], None] = lambda seconds: None) -> None:
-        self.count = 0
+        self.count = self.from_cache = 0
         self.seconds = 0.0
         self._on_seconds, self._thread = on_seconds, threading.get_ident()
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.from_cache += event == _CACHE_EVENT
         if event == _EVENT:
             self.count += 1
             self.seconds += duration_secs
@@ -57,11 +59,14 @@ class CompiledStep:
     def is_ready_for(self, batch: Any) -> bool:
         return _signature(batch) in self._compiled
 
-    def compile(self, state: Any, batch: Any) -> None:
+    def compile(self, state: Any, batch: Any) -> Any:
+        """Compiles the step for a shape of batch; returns the lowered program (jax.stages.Lowered)."""
         traced = self._jitted.trace(state, batch)
         self.flops = traced_flops(traced)
-        self._newest = self._compiled[_signature(batch)] = traced.lower().compile()
+        lowered = traced.lower()
+        self._newest = self._compiled[_signature(batch)] = lowered.compile()
         self._text = None
+        return lowered
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         return self._compiled[_signature(batch)](state, batch)

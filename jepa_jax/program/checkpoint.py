@@ -1,11 +1,11 @@
-"""Checkpoints: the only place that knows Orbax. Saves are asynchronous and atomic; a restore continues bit for bit."""
+"""Checkpoints, the only file that knows Orbax: saves are asynchronous and atomic, a restore continues bit for bit."""
 
 import contextlib
 import hashlib
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jepa_jax.runtime.mesh import whole_array
 
 
 class Checkpoints:
-    """The checkpoints of one run, newest last."""
+    """The checkpoints of one run; the newest `keep` of them stay."""
 
     def __init__(self, directory: pathlib.Path, keep: int = 1, *, read_only: bool = False):
         options = ocp.CheckpointManagerOptions(
@@ -28,15 +28,16 @@ class Checkpoints:
         )
         self.directory = directory
         if not read_only and jax.process_index() == 0:
-            self._remove_unfinished()  # of a process that was killed
+            self._remove_unfinished()  # left by a process that was killed
         handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
 
     def latest_step(self) -> int | None:
+        """Returns the step of the newest checkpoint, or None."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
-        """Copies the state and returns; writing goes on in the background. `progress`: counters, best so far; JSON."""
+        """Copies the state and returns; writing continues in the background. `progress` is any JSON object."""
         if step == self.latest_step():
             return
         items = ocp.args.Composite(state=ocp.args.StandardSave(_by_path(state)), progress=ocp.args.JsonSave(progress))
@@ -44,10 +45,10 @@ class Checkpoints:
             self._manager.save(step, args=items)
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The newest state, laid out as `abstract` says, and its progress."""
+        """Returns the newest state, laid out like `abstract`, and its progress."""
         step = self.latest_step()
         wanted = _by_path(abstract)
-        self._check_shapes(step, wanted)
+        self._check_shapes(wanted)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), progress=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
         paths, structure = jax.tree_util.tree_flatten_with_path(abstract)
@@ -56,31 +57,34 @@ class Checkpoints:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of one array of the newest checkpoint without reading it; None if it has no such array."""
-        return self._saved_shapes(self.latest_step()).get(name)
+        return self._saved_shapes().get(name)
 
-    def _saved_shapes(self, step: int | None) -> dict[str, tuple[int, ...]]:
-        saved = self._manager.item_metadata(step)["state"]
+    def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
+        saved = self._manager.item_metadata(self.latest_step())["state"]
         return _shapes(saved.tree if hasattr(saved, "tree") else saved)
 
-    def _check_shapes(self, step: int | None, wanted: Any) -> None:
-        """A checkpoint of another architecture names the first array that differs."""
-        saved, wanted = self._saved_shapes(step), _shapes(wanted)
-        for name in sorted(wanted.keys() | saved.keys()):
-            if wanted.get(name) != saved.get(name):
+    def _check_shapes(self, wanted: dict[str, Any]) -> None:
+        """Raises UserError for a checkpoint of another architecture and names the first array that differs."""
+        saved, here = self._saved_shapes(), _shapes(wanted)
+        for name in sorted(here.keys() | saved.keys()):
+            if here.get(name) != saved.get(name):
                 raise UserError(
                     f"{self.directory}: the checkpoint is of another architecture: {name} is "
-                    f"{saved.get(name, 'absent')} there and {wanted.get(name, 'absent')} in this config; "
+                    f"{saved.get(name, 'absent')} there and {here.get(name, 'absent')} in this config; "
                     "use the config it was made with, or another --workdir"
                 )
 
     def wait(self) -> None:
-        """Until everything is on disk."""
+        """Waits until everything is on disk."""
         with self._disk_errors():
             self._manager.wait_until_finished()
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
-        """An asynchronous write fails in whatever call comes next, and TensorStore says it with a ValueError."""
+        """Turns errors of the disk into UserErrors.
+
+        An asynchronous write fails in whatever call comes next, and TensorStore reports it with a ValueError.
+        """
         try:
             yield
         except (OSError, ValueError) as error:
@@ -91,7 +95,7 @@ class Checkpoints:
         for folder in self.directory.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def __enter__(self) -> "Checkpoints":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
@@ -99,12 +103,12 @@ class Checkpoints:
             with self._disk_errors():
                 self._manager.close()
         except UserError:
-            if kind is None:  # else what ended the run is the better message
+            if kind is None:  # otherwise the error that ended the run is the better message
                 raise
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-    """A flat dict by the path of each leaf: what Orbax stores without knowing our types."""
+    """Returns a flat dict by the path of each leaf, which Orbax stores without knowing our types."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
@@ -117,7 +121,7 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def params_sha256(params: Any) -> str:
-    """A digest of every parameter's name, shape and bits."""
+    """Returns a digest of the names, shapes and bits of all parameters."""
     digest = hashlib.sha256()
     for path, leaf in sorted(_by_path(params).items()):
         array = whole_array(leaf)

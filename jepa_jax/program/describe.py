@@ -5,15 +5,18 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
-from jepa_jax.models.patchnet import Fixed
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.flops import count_flops
+from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
 
+FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState))
 
-def describe(config: Any) -> dict[str, Any]:
+
+def describe(config: Config) -> dict[str, Any]:
     """Returns parameters (by module, total, trainable), operations per image and steps of a run."""
     data = data_facts(config.data)
     batch = abstract_batch(data.spec, config.data.batch_size)
@@ -21,20 +24,31 @@ def describe(config: Any) -> dict[str, Any]:
         config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=make_mesh(1, 1)
     )
     state = program.factory.abstract
-    params, probe = state.params["model"], state.params.get("probe", {})
+    params = state.params["model"]
     return {
         "params_by_module": parameter_table(params),
         "params_total": count(params) + count(state.target) + fixed_parameters(program),
         "params_trainable": count(params),
-        "params_probe": count(probe),
+        "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.train_step, state, batch) / config.data.batch_size,
-        "feature_dim": probe["kernel"].shape[0] if probe else None,
+        "feature_dim": feature_width(program.method, program.factory.graphdef, abstract_model(program), batch) or None,
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
         "steps_total": program.length.total_steps,
     }
+
+
+def abstract_model(program: Program) -> nnx.Module:
+    """Returns the model of a program with shapes instead of arrays."""
+    state = program.factory.abstract
+    return nnx.eval_shape(program.factory.merge, state.params["model"], state.stats)
+
+
+def fixed_parameters(program: Program) -> int:
+    """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
+    return count(nnx.state(abstract_model(program), FIXED))
 
 
 def parameter_table(params: Any) -> dict[str, int]:
@@ -46,13 +60,6 @@ def parameter_table(params: Any) -> dict[str, int]:
     return table
 
 
-def fixed_parameters(program: Program) -> int:
-    """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
-    factory, state = program.factory, program.factory.abstract
-    model = nnx.merge(factory.graphdef, state.params["model"], state.stats, factory.random_state)
-    return count(nnx.state(model, Fixed))
-
-
 def count(tree: Any) -> int:
-    """Returns the number of numbers in a tree."""
+    """Returns how many numbers a tree holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

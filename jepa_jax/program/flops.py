@@ -1,8 +1,8 @@
-"""Counts the floating-point operations of a program from its jaxpr: matrix products and convolutions, nothing else.
+"""Counts the floating-point operations of a program from its jaxpr: matrix products and convolutions only.
 
-A loop body counts as often as it runs, a kernel's body as often as its grid has cells. Of a branch, the most expensive
-one counts; of `lax.platform_dependent`, that of the platform asked for. Convolutions count the products that exist:
-padding and the holes of dilated inputs are left out. What no result depends on is not counted: it is never computed.
+A loop body counts as often as it runs, the body of a kernel once per cell of its grid. Of the branches of a conditional
+the most expensive one counts; of `lax.platform_dependent`, the one of the requested platform. Convolutions count the
+products that exist: padding and the holes of dilated inputs are left out. What no result depends on is not counted.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-# One operation a number, as XLA counts: for comparisons with its analysis, never for speed.
+# One operation per number, as XLA counts: for comparisons with its analysis, never for speed.
 ELEMENTWISE = frozenset((
     "add", "add_any", "sub", "mul", "div", "max", "min", "rem", "neg", "abs", "sign", "floor", "ceil", "round",
     "square", "select_n", "clamp", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not",
@@ -25,28 +25,23 @@ REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_and", 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What counts.
+    """What counts."""
 
-    platform: "cpu", "cuda", ...: for which a program that differs by platform is counted; None: the dearest.
-    loops_once: a loop body counts once, as XLA's own analysis has it.
-    elementwise: additions, comparisons, conversions and reductions count as well, as they do for XLA.
-    """
-
-    platform: str | None = None
-    loops_once: bool = False
-    elementwise: bool = False
+    platform: str | None = None  # "cpu", "cuda", ... for programs that differ by platform; None: the most expensive
+    loops_once: bool = False  # count a loop body once, as XLA's own analysis does
+    elementwise: bool = False  # also count additions, comparisons, conversions and reductions, as XLA does
 
 
 PRODUCTS = Rules()
 
 
-def count_flops(function: Callable, *args: Any, rules: Rules = PRODUCTS) -> int:
-    """Of calling `function` on arrays or ShapeDtypeStructs; one multiply-add is two operations."""
+def count_flops(function: Callable[..., Any], *args: Any, rules: Rules = PRODUCTS) -> int:
+    """Returns the operations of a call with arrays or ShapeDtypeStructs; a multiply-add is two operations."""
     return jaxpr_flops(jax.make_jaxpr(function)(*args).jaxpr, rules)
 
 
 def jaxpr_flops(jaxpr: core.Jaxpr, rules: Rules = PRODUCTS, used: list[bool] | None = None) -> int:
-    """Operations of a jaxpr of whose results those in `used` matter (by default all)."""
+    """Returns the operations of a jaxpr that are needed for the results in `used` (by default all)."""
     live = {v for i, v in enumerate(jaxpr.outvars) if _is_variable(v) and (used is None or used[i])}
     total = 0
     for equation in reversed(jaxpr.eqns):
@@ -75,7 +70,7 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
         return equation.invars[0].aval.size
     inner = []
     for jaxpr in _inner_jaxprs(params):
-        # The results of a loop's body also feed its next round; those of a call or a branch are the equation's own.
+        # The results of a loop's body also feed its next iteration; those of a call or a branch are the equation's.
         own = name not in ("scan", "while", "pallas_call") and len(jaxpr.outvars) == len(wanted)
         inner.append(jaxpr_flops(jaxpr, rules, wanted if own else None))
     if name == "cond":
@@ -88,8 +83,8 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
     return sum(inner)  # a call; a while loop, whose length is unknown, counts once
 
 
-def _platform_branch(platforms: tuple | None, platform: str | None) -> int | None:
-    """Which branch of `lax.platform_dependent` a platform takes; None for an ordinary branch."""
+def _platform_branch(platforms: tuple[Any, ...] | None, platform: str | None) -> int | None:
+    """Returns the branch of `lax.platform_dependent` that a platform takes; None for an ordinary conditional."""
     if platforms is None or platform is None:
         return None
     named = [i for i, names in enumerate(platforms) if names is not None and platform in names]
@@ -131,14 +126,10 @@ def _conv_flops(equation: Any) -> int:
             before=params["padding"][axis][0], hole=params["lhs_dilation"][axis], spread=params["rhs_dilation"][axis],
         )  # fmt: skip
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
-    # Of a grouped convolution the kernel has the inputs of one group and the output the batch of one: that divides it.
+    # The kernel of a grouped convolution has the inputs of one group, which divides the count by the groups.
     return 2 * batch * features * right[numbers.rhs_spec[1]] * products
 
 
 def _meeting_pairs(*, size: int, taps: int, outputs: int, stride: int, before: int, hole: int, spread: int) -> int:
-    pairs = 0
-    for tap in range(taps):
-        for output in range(outputs):
-            at = output * stride + tap * spread - before
-            pairs += at >= 0 and at % hole == 0 and at // hole < size
-    return pairs
+    positions = (o * stride + t * spread - before for t in range(taps) for o in range(outputs))
+    return sum(at >= 0 and at % hole == 0 and at // hole < size for at in positions)

@@ -49,7 +49,9 @@ def scale_by_larc(
         del params
         return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
 
-    def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree) -> tuple[PyTree, optax.ScaleByScheduleState]:
+    def update(
+        updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree
+    ) -> tuple[PyTree, optax.ScaleByScheduleState]:
         rate = learning_rate(state.count)
 
         def adapt(g: jax.Array, p: jax.Array) -> jax.Array:

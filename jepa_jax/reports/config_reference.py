@@ -10,7 +10,7 @@ from jepa_jax.models.registry import MODELS, model_config
 HEADER = """# Config keys
 
 Written by `jepa-jax reference`. A recipe in `configs/` sets what it changes; everything else has the default below.
-`--config.group.key=value` on the command line overrides both. `jepa-jax describe --config=NAME` prints the whole config.
+`--config.group.key=value` overrides both. `jepa-jax describe --config=NAME` prints the whole config.
 """
 
 

@@ -1,6 +1,4 @@
-"""Features drawn in two dimensions (PCA, exact t-SNE) and patch features as colours."""
-
-import functools
+"""Projections of features for figures: PCA, exact t-SNE, and patch features as colours."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +6,11 @@ import numpy as np
 
 PERPLEXITY = 30.0
 ITERATIONS, EXAGGERATED = 600, 150
-SEARCHES = 40  # bisections for each point's width: precise to 2^-40 of the range
+SEARCHES = 40  # bisections of the width of each point's kernel
 
 
 def pca(features: np.ndarray, components: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates [N, components] and the part of the variance that each component holds."""
+    """Returns coordinates [N, components] and the share of the variance that each component holds."""
     x = np.asarray(features, np.float64)
     x = x - x.mean(axis=0)
     eigenvalues, vectors = np.linalg.eigh(x.T @ x)
@@ -22,10 +20,10 @@ def pca(features: np.ndarray, components: int = 2) -> tuple[np.ndarray, np.ndarr
 
 
 def tsne(features: np.ndarray, perplexity: float = PERPLEXITY) -> np.ndarray:
-    """Exact t-SNE [N, 2] of at most a thousand or so points (van der Maaten and Hinton 2008); starts from PCA."""
+    """Returns the exact t-SNE [N, 2] of about a thousand points or fewer (van der Maaten and Hinton 2008)."""
     perplexity = min(perplexity, (len(features) - 1) / 3)
     x = np.asarray(features, np.float32)
-    # Fifty principal components keep the distances that matter and make them cheap.
+    # Fifty principal components keep the relevant distances and make them cheap; the first two are the start.
     x = pca(x, min(50, x.shape[1]))[0].astype(np.float32)
     start = x[:, :2] / max(float(x[:, 0].std()), 1e-12) * 1e-4
     if start.shape[1] < 2:
@@ -33,14 +31,14 @@ def tsne(features: np.ndarray, perplexity: float = PERPLEXITY) -> np.ndarray:
     return np.asarray(_tsne(jnp.asarray(x), jnp.asarray(start), perplexity))
 
 
-@functools.partial(jax.jit)
-def _tsne(x, start, perplexity):
+@jax.jit
+def _tsne(x: jax.Array, start: jax.Array, perplexity: float) -> jax.Array:
     count = len(x)
     affinity = _affinities(x, perplexity)
     affinity = jnp.maximum((affinity + affinity.T) / (2 * count), 1e-12)
     rate = jnp.maximum(count / 12.0 / 4.0, 50.0)
 
-    def iterate(i, carry):
+    def iterate(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         y, velocity, gains = carry
         exaggeration, momentum = jnp.where(i < EXAGGERATED, 12.0, 1.0), jnp.where(i < EXAGGERATED, 0.5, 0.8)
         kernel = 1 / (1 + _squared_distances(y))
@@ -56,23 +54,23 @@ def _tsne(x, start, perplexity):
     return jax.lax.fori_loop(0, ITERATIONS, iterate, (start, jnp.zeros_like(start), jnp.ones_like(start)))[0]
 
 
-def _squared_distances(x):
+def _squared_distances(x: jax.Array) -> jax.Array:
     squares = jnp.sum(x * x, axis=1)
     return jnp.maximum(squares[:, None] + squares[None] - 2 * x @ x.T, 0.0)
 
 
-def _affinities(x, perplexity):
-    """Rows of Gaussian weights whose entropy is log(perplexity), by bisection on the logarithm of the width."""
+def _affinities(x: jax.Array, perplexity: float) -> jax.Array:
+    """Returns rows of Gaussian weights with entropy log(perplexity), found by bisecting the logarithm of the width."""
     distance = _squared_distances(x)
     distance = distance / jnp.maximum(jnp.mean(distance), 1e-12)
     off_diagonal = 1 - jnp.eye(len(x))
 
-    def weights(log_beta):
+    def weights(log_beta: jax.Array) -> jax.Array:
         logits = -distance * jnp.exp(log_beta)[:, None]
         logits = jnp.where(off_diagonal > 0, logits, -jnp.inf)
         return jax.nn.softmax(logits, axis=1)
 
-    def bisect(_, bounds):
+    def bisect(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = (low + high) / 2
         p = weights(middle)
@@ -86,9 +84,9 @@ def _affinities(x, perplexity):
 
 
 def patch_colours(maps: np.ndarray) -> np.ndarray:
-    """Patch features [B, gh, gw, F] -> uint8 [B, gh, gw, 3]: their three principal components as red, green, blue.
+    """Returns the three principal components of patch features [B, gh, gw, F] as colours, uint8 [B, gh, gw, 3].
 
-    The components are those of all the images together, so that a colour means the same in each of them.
+    The components are those of all images together, so that a colour means the same in each of them.
     """
     coordinates, _ = pca(maps.reshape(-1, maps.shape[-1]), 3)
     low, high = np.percentile(coordinates, (2, 98), axis=0)

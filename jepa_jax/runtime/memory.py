@@ -17,15 +17,14 @@ _HARMLESS = "not a failure"  # XLA reports an attempt that it continues without
 _STATUS, _CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
 
 
-def is_out_of_memory(message: str | BaseException, limited: bool = False) -> bool:
+def is_out_of_memory(message: str | BaseException) -> bool:
     """Returns whether an error or the text of a log says that memory ran out.
 
-    Args:
-        message: an exception, or text of one or more lines.
-        limited: the address space was limited: then a thread that has no room for its stack counts as well.
+    Where the address space is limited (ulimit -v), a thread that has no room for its stack counts as well.
     """
     text = message if isinstance(message, str) else f"{type(message).__name__}: {message}"
-    wanted = _WORDS + (_THREAD_WORDS if limited else ())
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    wanted = _WORDS + (_THREAD_WORDS if is_limited else ())
     lines = [line for line in text.lower().splitlines() if _HARMLESS not in line]
     return any(words in line for line in lines for words in wanted)
 

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 
 BATCH_AXES = ("data", "fsdp")  # every device holds a part of the batch
 
@@ -51,7 +52,7 @@ def whole_array(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def check_batch(config: Any, mesh: Mesh) -> None:
+def check_batch(config: Config, mesh: Mesh) -> None:
     """Raises UserError unless batches of training and evaluation divide evenly over the devices."""
     part = config.data.batch_size // config.train.accum_steps
     if part % mesh.size:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash, differing_keys, flatten
 from jepa_jax.runtime.gpus import first_gpu
 
@@ -97,7 +98,7 @@ def unused_gpu(gpu_index: int | None = None) -> str:
     )
 
 
-def base_header(config: Any, config_name: str, hardware: Mapping[str, Any]) -> dict[str, Any]:
+def base_header(config: Config, config_name: str, hardware: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the header of a file of measurements: what was measured, where and with what."""
     return {
         "schema_version": SCHEMA_VERSION,

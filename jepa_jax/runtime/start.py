@@ -3,18 +3,18 @@
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
 from jepa_jax.runtime.allocator import keep_freed_memory
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.runtime.platforms import import_jax
 
 
-def setup(config: Any) -> Mesh:
+def setup(config: Config) -> Mesh:
     """Prepares the process, connects it to others where the environment asks for it, and returns the mesh."""
     import_jax()  # silences the CUDA plugin where there is no driver
     keep_freed_memory()

@@ -1,176 +1,188 @@
-"""What a study is: its runs, what its directory may hold, and the row that every run becomes.
+"""Studies: many training runs that differ in learning rate, epochs or seed, one process after the other.
 
-`results.json` is written after every run. The same command goes on where it stopped: rows that are done stay, a run
-that was cut off resumes from its own checkpoint. A run that fails, diverges, hangs or is killed is a row with its
-reason, and the study goes on.
+`results.json` is written after every run. The same command continues a study: finished rows stay, and a run that was
+interrupted resumes from its own checkpoint. A run that fails, diverges, hangs or is killed becomes a row with its
+reason, and the study continues.
 """
 
-import contextlib
 import dataclasses
-import json
-import math
-import os
+import functools
 import pathlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import write_json
-from jepa_jax.config.schema import load_config_file
+from jepa_jax.base.errors import EXIT_OK, UserError
+from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task, differing_entries
+from jepa_jax.base.text import duration, percent
+from jepa_jax.program.config import load_config
+from jepa_jax.studies.rows import DONE, FINISHED, INTERRUPTED, StudyRow, explain_exit, reached_epoch, with_results
 
-FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
-KILLED, TIMEOUT, INTERRUPTED = "killed", "timeout", "interrupted"
-DONE = (FINISHED, DIVERGED)  # running these again would give the same
-SUMMARY_KEYS = ("probe_accuracy", "untrained_probe_accuracy", "knn_accuracy", "wall_seconds", "cpu_seconds", "steps")
-
-Row = dict[str, Any]
+GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One training run of a study: a directory, the values that vary and the overrides that set them."""
+class StudyRun:
+    """One training run: a directory, the values that vary, and the overrides that set them."""
 
     name: str
-    values: Mapping[str, float]
+    lr: float | None
+    epochs: int
+    seed: int
     overrides: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is common to all runs; two studies share a directory only if their `identity` is the same."""
+    """What all runs have in common; a directory is shared only by studies with the same `identity`."""
 
     kind: str
     config: str
     output_dir: pathlib.Path
-    command: tuple[str, ...]  # what starts a run, e.g. (sys.executable, "scripts/train.py")
+    command: tuple[str, ...]  # starts a run, for example (sys.executable, "-m", "jepa_jax", "train")
     overrides: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         return {"study": self.kind, "config": self.config, "overrides": list(self.overrides), **self.fixed}
 
-
-def split_overrides(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Command line -> (what the study's own flags read, the --config.key=value for the runs)."""
-    own, overrides = [], []
-    for argument in arguments:
-        if re.match(r"--?config\.", argument):
-            if "=" not in argument:
-                raise UserError(f"{argument}: no value; write {argument}=VALUE, with the equals sign")
-            overrides.append("--" + argument.lstrip("-"))
-        else:
-            own.append(argument)
-    return own, tuple(overrides)
+    @property
+    def experiment(self) -> Experiment:
+        place = self.output_dir
+        return Experiment("study", "--output_dir", place, results=place / "results.json", folder=place)
 
 
 def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
-    """Warm-up as a share of the config's epochs: a shorter run keeps the share, or it would be all warm-up.
+    """Returns warm-up as a share of the config's epochs, which shorter runs keep, or they would be all warm-up.
 
     None where the user sets `optim.warmup_epochs`.
     """
     if any(override.startswith("--config.optim.warmup_epochs=") for override in overrides):
         return None
-    optim = load_config_file(config).optim
+    optim = load_config(config).optim
     return optim.warmup_epochs / optim.epochs
 
 
 def plan_runs(
     lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequence[int], warmup: float | None = None
-) -> list[Run]:
-    """Every combination; a learning rate of None leaves the config's own, so does a share of warm-up."""
+) -> list[StudyRun]:
+    """Returns a run for every combination; a rate or a share of warm-up that is None stays that of the config."""
     runs = []
     for count in epochs:
         for lr in lrs:
             for seed in seeds:
-                values = ({} if lr is None else {"lr": lr}) | {"epochs": count, "seed": seed}
                 overrides = [f"--config.optim.epochs={count}", f"--config.train.seed={seed}"]
                 overrides += [] if lr is None else [f"--config.optim.lr={lr!r}"]
                 overrides += [] if warmup is None else [f"--config.optim.warmup_epochs={round(warmup * count, 6)}"]
-                runs.append(Run("_".join(f"{k}{v}" for k, v in values.items()), values, tuple(overrides)))
+                name = ("" if lr is None else f"lr{lr}_") + f"epochs{count}_seed{seed}"
+                runs.append(StudyRun(name, lr, count, seed, tuple(overrides)))
     return runs
 
 
-def run_command(study: Study, run: Run) -> list[str]:
-    """The command of one run; its own values come last and so win."""
+def run_command(study: Study, run: StudyRun) -> list[str]:
+    """Returns the command of one run; its own values come last, so that they win."""
     workdir = study.output_dir / run.name
     flags = [f"--config={study.config}", f"--workdir={workdir}", "--resume=auto"]
     return [*study.command, *flags, *study.overrides, *run.overrides]
 
 
-def check(study: Study, runs: Sequence[Run], resume: bool = True) -> None:
-    """Refuses, before anything runs, what every run would fail on."""
-    if not pathlib.Path(study.config.split(":")[0]).is_file():
-        raise UserError(f"--config = {study.config}: there is no such file; give a file of configs/")
+def check(study: Study, runs: Sequence[StudyRun], resume: bool = True) -> None:
+    """Rejects, before anything runs, what would make every run fail."""
     varied = {override.split("=")[0] for run in runs for override in run.overrides}
     for override in study.overrides:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
-    if not resume and (study.output_dir / "results.json").exists():
-        raise UserError(
-            f"--output_dir = {study.output_dir}: holds a study already; use another, or leave out --noresume"
-        )
-    load_rows(study)
+    load_config(study.config, dict(flag.removeprefix("--config.").split("=", 1) for flag in study.overrides))
+    load_rows(study, resume)
 
 
-def make_row(run: Run, outcome: Row, workdir: pathlib.Path) -> Row:
-    """The row of a run from how it ended and what it wrote."""
-    row: Row = {"name": run.name, **run.values, **outcome, **dict.fromkeys(SUMMARY_KEYS), "final_loss": None}
-    summary = read_json(workdir / "summary.json")
-    if row["status"] == FINISHED and not summary:
-        row |= {"status": FAILED, "reason": "exit code 0, but no readable summary.json was written"}
-    elif row["status"] == FINISHED and summary.get("status", FINISHED) != FINISHED:
-        row |= {"status": str(summary["status"]), "reason": f"summary.json says {summary['status']}"}
-    if summary.get("status", FINISHED) == row["status"]:  # else it is of an earlier attempt
-        row |= {key: finite(summary.get(key)) for key in SUMMARY_KEYS}
-    if row["status"] == FINISHED:
-        row["final_loss"] = finite(summary.get("final_loss", last_metric(workdir, "train/loss")))
-    return row
+def load_rows(study: Study, resume: bool = True) -> list[StudyRow]:
+    """Returns the rows of earlier calls; rejects a directory that holds another study."""
+
+    def parse(document: dict[str, Any]) -> list[StudyRow]:
+        return [StudyRow.from_dict(row) for row in document["rows"]]
+
+    rows = study.experiment.load(study.identity(), parse, resume=resume, differences=differing_entries)
+    return rows or []
 
 
-def finite(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
+def save_rows(study: Study, rows: Iterable[StudyRow]) -> None:
+    study.experiment.save({"header": study.identity(), "rows": [row.to_dict() for row in rows]})
 
 
-def last_metric(workdir: pathlib.Path, key: str) -> Any:
-    """The last value of a metric in metrics.jsonl, from the end of the file."""
-    try:
-        with open(workdir / "metrics.jsonl", "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 65536))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return json.loads(line)[key]
-    return None
+def run_study(
+    study: Study,
+    runs: Sequence[StudyRun],
+    *,
+    timeout: float | None = None,
+    resume: bool = True,
+    grace: float = GRACE_SECONDS,
+    on_rows: Callable[[list[StudyRow]], None] = lambda rows: None,
+) -> tuple[int, list[StudyRow]]:
+    """Runs what is not done yet; returns the exit code and all rows of the directory.
+
+    Args:
+      timeout: seconds for one attempt of one run.
+      resume: False rejects a directory that holds results.
+      grace: seconds that a run has to stop by itself before it is killed.
+      on_rows: called with all rows after each run.
+    """
+    check(study, runs, resume)
+    progress = Progress(sum(run.epochs for run in runs), "epochs")
+    code = study.experiment.execute(
+        lambda runner: _run_all(runner, progress, study, runs, timeout, on_rows), progress, grace=grace
+    )
+    rows = load_rows(study)
+    if code == EXIT_OK and not any(row.status == FINISHED for row in rows):
+        code = EXIT_NO_RESULT
+    return code, rows
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object, empty if the file is absent or broken."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _run_all(
+    runner: Runner,
+    progress: Progress,
+    study: Study,
+    runs: Sequence[StudyRun],
+    timeout: float | None,
+    on_rows: Callable[[list[StudyRow]], None],
+) -> None:
+    rows = {row.name: row for row in load_rows(study)}
+    save_rows(study, rows.values())  # writes the header, so that a study killed in its first run is recognised
+    for run in runs:
+        known = rows.get(run.name)
+        if known is not None and known.status in DONE:
+            progress.done += run.epochs
+            continue
+        attempts, began = (known.attempts if known else 0) + 1, time.monotonic()
+        row = StudyRow(run.name, run.lr, run.epochs, run.seed, INTERRUPTED, "the study was interrupted")
+        try:
+            row = _attempt(runner, study, run, row, timeout)
+        finally:
+            row = dataclasses.replace(row, attempts=attempts, attempt_seconds=round(time.monotonic() - began, 3))
+            rows[run.name] = with_results(row, study.output_dir / run.name)
+            save_rows(study, rows.values())
+            on_rows(list(rows.values()))
+        progress.done += run.epochs
+        _report(rows[run.name], rows.values(), progress)
 
 
-def save_rows(study: Study, rows: Iterable[Row]) -> None:
-    write_json(study.output_dir / "results.json", {"header": study.identity(), "rows": list(rows)})
+def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout: float | None) -> StudyRow:
+    """Runs one attempt in its own process, unless the run had finished when the study was killed."""
+    workdir = study.output_dir / run.name
+    if read_json_or_empty(workdir / "summary.json").get("status") == FINISHED:
+        return dataclasses.replace(row, status=FINISHED, reason="", exit_code=EXIT_OK)
+    reached = functools.partial(reached_epoch, workdir, run.epochs)
+    ended = runner.run(Task(run.name, run_command(study, run), run.name, timeout, reached=reached))
+    status, reason = explain_exit(ended, timeout)
+    return dataclasses.replace(row, status=status, reason=reason, exit_code=ended.exit_code)
 
 
-def load_rows(study: Study) -> dict[str, Row]:
-    """Rows of an earlier call by name; a directory of another study is refused."""
-    path = study.output_dir / "results.json"
-    if not path.exists():
-        return {}
-    content = read_json(path)
-    header, wanted = content.get("header"), study.identity()
-    if not isinstance(header, dict) or not isinstance(content.get("rows"), list):
-        raise UserError(f"{path}: not the results of a study; remove it or use another --output_dir")
-    keys = [key for key in {**header, **wanted} if header.get(key) != wanted.get(key)]
-    differ = [f"{key} {header.get(key)!r} there, {wanted.get(key)!r} here" for key in keys]
-    if differ:
-        raise UserError(f"--output_dir = {study.output_dir}: holds another study ({'; '.join(differ)}); use another")
-    return {row["name"]: row for row in content["rows"]}
+def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:
+    finished = row.status == FINISHED
+    measured = [(r.probe_accuracy, r.name) for r in rows if r.status == FINISHED and r.probe_accuracy is not None]
+    if measured:
+        accuracy, name = max(measured)
+        progress.best = f"best {accuracy:.1f} % ({name})"
+    detail = f"{percent(row.probe_accuracy) if finished else row.reason}, {duration(row.attempt_seconds)}"
+    progress.report(row.name, row.status, detail, pace=row.attempt_seconds / row.epochs if finished else None)

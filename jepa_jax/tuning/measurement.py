@@ -1,16 +1,19 @@
 """Measures one combination of settings: the real training step, fed by the real loader, as the training loop runs it.
 
-The loop dispatches step n and reads the metrics of step n - 1, as `train.py` does; a step is complete when its metrics
-have been read. The clock runs from the completion of one step to that of another so many steps later, both read while
-the following step is under way: neither end waits for a device that would not wait in training, and nothing is looked
-at in between. What the loader had made before, while the step was compiled, is thrown away first.
+The loop dispatches step n and reads the metrics of step n - 1, as training does; a step is complete when its metrics
+have been read. The clock runs from the completion of one step to that of another, both read while the following step
+is under way, so that the device never waits for the clock. Batches that the loader made while the step was compiled
+are discarded first.
 """
 
 import collections
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import math
+import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,58 +23,70 @@ import numpy as np
 import psutil
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.schema import validate
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import Source
 from jepa_jax.data.dummy import open_dummy
-from jepa_jax.data.pipeline import batches_ready, train_batches
+from jepa_jax.data.pipeline import Delivery, batches_ready, train_batches
 from jepa_jax.data.sources import open_source
+from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
+from jepa_jax.evals.features import Split
+from jepa_jax.evals.knn import QUERIES, knn_accuracy
+from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax
+from jepa_jax.evals.sources import first
 from jepa_jax.profiling import memory_growth, monitor, peak
-from jepa_jax.profiling.accounting import account
-from jepa_jax.profiling.compilations import traced_flops
+from jepa_jax.profiling.accounting import Ledger
+from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep, traced_flops
 from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.epoch_record import gpu_figures
-from jepa_jax.profiling.timers import Segment
-from jepa_jax.program.build import Program, build_program
+from jepa_jax.profiling.sections import Section, Timeline
+from jepa_jax.program.build import Program, build_program, initial_sample
+from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime import memory as process_memory
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import unused_gpu
 from jepa_jax.runtime.start import setup
-from jepa_jax.train.loop import INIT_IMAGES, first_images
-from jepa_jax.tuning.trial import WAITS, TrialRequest, with_key
+from jepa_jax.tuning.rows import Figures
+from jepa_jax.tuning.settings import TrialRequest
 
 MONITOR_SECONDS = 0.5
-CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
-OnStep = Callable[[dict[str, jax.Array], dict[str, jax.Array]], None]  # hears of each step's batch and metrics
+OnStep = Callable[[dict[str, jax.Array], dict[str, jax.Array]], None]  # called with the batch and metrics of each step
 
 
 def ignore(batch: Any, metrics: Any) -> None:
-    """Of a loop that nobody listens to."""
+    """Does nothing; the default of `on_step`."""
 
 
 class StepLoop:
-    """The training loop without its bookkeeping; notes when steps were complete and when it waited for data."""
+    """The training loop without its bookkeeping; notes when steps were complete and when the device lacked data."""
 
     def __init__(
-        self, step: Callable, state: TrainState, batches: Iterator, device: DeviceClock, on_step: OnStep = ignore
+        self,
+        step: Callable[..., Any],
+        state: TrainState,
+        batches: Iterator[Delivery],
+        device: DeviceClock,
+        on_step: OnStep = ignore,
     ):
         self._step, self._batches, self._device, self._on_step = step, batches, device, on_step
         self.state = state
         self.completed: list[float] = []
         self.finite = True
-        self._waits: list[Segment] = []
-        self._pending: collections.deque = collections.deque()
+        self._timeline = Timeline(time.perf_counter, keep_segments=True)
+        self._ledger = Ledger(self._timeline, device.take)
+        self._pending: collections.deque[dict[str, jax.Array]] = collections.deque()
 
     def take(self, steps: int) -> None:
         for _ in range(steps):
-            asked = time.perf_counter()
-            batch, _ = next(self._batches)
+            with self._timeline.section(Section.DATA_WAIT):
+                batch, _ = next(self._batches)
             began = time.perf_counter()
-            self._waits.append(("data_wait", asked, began))
             self.state, metrics = self._step(self.state, batch)
             self._device.dispatched(began, metrics["loss"])
             self._pending.append(metrics)
-            self._read(all_but=1)
+            self._read(lag=1)
             self._on_step(batch, metrics)
 
     def discard(self, batches: int) -> None:
@@ -80,77 +95,89 @@ class StepLoop:
             next(self._batches)
 
     def drain(self) -> None:
-        """Until nothing is under way."""
-        self._read(all_but=0)
+        """Waits until no step is under way."""
+        self._read(lag=0)
 
-    def waited_for_data(self, began: float, ended: float) -> float:
-        """Seconds between the two in which the device had nothing to do for want of data, as training counts them."""
-        waits = [(name, max(start, began), min(end, ended)) for name, start, end in self._waits]
-        busy = self._device.take(ended)
-        return account([wait for wait in waits if wait[1] < wait[2]], busy).exposed.get("data_wait", 0.0)
+    def waited_for_data(self) -> float:
+        """Returns the seconds until now in which the device was idle for lack of data, as training counts them."""
+        return self._ledger.update().exposed.get(Section.DATA_WAIT, 0.0)
 
-    def _read(self, all_but: int) -> None:
-        while len(self._pending) > all_but:
-            values = {name: float(value) for name, value in jax.device_get(self._pending.popleft()).items()}
-            self.finite = self.finite and math.isfinite(values["loss"])
+    def _read(self, lag: int) -> None:
+        while len(self._pending) > lag:
+            metrics = jax.device_get(self._pending.popleft())
+            self.finite = self.finite and math.isfinite(metrics["loss"])
             self.completed.append(time.perf_counter())
-
-
-class Compiled:
-    """The training step of a program compiled for a batch, with what is known from compiling it."""
-
-    def __init__(self, program: Program, state: TrainState, batch: Any):
-        hits: list[str] = []
-
-        def listen(event: str, **_: Any) -> None:
-            hits.extend([event] if event == CACHE_HIT else [])
-
-        jax.monitoring.register_event_listener(listen)
-        try:
-            began = time.perf_counter()
-            jitted: Any = program.train_step
-            traced = jitted.trace(state, batch)
-            lowered = traced.lower()
-            self.call = lowered.compile()
-            self.seconds = time.perf_counter() - began
-        finally:
-            jax.monitoring.unregister_event_listener(listen)
-        self.cached = bool(hits)
-        self.flops = traced_flops(traced)
-        # The text holds no locations: equal programs are equal, wherever they were written down.
-        self.fingerprint = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
-
-
-def useful_flops(config: Any, state: Any, batch: Any, **shapes: Any) -> int:
-    """Operations of a step that computes nothing twice: remat takes more, which is no better use of the device."""
-    jitted: Any = build_program(with_key(config, "train.remat", "none"), **shapes).train_step
-    return traced_flops(jitted.trace(state, batch))
-
-
-def slowed(step: Callable, share: float) -> Callable:
-    """A step that takes longer by `share` of its own time: the wait begins when it is complete, so nothing hides it.
-
-    It keeps its core busy: a core that sleeps takes longer to come back than it slept, on a virtual machine.
-    """
-
-    def slow_step(*arguments: Any) -> Any:
-        began = time.perf_counter()
-        outputs = jax.block_until_ready(step(*arguments))
-        ended = time.perf_counter()
-        while time.perf_counter() < ended + share * (ended - began):
-            pass
-        return outputs
-
-    return slow_step
 
 
 def measure(
     request: TrialRequest, *, on_step: OnStep = ignore, before_steps: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """The figures of one repeat; `before_steps` is called when the step has been compiled."""
+) -> Figures:
+    """Measures one repeat; `before_steps` is called when the step has been compiled."""
     config = request.configuration()
-    validate(config)
     mesh = setup(config)
+    check_device(request)
+    check_batch(config, mesh)
+    open_split: Callable[[Any, str], Source] = open_dummy if request.use_dummy_data else open_source
+    source = open_split(config.data, "train")
+    sample, sharding = initial_sample(source), batch_sharding(mesh)
+    shapes: Any = {"num_train": len(source), "num_classes": len(source.classes), "sample": sample, "mesh": mesh}
+    program = build_program(config, **shapes)
+    state = program.factory.create(config.train.seed, sample)
+    with (
+        contextlib.closing(DeviceClock()) as device,
+        train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches,
+        contextlib.ExitStack() as stack,
+    ):
+        delivery = next(batches)
+        step = CompiledStep(program.train_step)
+        compiled = compile_step(step, state, delivery[0])
+        flops = step.flops if config.train.remat == "none" else useful_flops(config, state, delivery[0], **shapes)
+        before_steps()
+        process_memory.reset_peak()  # compiling may have taken more than any step will
+        loop = StepLoop(step, state, itertools.chain([delivery], batches), device, on_step)
+        del state, delivery  # the loop donates the one and is done with the other soon
+        loop.take(1)
+        loop.drain()
+        if request.with_evaluation:
+            sources = source, open_split(config.data, "test")
+            stack.enter_context(evaluation_and_checkpoint(config, program, sources, loop.state))
+        figures = measure_steps(config, request, loop)
+    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
+    limits = [(one.memory_stats() or {}).get("bytes_limit") for one in mesh.local_devices]
+    return dataclasses.replace(
+        figures,
+        **compiled,
+        flops_per_batch=flops,
+        mfu=flops * figures.samples_per_sec / config.data.batch_size / most if flops and most else None,
+        pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
+        data_source="dummy" if request.use_dummy_data else config.data.source,
+        devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
+        platform=jax.default_backend(),
+        device_limit_bytes=min((limit for limit in limits if limit), default=None),
+    )
+
+
+def compile_step(step: CompiledStep, state: TrainState, batch: Any) -> dict[str, Any]:
+    """Compiles the training step; returns the figures of its compilation."""
+    began = time.perf_counter()
+    with CompilationCounter() as compilations:
+        lowered = step.compile(state, batch)
+    return {
+        "compile_seconds": time.perf_counter() - began,
+        "compile_cached": compilations.from_cache > 0,
+        # The text holds no source locations, so equal programs have equal texts.
+        "program_fingerprint": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
+    }
+
+
+def useful_flops(config: Config, state: Any, batch: Any, **shapes: Any) -> int:
+    """Returns the operations of a step that computes nothing twice; remat adds some that are of no use."""
+    jitted: Any = build_program(changed_config(config, {"train.remat": "none"}), **shapes).train_step
+    return traced_flops(jitted.trace(state, batch))
+
+
+def check_device(request: TrialRequest) -> None:
+    """Rejects a measurement that would run on the CPU although a GPU is there or was asked for."""
     if request.gpu_index is not None and jax.default_backend() != "gpu":
         raise UserError(
             f"--gpu_index = {request.gpu_index}: JAX computes on {jax.default_backend()} here; "
@@ -158,109 +185,64 @@ def measure(
         )
     if unused := unused_gpu(request.gpu_index):
         raise UserError(f"figures would be those of the CPU: {unused}")
-    check_batch(config, mesh)
-    open_split = open_dummy if request.use_dummy_data else open_source
-    source = open_split(config.data, "train")
-    sample = first_images(source, INIT_IMAGES)
-    shapes: Any = {"num_train": len(source), "num_classes": len(source.classes), "sample": sample, "mesh": mesh}
-    program = build_program(config, **shapes)
-    state = program.factory.create(config.train.seed, sample)
-    sharding = batch_sharding(mesh)
-    with (
-        contextlib.closing(DeviceClock()) as device,
-        train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches,
-        contextlib.ExitStack() as stack,
-    ):
-        first = next(batches)
-        compiled = Compiled(program, state, first[0])
-        flops = compiled.flops if config.train.remat == "none" else useful_flops(config, state, first[0], **shapes)
-        before_steps()
-        process_memory.reset_peak()  # compiling may have taken more than any step will
-        step = slowed(compiled.call, WAITS[request.fault]) if request.fault in WAITS else compiled.call
-        loop = StepLoop(step, state, itertools.chain([first], batches), device, on_step)
-        del state, first  # the loop donates the one and is done with the other soon
-        loop.take(1)
-        loop.drain()
-        if request.with_evaluation:
-            from jepa_jax.tuning.trial_evaluation import evaluation_and_checkpoint
-
-            sources = source, open_split(config.data, "test")
-            stack.enter_context(evaluation_and_checkpoint(config, program, sources, loop.state))
-        figures = _measured_steps(config, request, loop)
-    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
-    limits = [(one.memory_stats() or {}).get("bytes_limit") for one in mesh.local_devices]
-    return {
-        **figures,
-        "flops_per_batch": flops,
-        "mfu": flops * figures["batches_per_sec"] / most if most else None,
-        "compile_seconds": compiled.seconds,
-        "compile_cached": compiled.cached,
-        "program_fingerprint": compiled.fingerprint,
-        "pipeline_fingerprint": pipeline_fingerprint(config.data, request.use_dummy_data),
-        "data_source": "dummy" if request.use_dummy_data else config.data.source,
-        "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
-        "platform": jax.default_backend(),
-        "device_limit_bytes": min((limit for limit in limits if limit), default=None),
-    }
 
 
-def _measured_steps(config: Any, request: TrialRequest, loop: StepLoop) -> dict[str, Any]:
-    """Warm-up, the timed steps, and more of them if memory has grown."""
+def measure_steps(config: Config, request: TrialRequest, loop: StepLoop) -> Figures:
+    """Takes warm-up steps, then the timed ones, and more of them if memory has grown."""
     workers = psutil.Process().children(recursive=True)
     watch = monitor.Monitor(MONITOR_SECONDS)
+    count, images = request.max_batches, request.max_batches * config.data.batch_size
     try:
         points = [(len(loop.completed), memory_growth.settled())]
         discarded = batches_ready(config.data)
         loop.discard(discarded)
-        loop.take(request.warmup_batches + 1)  # the last of them counts already: the one before it is complete now
-        began, cpu_before, system_before = loop.completed[-1], _cpu_seconds(workers), psutil.cpu_times()
+        loop.take(request.warmup_batches + 1)  # the last of them is timed: the one before it is complete now
+        began, waited_before, cpu_before = loop.completed[-1], loop.waited_for_data(), _cpu_seconds(workers)
         watch.start()
-        loop.take(request.max_batches)  # the last of them does not count: it is under way at the end as at the start
-        ended, cpu_after, system_after = loop.completed[-1], _cpu_seconds(workers), psutil.cpu_times()
+        loop.take(count)  # the last of them is not timed: it is under way at the end, as one was at the start
+        elapsed = loop.completed[-1] - began
+        waited, cpu = loop.waited_for_data() - waited_before, _cpu_seconds(workers) - cpu_before
         samples = watch.take()
     finally:
         watch.close()
-    times = np.diff(loop.completed[-request.max_batches - 1 :])
-    waited = loop.waited_for_data(began, ended)
+    times = np.diff(loop.completed[-count - 1 :])
     loop.drain()
     process_memory_bytes = process_memory.peak_bytes() + sum(_resident(worker) for worker in workers)
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     points.append((len(loop.completed), memory_growth.settled()))
-    if memory_growth.is_suspicious(points):
-        for _ in range(memory_growth.BLOCKS):
-            loop.take(max(4, request.max_batches // memory_growth.BLOCKS))
-            loop.drain()
-            points.append((len(loop.completed), memory_growth.settled()))
+    for _ in range(memory_growth.BLOCKS if memory_growth.is_suspicious(points) else 0):
+        loop.take(max(4, count // memory_growth.BLOCKS))
+        loop.drain()
+        points.append((len(loop.completed), memory_growth.settled()))
     growth = memory_growth.growth(points)
-    elapsed = ended - began
     gpus = gpu_figures(samples)
-    return {
-        "samples_per_sec": request.max_batches * config.data.batch_size / elapsed,
-        "batches_per_sec": request.max_batches / elapsed,
-        "avg_step_time": elapsed / request.max_batches,
-        "step_time_p50": float(np.percentile(times, 50)),
-        "step_time_p95": float(np.percentile(times, 95)),
-        "samples_processed": request.max_batches * config.data.batch_size,
-        "measured_batches": request.max_batches,
-        "warmup_batches": request.warmup_batches,
-        "discarded_batches": discarded,
-        "elapsed_seconds": elapsed,
-        "cpu_percent": 100 * (cpu_after - cpu_before) / elapsed,
-        "system_cpu_percent": _busy_percent(system_before, system_after),
-        "gpu_sm_util": monitor.mean(gpus, "utilization"),
-        "gpu_mem_util": monitor.mean(gpus, "memory_percent"),
-        "peak_memory_bytes": max((value for value in peaks if value is not None), default=None),
-        "process_memory_bytes": process_memory_bytes,
-        "memory_slope_bytes_per_step": growth.bytes_per_step,
-        "leak": bool(growth.leaks),
-        "finite": loop.finite,
-        "data_wait_fraction": min(1.0, waited / elapsed),
-        "notes": _notes(config, loop, growth),
-    }
+    return Figures(
+        samples_per_sec=images / elapsed,
+        batches_per_sec=count / elapsed,
+        avg_step_time=elapsed / count,
+        step_time_p50=float(np.percentile(times, 50)),
+        step_time_p95=float(np.percentile(times, 95)),
+        samples_processed=images,
+        measured_batches=count,
+        warmup_batches=request.warmup_batches,
+        discarded_batches=discarded,
+        elapsed_seconds=elapsed,
+        cpu_percent=100 * cpu / elapsed,
+        system_cpu_percent=monitor.mean(samples, "cpu_percent"),
+        gpu_sm_util=monitor.mean(gpus, "utilization"),
+        gpu_mem_util=monitor.mean(gpus, "memory_percent"),
+        peak_memory_bytes=max((value for value in peaks if value is not None), default=None),
+        process_memory_bytes=process_memory_bytes,
+        memory_slope_bytes_per_step=growth.bytes_per_step,
+        leak=bool(growth.leaks),
+        finite=loop.finite,
+        data_wait_fraction=min(1.0, waited / elapsed),
+        notes=tuple(_notes(config, loop, growth)),
+    )
 
 
 def pipeline_fingerprint(data: Any, dummy: bool) -> str:
-    """What the pipeline does with its settings: equal texts are equal pipelines."""
+    """Describes what the pipeline does with its settings: equal texts are equal pipelines."""
     source = "dummy" if dummy else data.source
     if data.pipeline == "device":
         return f"device: {source} whole on the device, no loader"
@@ -268,20 +250,18 @@ def pipeline_fingerprint(data: Any, dummy: bool) -> str:
     return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
 
 
-def _notes(config: Any, loop: StepLoop, growth: memory_growth.Growth) -> list[str]:
-    notes = []
+def _notes(config: Config, loop: StepLoop, growth: memory_growth.Growth) -> Iterator[str]:
     if config.data.pipeline == "device" and config.data.num_workers:
-        notes.append("num_workers has no effect: with pipeline=device nothing is loaded")
+        yield "num_workers has no effect: with pipeline=device nothing is loaded"
     if growth.leaks:
         where = " and ".join(growth.leaks)
-        notes.append(f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB a step")
+        yield f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB per step"
     if not loop.finite:
-        notes.append("the loss is not finite")
-    return notes
+        yield "the loss is not finite"
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:
-    """Of all threads of this process and of the loader's workers."""
+    """Returns the CPU time of this process and of the loader's workers."""
     seconds = time.process_time()
     for worker in workers:
         with contextlib.suppress(psutil.Error):
@@ -290,15 +270,44 @@ def _cpu_seconds(workers: list[psutil.Process]) -> float:
     return seconds
 
 
-def _busy_percent(before: Any, after: Any) -> float | None:
-    """Of all cores, between two readings of `psutil.cpu_times`."""
-    spent = {name: getattr(after, name) - getattr(before, name) for name in before._fields if "guest" not in name}
-    total, idle = sum(spent.values()), spent["idle"] + spent.get("iowait", 0.0)
-    return 100 * (1 - idle / total) if total > 0 else None
-
-
 def _resident(process: psutil.Process) -> int:
     try:
         return process.memory_info().rss
     except psutil.Error:
         return 0
+
+
+@contextlib.contextmanager
+def evaluation_and_checkpoint(
+    config: Config, program: Program, sources: tuple[Source, Source], state: TrainState
+) -> Iterator[None]:
+    """Does what a run does between its steps, to show that it fits in memory; a checkpoint is written meanwhile.
+
+    Features are extracted from a few hundred images: more of them take more time, but no more memory at once. What
+    grows with the data set, the neighbours of k-NN and the data of the linear probe, has its full size.
+    """
+    few = first(sources[0], SMOKE_IMAGES), first(sources[1], SMOKE_IMAGES)
+    context = EvaluationContext(config, program, few)
+    moment = Moment(Stage.EPOCH, step=1, epoch=config.eval.knn_every_epochs or config.eval.every_epochs)
+    evaluators = build_evaluators(context)
+    for evaluator in evaluators.values():
+        if evaluator.due(moment):
+            evaluator.run(state, moment)
+    context.forget()
+    train = sources[0]
+    if "classification" in evaluators and train.classes:
+        width = state.params["probe"]["kernel"].shape[0]
+        evaluate_at_full_size(config.eval, len(first(train, config.eval.max_images)), width, len(train.classes))
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder) / "checkpoints") as checkpoints:
+        checkpoints.save(1, state, {"step": 1})
+        yield
+        checkpoints.wait()
+
+
+def evaluate_at_full_size(config: Any, num_images: int, width: int, num_classes: int) -> None:
+    """Runs k-NN on one block of queries and one iteration of the probe, with features of all train images."""
+    train = Split(np.ones([num_images, width], np.float32), np.zeros(num_images, np.int32))
+    some = Split(train.features[:QUERIES], train.labels[:QUERIES])
+    knn_accuracy(train, some, num_classes, k=config.knn_k, temperature=config.knn_temperature)
+    standardised = Standard.of(train.features)(train.features)
+    fit_softmax(standardised, train.labels, num_classes, PENALTIES[0], iterations=1)["bias"].block_until_ready()

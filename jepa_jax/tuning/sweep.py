@@ -1,249 +1,193 @@
-"""The throughput sweep: every combination of a grid measured in processes of their own, one after the other.
+"""The throughput sweep: measures every combination of a grid, one process after the other.
 
-Rounds are interleaved: each combination once, then each again, starting elsewhere. What slows a machine down for a
-while then falls on all of them. The results are on disk after each repeat; the same command with --resume goes on.
+Rounds are interleaved: each combination once, then each again, starting elsewhere, so that what slows a machine down
+for a while affects all of them. The results are on disk after each repeat; the same command with --resume continues.
 """
 
-import json
+import dataclasses
 import pathlib
 import shutil
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jepa_jax.base import processes
-from jepa_jax.base.console import ProgressBar
-from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
-from jepa_jax.base.files import write_atomically, write_json
-from jepa_jax.base.text import duration, short
+from jepa_jax.base.errors import EXIT_OK, UserError
+from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
+from jepa_jax.base.text import short
+from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
-from jepa_jax.tuning.sweep_rows import (
-    Row,
-    is_open,
-    new_row,
-    skip_larger,
-    with_compile_seconds,
-    with_repeat,
-    without_failures,
-)
-from jepa_jax.tuning.sweep_settings import Sweep
-from jepa_jax.tuning.trial import OK, Combination
+from jepa_jax.tuning.recommendation import recommend
+from jepa_jax.tuning.rows import OK, SweepRow, TrialResult, rows_to_json, skip_larger
+from jepa_jax.tuning.settings import Combination, TrialRequest, grid
 from jepa_jax.tuning.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
 
-EXIT_NONE_MEASURED = 1  # every combination has a row, none of them a figure
-
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
-OnRepeat = Callable[[int, Document], None]  # hears which row has a new repeat
 
 
-def conduct(
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Everything that decides what is measured, and where it is written."""
+
+    config: Config  # as given
+    config_name: str
+    values: Mapping[str, Sequence[Any]]  # by flag, see FLAGS
+    output: pathlib.Path
+    max_batches: int = 32
+    warmup_batches: int = 4
+    repeats: int = 3
+    use_dummy_data: bool = False
+    gpu_index: int | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        folder = self.output.with_name(f"{self.output.stem}_trials")
+        return Experiment("sweep", "--output_json", self.output, results=self.output, folder=folder)
+
+    def request(self, combination: Combination) -> TrialRequest:
+        names = ("max_batches", "warmup_batches", "use_dummy_data", "gpu_index")
+        return TrialRequest(self.config.to_dict(), combination, **{name: getattr(self, name) for name in names})
+
+    def header(self) -> dict[str, Any]:
+        """Returns the header of a new document; its settings must be the same for a sweep to continue."""
+        hardware = describe_hardware(self.gpu_index)
+        counts = {name: getattr(self, name) for name in ("max_batches", "warmup_batches", "repeats")}
+        lists = {flag: list(values) for flag, values in self.values.items()}
+        return {
+            **base_header(self.config, self.config_name, hardware),
+            **counts,
+            "memory_limit_bytes": hardware["gpu_memory_bytes"],
+            "settings": lists | counts | {"use_dummy_data": self.use_dummy_data, "gpu_index": self.gpu_index},
+        }
+
+
+def run_sweep(
     sweep: Sweep,
     *,
     time_limit: float,
     resume: bool,
     retry_failed: bool = False,
-    fixed_effective_batch: int | None = None,
-) -> tuple[int, dict[str, Any], str]:
-    """Runs a sweep with a progress bar on stderr: (exit code, result as an object, table and conclusion as text)."""
+    fixed_batch: int | None = None,
+) -> tuple[int, Document]:
+    """Measures what is not measured yet; returns the exit code and the document, which is also on disk.
+
+    Args:
+      time_limit: seconds after which a trial is killed.
+      resume: continue the results that exist; otherwise they are an error.
+      retry_failed: continue, and measure again what failed or was skipped.
+      fixed_batch: recommend a combination of this batch size.
+    """
     batches = sweep.values["batch_sizes"]
-    if fixed_effective_batch is not None and fixed_effective_batch not in batches:
+    if fixed_batch is not None and fixed_batch not in batches:
         raise UserError(
-            f"--fixed_effective_batch = {fixed_effective_batch}: not among --batch_sizes = "
-            f"{','.join(map(str, batches))}; a batch size counts all images of an optimizer step, "
-            "accumulation included: add it there"
+            f"--fixed_effective_batch = {fixed_batch}: not among --batch_sizes = {','.join(map(str, batches))}; "
+            "a batch size counts all images of an optimizer step, accumulation included: add it there"
         )
-    document = open_document(sweep, resume or retry_failed)
+    header, rows = load_document(sweep, resume or retry_failed)
     if retry_failed:
-        document["rows"] = [without_failures(row) for row in document["rows"]]
-    if not sweep.use_dummy_data and any(open_trials(document["rows"], sweep.repeats)):
-        open_source(sweep.config.data, "train")  # data that is not there is said once, not by every trial
-    code = EXIT_OK
-    try:
-        with processes.sigterm_raises(), Progress(document, sweep.repeats) as progress:
-            execute(sweep, document, time_limit=time_limit, on_tick=progress.tick, on_repeat=progress.repeat)
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    except processes.Terminated:
-        code = EXIT_TERMINATED
-    table = conclude(sweep, document, fixed_effective_batch)
-    rows, conclusion = document["rows"], document["conclusion"]
-    if code == EXIT_OK and not any(row["status"] == OK for row in rows):
-        code = EXIT_NONE_MEASURED
-    if not list(open_trials(rows, sweep.repeats)):
-        shutil.rmtree(sweep.folder / CACHE, ignore_errors=True)  # nothing is left to compile
-    statuses = [row["status"] for row in rows]
-    result = {
-        "trials": len(rows),
+        rows = [row.without_failures() for row in rows]
+    if not sweep.use_dummy_data and any(open_trials(rows, sweep.repeats)):
+        open_source(sweep.config.data, "train")  # reports missing data once, instead of in every trial
+    seconds = [repeat.trial_seconds for row in rows for repeat in row.repeats]
+    progress = Progress(len(rows) * sweep.repeats, "repeats", [value for value in seconds if value is not None])
+    code = sweep.experiment.execute(
+        lambda runner: _measure_rows(runner, progress, sweep, header, rows, time_limit), progress, grace=STOP_SECONDS
+    )
+    if code == EXIT_OK and not any(row.status == OK for row in rows):
+        code = EXIT_NO_RESULT
+    if not any(open_trials(rows, sweep.repeats)):
+        shutil.rmtree(sweep.experiment.folder / CACHE, ignore_errors=True)  # nothing is left to compile
+    document = make_document(header, rows)
+    document["conclusion"] = recommend(rows, config=sweep.config, fixed_batch=fixed_batch).to_dict()
+    sweep.experiment.save(document)
+    return code, document
+
+
+def summarise(sweep: Sweep, document: Document, code: int) -> dict[str, Any]:
+    """Returns the object that the command prints last."""
+    statuses = [row["status"] for row in document["rows"]]
+    return {
+        "trials": len(statuses),
         **{status: statuses.count(status) for status in dict.fromkeys(statuses)},
-        "best": conclusion["best"],
-        "samples_per_sec": conclusion.get("samples_per_sec"),
+        "best": document["conclusion"]["best"],
+        "samples_per_sec": document["conclusion"]["samples_per_sec"],
         "output_json": str(sweep.output),
         "html": str(sweep.output.with_suffix(".html")),
         "exit_code": code,
     }
-    return code, result, "\n".join([table, "", *conclusion["text"]])
 
 
-def execute(
+def load_document(sweep: Sweep, resume: bool) -> tuple[dict[str, Any], list[SweepRow]]:
+    """Returns header and rows of a new sweep, or of the one to continue."""
+
+    def parse(document: Document) -> tuple[dict[str, Any], list[SweepRow]]:
+        return document["header"], [SweepRow.from_dict(row) for row in document["rows"]]
+
+    header = sweep.header()
+    found = sweep.experiment.load(header, parse, resume=resume, differences=differences)
+    return found or (header, [SweepRow(combination) for combination in grid(sweep.values)])
+
+
+def make_document(header: Mapping[str, Any], rows: Sequence[SweepRow]) -> Document:
+    return {"header": dict(header), "rows": rows_to_json(rows), "conclusion": None}
+
+
+def _measure_rows(
+    runner: Runner,
+    progress: Progress,
     sweep: Sweep,
-    document: Document,
-    *,
+    header: Mapping[str, Any],
+    rows: list[SweepRow],
     time_limit: float,
-    on_tick: Callable[[int], None] = lambda index: None,
-    on_repeat: OnRepeat = lambda index, document: None,
 ) -> None:
-    """Measures what the document does not have yet and writes it after each repeat."""
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    refusal = f"--output_json = {sweep.output}: another sweep is writing it; wait for it or use another file"
-    with processes.only_one(sweep.folder / ".lock", refusal):
-        for left in sweep.folder.glob(f"*/{processes.PROCESS_FILE}"):  # of a sweep that was killed
-            processes.stop_left_over(left.parent, STOP_SECONDS)
-        if not sweep.output.exists():
-            for left in filter(pathlib.Path.is_dir, sweep.folder.iterdir()):  # of results that were removed
-                shutil.rmtree(left)
-        write_json(sweep.output, document)
-        # Looked at one by one: a trial that runs out of memory takes others off the list.
-        for index, number in open_trials(document["rows"], sweep.repeats):
-            rows = document["rows"]
-            measurement = measured_or_run(sweep, index, number, time_limit, on_tick)
-            rows[index] = with_repeat(rows[index], number, measurement)
-            if index not in sweep.faults:  # an injected fault says nothing of other trials
-                rows[:] = skip_larger(rows, index)
-            rows[:] = with_compile_seconds(rows)
-            write_json(sweep.output, document)
-            on_repeat(index, document)
+    """Measures what `rows` do not have yet, replaces them in place, and saves them after each repeat."""
+    if not sweep.output.exists():
+        for left in filter(pathlib.Path.is_dir, runner.folder.iterdir()):  # of results that were removed
+            shutil.rmtree(left)
+    sweep.experiment.save(make_document(header, rows))
+    # The next trial is looked for after each one: a trial that runs out of memory takes others off the list.
+    for index, number in open_trials(rows, sweep.repeats):
+        progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
+        name, request = f"{index:03d}_round{number}", sweep.request(rows[index].combination)
+        repeat = dataclasses.replace(measured_or_run(runner, name, request, time_limit), round=number)
+        rows[index] = rows[index].with_repeat(repeat)
+        rows[:] = skip_larger(rows, index)
+        sweep.experiment.save(make_document(header, rows))
+        progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
+        _report(rows, index, repeat, progress)
 
 
-def open_trials(rows: Sequence[Row], repeats: int) -> Iterator[tuple[int, int]]:
-    """(row, round) of the repeats that are to be measured, as `rows` stands when each is asked for."""
+def open_trials(rows: Sequence[SweepRow], repeats: int) -> Iterator[tuple[int, int]]:
+    """Yields (row, round) of the repeats to measure, as `rows` stand when the next one is asked for."""
     for number in range(repeats):
         for index in interleaved(len(rows), number, repeats):
-            if is_open(rows[index], repeats) and len(rows[index]["repeats"]) <= number:
+            if rows[index].is_open(repeats) and len(rows[index].repeats) <= number:
                 yield index, number
 
 
 def interleaved(count: int, number: int, rounds: int) -> list[int]:
-    """The order of round `number`: each round starts elsewhere, so that none of them always follows the same start."""
+    """Returns the order of round `number`: each round starts elsewhere."""
     start = number * count // rounds
     return [(start + i) % count for i in range(count)]
 
 
-def measured_or_run(
-    sweep: Sweep, index: int, number: int, time_limit: float, on_tick: Callable[[int], None]
-) -> dict[str, Any]:
-    """One repeat; if it came to a good end after its sweep was killed, what it left.
+def measured_or_run(runner: Runner, name: str, request: TrialRequest, time_limit: float) -> TrialResult:
+    """Measures one repeat, unless it was measured after its sweep had been killed.
 
-    One that failed then may have been ended with its sweep: it is run again.
+    One that failed then may have failed because its sweep was killed, so it is run again.
     """
-    name, request = f"{index:03d}_round{number}", sweep.request(index)
-    left = finished_result(sweep.folder / name, request)
-    if left is not None and left["status"] == OK:
-        return {**left, "trial_seconds": None}
+    left = finished_result(runner.folder / name, request)
+    if left is not None and left.status == OK:
+        return left
     began = time.monotonic()
-    measurement = run_trial(
-        request, sweep.folder, time_limit=time_limit, limit_flag="--time_limit", name=name,
-        on_tick=lambda: on_tick(index),
-    )  # fmt: skip
-    return {**measurement, "trial_seconds": round(time.monotonic() - began, 3)}
+    result = run_trial(runner, request, time_limit=time_limit, limit_flag="--time_limit", name=name)
+    return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
 
-def open_document(sweep: Sweep, resume: bool) -> Document:
-    """A new document, or the one to go on with; refuses to write over results."""
-    rows = [new_row(combination) for combination in sweep.combinations]
-    document: Document = {"header": make_header(sweep), "rows": rows, "conclusion": None}
-    if not sweep.output.exists():
-        try:
-            sweep.output.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--output_json = {sweep.output}: cannot make its folder ({error.strerror})") from error
-        return document
-    if not resume:
-        raise UserError(
-            f"--output_json = {sweep.output}: exists already; --resume goes on with it, another name starts anew"
-        )
-    try:
-        found = json.loads(sweep.output.read_text())
-        differ = differences(found["header"], document["header"])
-        document |= {"header": found["header"], "rows": list(found["rows"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"--output_json = {sweep.output}: not the results of a sweep; use another name") from None
-    if differ:
-        raise UserError(
-            f"--output_json = {sweep.output}: holds a sweep with other settings ({'; '.join(differ)}); "
-            "give the same ones to --resume, or use another name"
-        )
-    return document
-
-
-def conclude(sweep: Sweep, document: Document, fixed_effective_batch: int | None) -> str:
-    """Writes the conclusion, the page and the table beside the results; returns the table."""
-    from jepa_jax.reports import sweep_report
-    from jepa_jax.tuning import choice
-
-    document["conclusion"] = choice.conclude(
-        document["rows"],
-        config=document["header"]["config"],
-        fixed_effective_batch=fixed_effective_batch,
-    )
-    write_json(sweep.output, document)
-    sweep_report.write_html(document, sweep.output.with_suffix(".html"))
-    table = sweep_report.markdown_table(document["rows"]).strip()
-    write_atomically(sweep.output.with_suffix(".md"), table + "\n")
-    return table
-
-
-def make_header(sweep: Sweep) -> dict[str, Any]:
-    hardware = describe_hardware(sweep.gpu_index)
-    if sweep.address_space_gb is not None and hardware["gpu_name"]:
-        raise UserError(
-            f"--address_space_gb = {sweep.address_space_gb:g}: there is a {hardware['gpu_name']}, and CUDA reserves "
-            "more address space than there is memory; leave the flag out, or set JAX_PLATFORMS=cpu"
-        )
-    return {
-        **base_header(sweep.config, sweep.config_name, hardware),
-        "max_batches": sweep.max_batches,
-        "warmup_batches": sweep.warmup_batches,
-        "repeats": sweep.repeats,
-        "memory_limit_bytes": hardware["gpu_memory_bytes"],
-        "settings": sweep.settings(),
-    }
-
-
-class Progress(ProgressBar):
-    """A bar in repeats, with the time left and the best so far; a line on stderr for every repeat."""
-
-    def __init__(self, document: Document, repeats: int):
-        self.document, self.repeats = document, repeats
-        self.total = len(document["rows"]) * repeats
-        super().__init__(self.total)
-
-    def tick(self, index: int) -> None:
-        label = Combination.from_dict(self.document["rows"][index]["combination"]).label
-        self.show(self.done(), label, f"{self.done()} of {self.total}", self.time_left(), self.best())
-
-    def repeat(self, index: int, document: Document) -> None:
-        row = document["rows"][index]
-        last = row["repeats"][-1]
-        figures = f"{short(last.get('samples_per_sec'))} images/s" if last["status"] == OK else last["reason"]
-        label = Combination.from_dict(row["combination"]).label
-        left = [] if sys.stderr.isatty() else list(filter(None, [self.time_left()]))  # else the bar says it
-        self.line(" · ".join([f"{self.done()}/{self.total}", label, last["status"], figures, *left]))
-
-    def done(self) -> int:
-        return self.total - len(list(open_trials(self.document["rows"], self.repeats)))
-
-    def time_left(self) -> str:
-        """By what repeats have taken so far."""
-        seconds = [repeat.get("trial_seconds") for row in self.document["rows"] for repeat in row["repeats"]]
-        known = [value for value in seconds if value is not None]
-        return f"{duration(statistics.median(known) * (self.total - self.done()))} left" if known else ""
-
-    def best(self) -> str:
-        measured = [row for row in self.document["rows"] if row["status"] == OK]
-        if not measured:
-            return ""
-        row = max(measured, key=lambda row: row["samples_per_sec"])
-        return f"best {short(row['samples_per_sec'])} images/s ({Combination.from_dict(row['combination']).label})"
+def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress) -> None:
+    measured = [(row.samples_per_sec or 0.0, row.combination.label) for row in rows if row.status == OK]
+    if measured:
+        speed, label = max(measured)
+        progress.best = f"best {short(speed)} images/s ({label})"
+    label = rows[index].combination.label
+    progress.report(label, repeat.status, repeat.in_words(), pace=repeat.trial_seconds)

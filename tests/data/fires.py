@@ -12,8 +12,8 @@ class FireSource:
     classes = ()
     spec = {"fire": jax.ShapeDtypeStruct(FIRE, np.float32), "length": jax.ShapeDtypeStruct((), np.int32)}
 
-    def __init__(self, count=50):
-        self.count, self.calls = count, 0
+    def __init__(self, data, split):
+        self.count, self.calls = data.num_train if split == "train" else data.num_test, 0
 
     def __len__(self):
         return self.count

@@ -1,13 +1,13 @@
 """What is known of a data set without its files, and the data drawn in its place."""
 
 import pickle
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import abstract_batch, element_bytes, image_spec
 from jepa_jax.data.dummy import DummySource, open_dummy
 from jepa_jax.data.facts import DataFacts, data_facts
@@ -15,8 +15,7 @@ from tests.data.fires import FireSource
 
 
 def config(source, directory="nowhere", **kwargs):
-    keys = {"image_size": 16, "channels": 3, "num_train": 0, "num_test": 0, "seed": 0, "on_error": "refuse", **kwargs}
-    return SimpleNamespace(source=source, dir=str(directory), **keys)
+    return DataConfig(source=source, dir=str(directory), image_size=16, **kwargs)
 
 
 def test_facts_come_from_the_files_where_they_are(tmp_path):

@@ -1,5 +1,6 @@
 """Batches are a pure function of (seed, step): the same from any pipeline, any number of workers, after any resume."""
 
+import dataclasses
 import threading
 import time
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from PIL import Image
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import AugmentConfig, DataConfig
 from jepa_jax.data import pipeline
 from jepa_jax.data.augment import augment_views
 from jepa_jax.data.contract import abstract_batch, image_spec
@@ -21,27 +23,15 @@ from jepa_jax.data.sources import open_source
 from tests.data.fires import FireSource
 
 N, BATCH = 50, 16
-OFF = SimpleNamespace(probability=0.0)
-PLAIN_AUGMENT = {
-    channels: SimpleNamespace(
-        crop=SimpleNamespace(probability=1.0, scale=(0.2, 1.0), ratio=(0.75, 1.33), size=0),
-        flip=SimpleNamespace(probability=0.5),
-        jitter=OFF,
-        grayscale=OFF,
-        blur=OFF,
-        solarize=OFF,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-    )
-    for channels in (1, 3, 4)
-}
 INFO = {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds", "skipped"}
 
 
 def config(**kwargs):
-    keys = {"source": "shapes", "dir": "", "image_size": 8, "channels": 3, "num_train": N, "num_test": 20, "seed": 0}
-    keys |= {"batch_size": BATCH, "num_workers": 0, "prefetch": 2, "pipeline": "grain", "on_error": "refuse"}
-    return SimpleNamespace(**keys | kwargs)
+    return DataConfig(**{"image_size": 8, "num_train": N, "num_test": 20, "batch_size": BATCH} | kwargs)
+
+
+def fires(split="train"):
+    return FireSource(config(), split)
 
 
 def over_batch(devices=8):
@@ -78,7 +68,7 @@ def test_an_epoch_visits_each_sample_at_most_once(num_samples, batch_size, seed,
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 30), st.integers(0, 2**40))
 def test_processes_load_slices_that_make_up_the_batch(processes, per_process, step, seed):
-    source, plan = FireSource(), BatchPlan(50, processes * per_process, seed)
+    source, plan = fires(), BatchPlan(50, processes * per_process, seed)
     parts = [BatchLoader(plan, source, index, processes)(step)["batch"] for index in range(processes)]
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     assert_equal(whole, source.batch(plan.indices(step)))
@@ -96,7 +86,7 @@ def test_epochs_and_seeds_are_shuffled_differently():
 @pytest.mark.parametrize("name", ["grain", "device"])
 def test_batches_follow_the_plan_and_resume_exactly(name, kind):
     settings_, sharding = config(pipeline=name), over_batch()
-    source = open_source(settings_, "train") if kind == "images" else FireSource()
+    source = open_source(settings_, "train") if kind == "images" else fires()
     wanted = expected(source, seed=7, steps=range(8))  # 3 steps per epoch
     with train_batches(settings_, source, seed=7, sharding=sharding) as batches, jax.transfer_guard("disallow"):
         batch, info = next(batches)
@@ -110,24 +100,24 @@ def test_batches_follow_the_plan_and_resume_exactly(name, kind):
         assert_equal(take(batches, 3), wanted[5:])
 
 
-def write_photos(tmp_path, count=24):
+def write_photos(tmp_path, count=24, **changes):
     for i in range(count):
         file = tmp_path / "train" / "ab"[i % 2] / f"{i}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (10, 12), (10 * i, i, 0)).save(file)
-    return config(source="folder", dir=str(tmp_path), num_train=0, batch_size=8)
+    return config(source="folder", dir=str(tmp_path), num_train=0, batch_size=8, **changes)
 
 
 def test_workers_change_nothing_and_report_skipped_files(tmp_path):
-    settings_ = write_photos(tmp_path)
-    settings_.on_error = "skip"
+    settings_ = write_photos(tmp_path, on_error="skip")
     broken = tmp_path / "train" / "b" / "5.png"
     broken.write_bytes(b"not an image")
     source, sharding = open_source(settings_, "train"), over_batch()
     results, skipped = {}, {}
     for workers in (0, 2):
-        settings_.num_workers = workers
-        with train_batches(settings_, source, seed=1, sharding=sharding, start_step=2) as batches:
+        with train_batches(
+            dataclasses.replace(settings_, num_workers=workers), source, seed=1, sharding=sharding, start_step=2
+        ) as batches:
             steps = [next(batches) for _ in range(6)]
         results[workers] = [jax.device_get(batch) for batch, _ in steps]
         skipped[workers] = [info["skipped"] for _, info in steps]
@@ -138,7 +128,7 @@ def test_workers_change_nothing_and_report_skipped_files(tmp_path):
 
 
 def test_workers_load_elements_that_are_not_images():
-    source = FireSource()
+    source = fires()
     with train_batches(config(num_workers=2), source, seed=3, sharding=over_batch(), start_step=1) as batches:
         assert_equal(take(batches, 4), expected(source, 3, range(1, 5)))
     assert source.calls == 4  # by `expected` alone
@@ -161,14 +151,14 @@ def test_unlabelled_images_of_any_channels_become_views(tmp_path, name, kind):
     with train_batches(settings_, source, seed=4, sharding=over_batch()) as batches:
         batch = next(batches)[0]
     assert set(batch) == {"image"} and {image.tobytes() for image in np.asarray(batch["image"])} <= stored
-    views = jax.jit(lambda images: augment_views(jax.random.key(0), images, PLAIN_AUGMENT[channels], 2))(batch["image"])
+    augment = AugmentConfig(mean=(0.5,) * channels, std=(0.25,) * channels)  # crop and flip
+    views = jax.jit(lambda images: augment_views(jax.random.key(0), images, augment, 2))(batch["image"])
     assert views.shape == (2, BATCH, 8, 8, channels) and np.isfinite(views).all()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_errors_of_the_loader_surface_with_their_message(tmp_path, workers):
-    settings_ = write_photos(tmp_path)
-    settings_.num_workers = workers
+    settings_ = write_photos(tmp_path, num_workers=workers)
     source = open_source(settings_, "train")
     broken = tmp_path / "train" / "a" / "2.png"
     broken.write_bytes(b"not an image")
@@ -181,7 +171,7 @@ def test_errors_of_the_loader_surface_with_their_message(tmp_path, workers):
 
 
 def test_batches_are_made_ahead_while_the_device_computes():
-    source = FireSource()
+    source = fires()
     with train_batches(config(prefetch=3), source, seed=0, sharding=over_batch()) as batches:
         next(batches)
         give_up = time.monotonic() + 20
@@ -194,7 +184,7 @@ def test_batches_are_made_ahead_while_the_device_computes():
 
 def test_close_ends_the_thread_and_can_be_repeated():
     before = threading.active_count()
-    batches = train_batches(config(), FireSource(), seed=0, sharding=over_batch())
+    batches = train_batches(config(), fires(), seed=0, sharding=over_batch())
     assert threading.active_count() == before  # nothing starts before the first batch
     next(batches)
     assert threading.active_count() == before + 1
@@ -204,7 +194,7 @@ def test_close_ends_the_thread_and_can_be_repeated():
 
 
 def test_eval_batches_cover_the_split_in_order_with_static_shapes():
-    source = FireSource(20)
+    source = fires("test")
     whole = source.batch(np.arange(20))
     batches = [(jax.device_get(batch), n) for batch, n in eval_batches(source, 8, over_batch())]
     assert [n for _, n in batches] == [8, 8, 4]
@@ -217,13 +207,13 @@ def test_eval_batches_cover_the_split_in_order_with_static_shapes():
 
 
 def test_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(UserError, match="data.batch_size = 51: the train split has 50 samples; .* <= 50"):
-        train_batches(config(batch_size=51), FireSource(), seed=0, sharding=over_batch())
+    with pytest.raises(UserError, match="config.data.batch_size = 51: the train split has 50 samples; .* <= 50"):
+        train_batches(config(batch_size=51), fires(), seed=0, sharding=over_batch())
 
 
 def test_a_set_too_large_for_the_device_is_refused():
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 2**30})
     sharding = SimpleNamespace(addressable_devices=[device])
     pipeline._check_room(2**28, sharding)
-    with pytest.raises(UserError, match="takes 0.8 of the device's 1.0 GiB; use data.pipeline = grain"):
+    with pytest.raises(UserError, match="takes 0.8 of the device's 1.0 GiB; use config.data.pipeline = grain"):
         pipeline._check_room(3 * 2**28, sharding)

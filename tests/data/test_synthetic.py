@@ -1,7 +1,6 @@
 """The embedded shapes: deterministic by index, balanced, and with colours that say nothing about the class."""
 
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data import synthetic
 from jepa_jax.data.contract import image_spec
 from jepa_jax.data.sources import open_source
@@ -20,9 +20,7 @@ def shapes(count, **kwargs):
 
 
 def config(**kwargs):
-    return SimpleNamespace(
-        **{"source": "shapes", "dir": "", "image_size": 32, "num_train": 40, "num_test": 20, "seed": 3} | kwargs
-    )
+    return DataConfig(**{"source": "shapes", "num_train": 40, "num_test": 20, "seed": 3} | kwargs)
 
 
 @settings(max_examples=10, deadline=None)

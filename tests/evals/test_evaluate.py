@@ -6,21 +6,18 @@ import pathlib
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
-from configs import hjepa_cifar10_cpu
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.cli.evaluation import evaluate, without_large_parts
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals import trained_encoder
-from jepa_jax.evals.feature_cache import FeatureCache
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.evaluate import evaluate, without_large_parts
+from jepa_jax.evals.features import FeatureCache, Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
 from jepa_jax.program.build import build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.runtime.mesh import make_mesh
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 LIMITS = Limits(fine_tune_epochs=1, lidar_images=20, lidar_views=4, pictured_points=40)
 
@@ -30,10 +27,11 @@ def quiet():
 
 
 def write_run(config, folder: pathlib.Path) -> pathlib.Path:
-    """The folder of a run that has an encoder and has not trained it: nothing needs a training step compiled."""
+    """Makes the folder of a run with an untrained encoder: no training step has to be compiled."""
     source = open_source(config.data, "train")
-    sample = source.batch(np.arange(min(64, len(source))))["image"]
-    program = build_program(config, num_train=len(source), num_classes=10, sample=sample, mesh=make_mesh(1, 1))
+    sample = source.batch(np.arange(min(64, len(source))))
+    classes = len(source.classes)
+    program = build_program(config, num_train=len(source), num_classes=classes, sample=sample, mesh=make_mesh(1, 1))
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -48,8 +46,15 @@ def run(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def record(run):
-    return evaluate(run, limits=LIMITS, console=quiet())
+def evaluation(run):
+    found = evaluate(run, limits=LIMITS, console=quiet())
+    (run / "eval" / "eval.json").write_text(json.dumps(found.record))
+    return found
+
+
+@pytest.fixture(scope="module")
+def record(evaluation):
+    return evaluation.record
 
 
 def test_every_protocol_has_figures(record):
@@ -65,42 +70,33 @@ def test_every_protocol_has_figures(record):
     assert all("interval_95" in shot for shot in results["few_shot"]["shots"].values())
 
 
-def test_files_are_written_and_caps_are_stated(run, record):
-    folder = run / "eval"
-    names = {path.name for path in folder.iterdir()}
-    assert {"eval.json", "eval.md", "eval.html", "confusion_level0.png", "knn_level0.png", "spectrum.png"} <= names
-    assert "scatter_level0.png" in names
-    stored = json.loads((folder / "eval.json").read_text())
-    assert stored["limits"]["fine_tune_epochs"] == 1 and stored["train_images"] == 160
-    assert "| Linear probe, top-1 |" in (folder / "eval.md").read_text()
-    page = (folder / "eval.html").read_text()
-    assert "http-equiv" in page and 'src="http' not in page and page.count("data:image/png") == 3
+def test_arrays_for_figures_come_along_and_caps_are_stated(evaluation):
+    assert evaluation.levels == [0] and evaluation.protocols == list(PROTOCOLS) and not evaluation.extends_earlier
+    assert evaluation.points[0].features.shape[0] == 40
+    assert evaluation.patches is None  # the encoder has no grid of patches
+    record = evaluation.record
+    assert record["limits"]["fine_tune_epochs"] == 1 and record["train_images"] == 160
     assert json.dumps(without_large_parts(record)).count("confusion") == 0
 
 
 def test_features_are_computed_once(run, record, monkeypatch):
     monkeypatch.setattr(trained_encoder, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
     again = evaluate(run, protocols="linear_probe,feature_quality", limits=LIMITS, console=quiet())
+    assert again.extends_earlier
     for name in ("linear_probe", "feature_quality"):
-        before, after = (dict(r["levels"]["0"][name], seconds=0) for r in (record, again))
+        before, after = (dict(r["levels"]["0"][name], seconds=0) for r in (record, again.record))
         assert before == after
     # What was measured before and not now is kept.
-    assert again["levels"]["0"]["few_shot"] == record["levels"]["0"]["few_shot"]
+    assert again.record["levels"]["0"]["few_shot"] == record["levels"]["0"]["few_shot"]
 
 
 def test_levels_of_a_hierarchy(tmp_path):
-    config = hjepa_cifar10_cpu.get_config()
-    tiny = tiny_config()
-    config.data.update({key: tiny.data[key] for key in ("source", "image_size", "batch_size")})
-    config.data.num_train, config.data.num_test = 64, 40
-    config.model.update(width=16, depth=1, heads=2)
-    config.method.level_weights, config.method.predictor_depth, config.method.predictor_heads = (1.0, 0.5), 1, 2
-    config.method.mask.min_context = 2
-    config.eval.batch_size = 32
+    config = tiny_masked_config("hjepa", data__num_train=64, data__num_test=40, method__level_weights=(1.0, 0.5))
     write_run(config, tmp_path / "run")
-    record = evaluate(tmp_path / "run", protocols="knn,feature_quality", limits=LIMITS, console=quiet())
-    assert list(record["levels"]) == ["0", "1"]
-    assert (tmp_path / "run" / "eval" / "patches.png").exists()
+    found = evaluate(tmp_path / "run", protocols="knn,feature_quality", limits=LIMITS, console=quiet())
+    assert list(found.record["levels"]) == ["0", "1"]
+    images, maps = found.patches
+    assert len(images) == len(maps) == 10 and maps.ndim == 4
     with pytest.raises(UserError, match="--levels=2.*levels 0, 1"):
         evaluate(tmp_path / "run", protocols="knn", levels="2", console=quiet())
 
@@ -126,9 +122,9 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path):
 def test_missing_data_is_named(run, tmp_path):
     moved = tmp_path / "moved"
     moved.mkdir()
-    config = ConfigDict(json.loads((run / "config.json").read_text()))
-    config.data.source, config.data.dir, config.data.image_size = "cifar10", str(tmp_path / "none"), 32
-    (moved / "config.json").write_text(config.to_json())
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"source": "cifar10", "dir": str(tmp_path / "none"), "image_size": 32}
+    (moved / "config.json").write_text(json.dumps(config))
     (moved / "checkpoints").symlink_to(run / "checkpoints")
     with pytest.raises(UserError, match="none"):
         evaluate(moved, console=quiet())

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from configs import rapid
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.planning import memory_check
+from jepa_jax.program.config import load_config
 from tests.planning.line_compiler import CIFAR, TABLE, LineCompiler
 
 
@@ -25,10 +25,8 @@ def rtx4090(monkeypatch):
     monkeypatch.setattr(memory_check, "present_gpu", lambda: TABLE["rtx4090"])
 
 
-def config_with(batch_size):
-    config = rapid.get_config()
-    config.data.batch_size = batch_size
-    return config
+def config_with(batch_size, **changes):
+    return load_config("rapid", {"data.batch_size": batch_size, **changes})
 
 
 def check(config):
@@ -42,15 +40,13 @@ def explain(config):
 
 
 def test_training_warns_of_a_step_that_will_not_fit():
-    assert check(rapid.get_config()) == (False, "")
+    assert check(load_config("rapid")) == (False, "")
     warned, text = check(config_with(8192))
     assert warned and "will run out of memory" in text and "--gpu=rtx4090" in text
 
 
 def test_without_a_gpu_or_switched_off_nothing_is_planned(monkeypatch):
-    config = config_with(8192)
-    config.profile.plan = False
-    assert check(config) == (False, "")
+    assert check(config_with(8192, **{"profile.plan": False})) == (False, "")
     monkeypatch.setattr(memory_check, "present_gpu", lambda: None)
     assert check(config_with(8192)) == (False, "")
     assert "smaller batch" in explain(config_with(8192))

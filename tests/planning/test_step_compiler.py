@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import rapid
+from jepa_jax.data.contract import image_spec
+from jepa_jax.data.facts import DataFacts
 from jepa_jax.models.conv import conv2d
 from jepa_jax.planning import step_compiler
 from jepa_jax.planning.estimate import FITS
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler
+from jepa_jax.program.config import load_config
+from tests.data.fires import FireSource
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler
 from tests.tiny import tiny_config
 
@@ -34,7 +37,7 @@ def all_facts(*requests):
 @pytest.fixture(scope="module")
 def rapid_facts():
     """With and without remat: two compilations, about a minute of processor time when nothing is kept yet."""
-    request = Request(rapid.get_config(), TABLE["rtx4090"])
+    request = Request(load_config("rapid"), TABLE["rtx4090"])
     assert (request.config.data.batch_size, request.config.train.precision) == (3072, "bfloat16")
     plain, remat = all_facts(request, request.changed({"train.remat": "full"}))
     return {"none": plain, "full": remat}
@@ -67,7 +70,7 @@ def test_rapid_donates_its_state_and_never_calls_the_host(rapid_facts):
 @on_linux
 @pytest.mark.slow
 def test_rapid_fits_an_rtx_4090(rapid_facts):
-    estimate = Planner(StepCompiler(CIFAR, PLANS), TABLE).estimate(Request(rapid.get_config(), TABLE["rtx4090"]))
+    estimate = Planner(StepCompiler(CIFAR, PLANS), TABLE).estimate(Request(load_config("rapid"), TABLE["rtx4090"]))
     assert estimate.verdict == FITS
     assert 5_000 < estimate.speed.images_per_sec < 50_000
     assert estimate.speed.compute_seconds == pytest.approx(rapid_facts["none"].flops / 165e12)
@@ -96,11 +99,12 @@ def test_lowered_for_a_gpu_our_convolution_is_a_convolution():
 
 def small_request(changes, topology="1x1x1"):
     """A few layers, two views, no augmentation: seconds to compile."""
-    config = tiny_config(method__views=2, method__loss="vicreg", method__projector=(1024, 1024), optim__name="sgd")
-    for operation in ("crop", "flip", "jitter", "grayscale", "blur", "solarize"):
-        config.data.augment[operation].probability = 0.0
-    config.data.augment.crop.size, config.data.image_size = 0, 32
-    config.train.precision = "bfloat16"
+    operations = ("crop", "flip", "jitter", "grayscale", "blur", "solarize")
+    plain = {f"data__augment__{operation}__probability": 0.0 for operation in operations}
+    config = tiny_config(
+        method__views=2, method__loss="vicreg", method__projector=(1024, 1024), optim__name="sgd", **plain,
+        data__augment__crop__size=0, data__image_size=32, train__precision="bfloat16",
+    )  # fmt: skip
     return Request(config, TABLE["a100-80"], topology).changed(changes)
 
 
@@ -153,3 +157,28 @@ def test_plans_are_kept_by_program_and_target(tmp_path, monkeypatch):
     assert StepCompiler(CIFAR, tmp_path).all_facts([request]) == facts
     fresh.all_facts([request.changed({"gpu": TABLE["rtx4090"]}), request.changed({"data.batch_size": 256})])
     assert fresh.compilations == 3
+
+
+@on_linux
+def test_data_of_any_kind_and_methods_of_the_user_are_planned(tmp_path, monkeypatch):
+    seen = []
+    facts = LineCompiler().all_facts([small_request({})])[0]
+
+    def compile_step(program, batch, traced, lowered):
+        seen.append({name: (leaf.shape, str(leaf.dtype)) for name, leaf in batch.items()})
+        return facts
+
+    monkeypatch.setattr(step_compiler, "compile_step", compile_step)
+    grey = tiny_config(data__channels=1, data__augment__mean=(0.5,), data__augment__std=(0.2,),
+                       data__augment__grayscale__probability=0.0, data__augment__jitter__probability=0.0)  # fmt: skip
+    unlabelled = StepCompiler(DataFacts(96, 0, image_spec(16, 1, labelled=False)), tmp_path)
+    unlabelled.all_facts([Request(grey, TABLE["h100"])])
+    own = load_config("quickstart", {"method.name": "tests.planning.fire_method:FireMethod", "data.batch_size": 16})
+    fires = StepCompiler(DataFacts(50, 0, FireSource.spec), tmp_path)
+    fires.all_facts([Request(own, TABLE["h100"])])
+    assert seen == [
+        {"image": ((16, 16, 16, 1), "uint8")},
+        {"fire": ((16, 4, 3, 5), "float32"), "length": ((16,), "int32")},
+    ]
+    # Of a method outside the package only the lowered program tells whether it has changed.
+    assert len(list(tmp_path.glob("*.json"))) == 2 + 1

@@ -6,9 +6,9 @@ import pytest
 
 from jepa_jax.profiling.accounting import account
 from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks, find_leak
+from jepa_jax.profiling.epoch_record import Block, Loading, make_record
 from jepa_jax.profiling.metrics import epoch_metrics
 from jepa_jax.profiling.monitor import join_gpus
-from jepa_jax.profiling.epoch_record import Block, Loading, make_record
 
 SHARES = {"forward": 0.3, "backward": 0.6, "optimizer": 0.05, "augment": 0.05}
 

@@ -7,8 +7,8 @@ import types
 import pytest
 
 from jepa_jax.profiling import monitor
-from jepa_jax.profiling.monitor import KEPT_SAMPLES, History, Monitor
 from jepa_jax.profiling.epoch_record import gpu_figures, system_figures
+from jepa_jax.profiling.monitor import KEPT_SAMPLES, History, Monitor
 from jepa_jax.runtime.gpus import Gpus
 
 

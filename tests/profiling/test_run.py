@@ -14,9 +14,9 @@ import pytest
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.profiling.accounting import SECTIONS
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
+from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary
 from jepa_jax.profiling.peak import measured_cpu_flops, peak_flops
-from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.trace import TraceWindow, short_window
 from jepa_jax.reports.run_report import write_report
 from jepa_jax.train.loop import train

@@ -23,6 +23,7 @@ def make_state(width=3, step=0):
         {"norm": {"mean": jnp.zeros(width)}},
         (jnp.int32(7), {"m": params}),
         {"layers": {0: {"kernel": jnp.full((2, width), step + 0.25)}}},
+        {"norm": {"mean": jnp.full(width, step + 0.125)}},
     )
 
 
@@ -37,7 +38,7 @@ def test_the_newest_state_comes_back_bit_for_bit_in_a_new_process_like_manager(t
         checkpoints.wait()
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.latest_step() == 3
-        assert checkpoints.shape("params/probe/bias") == (4,)
+        assert checkpoints.shape("params/probe/bias") == (4,) and checkpoints.shape("params/other") is None
         state, progress = checkpoints.restore(abstract(make_state()))
     assert progress == {"step": 3, "note": "x"}
     assert jax.tree.structure(state) == jax.tree.structure(make_state())

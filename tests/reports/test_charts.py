@@ -1,4 +1,4 @@
-"""Charts: well-formed for any values, thinned out without losing extremes, with few round ticks."""
+"""Line charts: well-formed for any values, thinned out without losing extremes, with few round ticks."""
 
 import re
 import xml.etree.ElementTree
@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepa_jax.reports import charts
+from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.page import render_parts
 
 
 @settings(deadline=None, max_examples=60)
@@ -18,10 +20,10 @@ from jepa_jax.reports import charts
     st.lists(st.floats(-1e6, 1e6), max_size=2),
 )
 def test_any_values_make_a_well_formed_chart(points, style, x_log, levels):
-    series = [charts.Series("a<b", [x for x, _ in points], [y for _, y in points], style)]
+    series = [Series("a<b", [x for x, _ in points], [y for _, y in points], style)]
     named = [("level", value) for value in levels]
-    card = charts.line_chart("t", series, log="offer", x_log=x_log, levels=named, smooth=True)
-    xml.etree.ElementTree.fromstring(card.replace("<p class=note>", "<p>"))
+    card = render_parts([line_chart("t", series, log="offer", x_log=x_log, levels=named, smooth=True)])
+    xml.etree.ElementTree.fromstring(card)
     numbers = re.findall(r'(?: d|style)="([^"]*)"', card)
     assert not any(re.search("nan|inf", text) for text in numbers)
 
@@ -44,3 +46,31 @@ def test_ticks_are_few_and_inside(low, width):
     marks = charts.ticks(low, high)
     slack = 1e-6 * (high - low)
     assert 2 <= len(marks) <= 7 and low - slack <= marks[0] and marks[-1] <= high + slack
+
+
+def test_a_value_that_is_not_finite_breaks_the_line():
+    chart = line_chart("t", [Series("a", [0, 1, 2, 3, 4], [1, 1, np.nan, 1, 1])]).parts[0]
+    style, _, path = chart.layers[0].paths[0]
+    assert style == "both" and re.findall("[ML]", path) == ["M", "L", "M", "L"]
+    assert chart.notes == ["a: 1 non-finite values, marked in red."] and chart.bad_marks == [500.0]
+
+
+def test_long_series_are_faint_under_their_running_mean():
+    chart = line_chart("t", [Series("a", range(400), [1.0] * 400)], smooth=True).parts[0]
+    assert [style for style, _, _ in chart.layers[0].paths] == ["raw", "line"]
+    assert chart.notes == ["Bold: running mean over 10 values."]
+
+
+def test_a_logarithm_is_offered_only_without_negative_values():
+    assert [layer.name for layer in line_chart("t", [Series("a", [0, 1], [1, 2])], log="first").parts[0].layers] == [
+        "lin",
+        "log",
+    ]
+    assert len(line_chart("t", [Series("a", [0, 1], [-1, 2])], log="first").parts[0].layers) == 1
+
+
+def test_intervals_are_drawn_where_there_are_any_and_the_axis_holds_them():
+    series = Series("a", [1, 2], [10, 20], intervals=[(8, 50), None])
+    layer = line_chart("t", [series], x_ticks=[1, 2]).parts[0].layers[0]
+    assert [style for style, _, _ in layer.paths].count("interval") == 1
+    assert "40" in [text for _, text in layer.ticks]

@@ -1,6 +1,7 @@
 """Memory of the process: messages that mean it ran out, its peak, and the share that JAX takes of a GPU."""
 
 import mmap
+import resource
 
 import pytest
 
@@ -32,9 +33,11 @@ def test_other_errors_and_attempts_that_failed_harmlessly_do_not_count():
     assert not is_out_of_memory(RuntimeError("INTERNAL: something else"))
 
 
-def test_a_thread_without_room_counts_only_where_memory_is_limited():
+def test_a_thread_without_room_counts_only_where_memory_is_limited(monkeypatch):
     message = "Thread x creation via pthread_create() failed."
-    assert is_out_of_memory(message, limited=True) and not is_out_of_memory(message)
+    for limit, counts in ((resource.RLIM_INFINITY, False), (2**40, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, resource.RLIM_INFINITY))
+        assert is_out_of_memory(message) is counts
 
 
 def test_the_peak_of_the_process_can_be_reset():

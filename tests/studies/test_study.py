@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +14,14 @@ import pytest
 from jepa_jax.base import processes
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import parse_numbers
+from jepa_jax.cli import studies
 from jepa_jax.studies import study
-from jepa_jax.studies.study_execution import execute, time_left
+from jepa_jax.studies.study import run_study
 
-SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 # What the stand-in does is chosen by optim.lr. Like train.py it goes on from its own checkpoint.
 CONFIG = """
-import types
 def get_config():
-    return types.SimpleNamespace(optim=types.SimpleNamespace(epochs=300.0, warmup_epochs=10.0))
+    return {"base": "quickstart", "optim": {"epochs": 300.0, "warmup_epochs": 10.0}}
 """
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
@@ -99,6 +97,11 @@ def runs_of(*lrs, epochs=(2,), seeds=(0,)):
     return study.plan_runs(lrs, epochs, seeds)
 
 
+def execute(the_study, runs, **options):
+    """Runs a study; returns its rows."""
+    return run_study(the_study, runs, **options)[1]
+
+
 def calls(the_study, name):
     return (the_study.output_dir / name / "calls.txt").read_text().splitlines()
 
@@ -117,7 +120,7 @@ def wait_for(path, seconds=15):
 
 def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
     rows = execute(make(), runs_of(0.1, 3.0, 2.0, 20.0, 9.0, 5.0, 0.3))
-    ends = {row["lr"]: (row["status"], row["reason"], row["exit_code"]) for row in rows}
+    ends = {row.lr: (row.status, row.reason, row.exit_code) for row in rows}
     assert ends == {
         0.1: ("finished", "", 0),
         3.0: ("diverged", "step 7: loss is nan", 3),
@@ -128,23 +131,18 @@ def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
         0.3: ("finished", "", 0),
     }
     best = rows[-1]
-    assert (best["probe_accuracy"], best["untrained_probe_accuracy"], best["steps"]) == (60.0, 30.5, 20)
-    assert (best["wall_seconds"], best["cpu_seconds"], best["final_loss"], best["knn_accuracy"]) == (
-        4.0,
-        6.0,
-        0.5,
-        None,
-    )
-    assert rows[1]["steps"] == 7 and rows[1]["probe_accuracy"] is None
+    assert (best.probe_accuracy, best.untrained_probe_accuracy, best.steps) == (60.0, 30.5, 20)
+    assert (best.wall_seconds, best.cpu_seconds, best.final_loss, best.knn_accuracy) == (4.0, 6.0, 0.5, None)
+    assert rows[1].steps == 7 and rows[1].probe_accuracy is None
 
 
 def test_a_run_that_hangs_is_stopped_with_its_workers(make, leaping_clock):
     the_study = make()
     begin = time.monotonic()
     rows = execute(the_study, runs_of(8.0, 6.0), timeout=50.0, grace=0.5)
-    assert [row["status"] for row in rows] == ["timeout", "timeout"]
-    assert rows[0]["reason"] == "stopped after 50 s (--timeout)"
-    assert rows[0]["exit_code"] == 143 and rows[1]["exit_code"] == -9  # one checkpoints, one has to be killed
+    assert [row.status for row in rows] == ["timeout", "timeout"]
+    assert rows[0].reason == "stopped after 50 s (--timeout)"
+    assert rows[0].exit_code == 143 and rows[1].exit_code == -9  # one checkpoints, one has to be killed
     for name in ("lr8.0_epochs2_seed0", "lr6.0_epochs2_seed0"):
         assert not is_alive(int((the_study.output_dir / name / "worker").read_text()))
     assert time.monotonic() - begin < 15
@@ -154,13 +152,13 @@ def test_what_is_done_is_not_run_again_and_the_rest_is_resumed(make, leaping_clo
     the_study, name = make(), "lr7.0_epochs2_seed0"
     runs = runs_of(0.1, 3.0, 7.0)
     first = execute(the_study, runs, timeout=50.0, grace=1.0)
-    assert [row["status"] for row in first] == ["finished", "diverged", "timeout"]
+    assert [row.status for row in first] == ["finished", "diverged", "timeout"]
     (the_study.output_dir / name / "go").touch()
     second = execute(the_study, runs_of(0.1, 3.0, 7.0, 0.3))
-    assert [row["status"] for row in second] == ["finished", "diverged", "finished", "finished"]
+    assert [row.status for row in second] == ["finished", "diverged", "finished", "finished"]
     assert second[:2] == first[:2]
     assert [len(calls(the_study, run.name)) for run in runs] == [1, 1, 2]
-    assert second[2]["attempts"] == 2
+    assert second[2].attempts == 2
     epochs = [json.loads(line)["epoch"] for line in open(the_study.output_dir / name / "metrics.jsonl")]
     assert epochs == [1, 2]  # the second attempt began where the first had stopped
 
@@ -169,9 +167,8 @@ def test_a_run_whose_row_was_lost_is_taken_over(make):
     the_study, name = make(), "lr0.1_epochs2_seed0"
     rows = execute(the_study, runs_of(0.1))
     study.save_rows(the_study, [])  # killed between the end of the run and its row
-    (the_study.output_dir / name / "process.json").write_text('{"pid": 1, "created": 0}')
     again = execute(the_study, runs_of(0.1))
-    assert again[0]["probe_accuracy"] == rows[0]["probe_accuracy"] and len(calls(the_study, name)) == 1
+    assert again[0].probe_accuracy == rows[0].probe_accuracy and len(calls(the_study, name)) == 1
 
 
 def test_noresume_refuses_a_directory_with_results(make):
@@ -182,21 +179,19 @@ def test_noresume_refuses_a_directory_with_results(make):
 
 def test_another_study_in_the_directory_is_refused(make):
     execute(make(), runs_of(0.1))
-    with pytest.raises(
-        UserError, match=r"holds another study \(overrides \[\] there, \['--config.model.width=8'\] here"
-    ):
-        execute(make(overrides=("--config.model.width=8",)), runs_of(0.1))
+    with pytest.raises(UserError, match=r"other settings \(overrides: \[\] -> \['--config.data.seed=8'\]\)"):
+        execute(make(overrides=("--config.data.seed=8",)), runs_of(0.1))
     (make().output_dir / "results.json").write_text("{")
-    with pytest.raises(UserError, match="not the results of a study"):
+    with pytest.raises(UserError, match="does not hold the results of a study"):
         execute(make(), runs_of(0.1))
 
 
 def test_two_studies_never_share_a_directory(make):
-    def start_another(run, epoch):
+    def start_another(rows):
         with pytest.raises(UserError, match="another study is running"):
             execute(make(), runs_of(0.2))
 
-    assert len(execute(make(), runs_of(0.1), on_tick=start_another)) == 1
+    assert len(execute(make(), runs_of(0.1), on_rows=start_another)) == 1
 
 
 def test_bad_values_are_refused_before_anything_runs(make, tmp_path):
@@ -226,96 +221,83 @@ def test_the_command_of_a_run():
     ]  # fmt: skip
 
 
-def test_overrides_are_told_from_the_flags_of_the_study():
-    own, overrides = study.split_overrides(["s.py", "--config=c.py", "--config.a.b=1=2", "-config.c=d", "--lrs=1"])
-    assert own == ["s.py", "--config=c.py", "--lrs=1"] and overrides == ("--config.a.b=1=2", "--config.c=d")
-    with pytest.raises(UserError, match="with the equals sign"):
-        study.split_overrides(["--config.a", "3"])
+@pytest.fixture
+def command(make, tmp_path, monkeypatch, capsys):
+    """Runs a command of studies in the folder of the stand-in; returns exit code, result and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(studies, "TRAIN_COMMAND", make().command)
+
+    def command(which, *flags):
+        code = which.main(["--config=config.py", "--output_dir=out", *flags])
+        said = capsys.readouterr()
+        return code, json.loads(said.out.splitlines()[-1]) if said.out else None, said.err
+
+    return command
 
 
-def test_time_left_by_finished_runs_or_by_the_one_under_way():
-    assert time_left([], 10, 0, 3.0) == ""
-    assert time_left([], 10, 2.0, 4.0) == "16.0 s"
-    assert time_left([{"status": "finished", "attempt_seconds": 15.0, "epochs": 5}], 10, 2.0, 4.0) == "24.0 s"
-
-
-def copy_scripts(tmp_path):
-    for name in ("lr_search.py", "epoch_tradeoff.py"):
-        shutil.copy(SCRIPTS / name, tmp_path)
-
-
-def test_lr_search_from_the_command_line(make, tmp_path):
-    copy_scripts(tmp_path)
-    command = [sys.executable, "lr_search.py", "--config=config.py", "--lrs=.1,.3,20", "--epochs=2", "--seeds=0,1",
-               "--output_dir=out", "--config.model.width=8"]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["best_lr"] == 0.3 and result["runs"] == 6 and result["finished"] == 4
+def test_lr_search_from_the_command_line(command, tmp_path):
+    flags = ("--lrs=.1,.3,20", "--epochs=2", "--seeds=0,1", "--config.data.seed=8")
+    code, result, said = command(studies.LR_SEARCH, *flags)
+    assert code == 0 and result["best_lr"] == 0.3 and result["runs"] == 6 and result["finished"] == 4
     content = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert content["header"]["overrides"] == ["--config.model.width=8"] and len(content["rows"]) == 6
+    assert content["header"]["overrides"] == ["--config.data.seed=8"] and len(content["rows"]) == 6
     assert "optim.lr = 20: \\| too large; use: a = 1" in (tmp_path / "out" / "results.md").read_text()
     assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "out" / "study.html").read_text()
-    assert "Best learning rate: 0.3" in page and "each seed" in page and "http" not in page.replace("http-equiv", "")
-    assert "lr0.3_epochs2_seed1: finished, 60.1 %" in done.stderr
+    assert "Best learning rate: 0.3" in (tmp_path / "out" / "study.html").read_text()
+    assert "lr0.3_epochs2_seed1 · finished · 60.1 %" in said
 
 
-def test_epoch_tradeoff_from_the_command_line(make, tmp_path):
-    copy_scripts(tmp_path)
-    command = [sys.executable, "epoch_tradeoff.py", "--config=config.py", "--epochs=2,4", "--output_dir=out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert [point["wall_seconds"] for point in result["points"]] == [4.0, 8.0] and result["time_grows"]
+def test_epoch_tradeoff_from_the_command_line(command):
+    code, result, _ = command(studies.TRADEOFF, "--epochs=2,4")
+    assert code == 0 and result["time_grows"]
+    assert [point["wall_seconds"] for point in result["points"]] == [4.0, 8.0]
 
 
-@pytest.mark.parametrize("extra", ["--lrs=0", "--config.optim.lr=1", "--config.a"])
-def test_bad_flags_end_in_one_line_and_code_2(make, tmp_path, extra):
-    copy_scripts(tmp_path)
-    command = [sys.executable, "lr_search.py", "--config=config.py", "--lrs=.1", "--output_dir=out", extra]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: ")
+@pytest.mark.parametrize("extra", ["--lrs=0", "--config.optim.lr=1", "--config.a", "--config.optim.momentum=x"])
+def test_bad_flags_end_in_one_error_and_code_2(command, tmp_path, extra):
+    code, result, said = command(studies.LR_SEARCH, "--lrs=.1", extra)
+    assert code == 2 and result is None and said.startswith("error: ") and said.count("error: ") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_stops_the_run_cleanly_and_keeps_what_was_measured(make, tmp_path, number, code):
-    copy_scripts(tmp_path)
-    command = [sys.executable, "lr_search.py", "--config=config.py", "--lrs=.1,8", "--epochs=2", "--output_dir=out"]
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        # A shell that started the tests in the background made them ignore Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    workdir = tmp_path / "out" / "lr8.0_epochs2_seed0"
-    worker = int(wait_for(workdir / "worker"))
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert json.loads(output.splitlines()[-1])["best_lr"] == 0.1
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
-    assert [row["status"] for row in rows] == ["finished", "interrupted"]
-    assert (workdir / "stopped").exists() and not is_alive(worker)
+def test_a_signal_stops_the_run_cleanly_and_keeps_what_was_measured(make, monkeypatch, number, code):
+    the_study = make()
+    workdir = the_study.output_dir / "lr8.0_epochs2_seed0"
+
+    def raise_when_hanging(folder, epochs):
+        if folder == workdir and (workdir / "worker").exists() and (workdir / "worker").read_text():
+            signal.raise_signal(number)
+        return 0.0
+
+    monkeypatch.setattr(study, "reached_epoch", raise_when_hanging)
+    found, rows = run_study(the_study, runs_of(0.1, 8.0, 0.3))
+    assert found == code and [row.status for row in rows] == ["finished", "interrupted"]
+    assert (workdir / "stopped").exists() and not is_alive(int((workdir / "worker").read_text()))
+
+
+DRIVER = """
+import pathlib, sys
+from jepa_jax.studies import study
+folder = pathlib.Path(sys.argv[1])
+command = (sys.executable, "-S", str(folder / "train.py"))
+study.run_study(
+    study.Study("lr_search", str(folder / "config.py"), folder / "out", command), study.plan_runs([0.1, 7.0], [2], [0])
+)
+"""
 
 
 def test_a_killed_study_goes_on_and_does_nothing_twice(make, tmp_path):
-    copy_scripts(tmp_path)
-    command = [sys.executable, "lr_search.py", "--config=config.py", "--lrs=.1,7", "--epochs=2", "--output_dir=out"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.DEVNULL)
     workdir = tmp_path / "out" / "lr7.0_epochs2_seed0"
-    worker = int(wait_for(workdir / "worker"))
+    worker = int(wait_for(workdir / "worker", seconds=120))
     left_over = json.loads(wait_for(workdir / "process.json"))["pid"]
     process.kill()
     process.wait()
     assert is_alive(left_over)  # its study is gone, the run is not
     (workdir / "go").touch()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["finished"] == 2
+    code, rows = run_study(make(), runs_of(0.1, 7.0))
+    assert code == 0 and [row.status for row in rows] == ["finished", "finished"]
     assert (workdir / "stopped").read_text() == str(int(signal.SIGTERM))  # asked, so that it could checkpoint
     assert not is_alive(left_over) and not is_alive(worker)
     assert len(calls(make(), "lr0.1_epochs2_seed0")) == 1 and len(calls(make(), "lr7.0_epochs2_seed0")) == 2

@@ -4,6 +4,9 @@ import dataclasses
 import itertools
 import json
 import os
+import pathlib
+import resource
+import sys
 import time
 from types import SimpleNamespace
 
@@ -15,48 +18,51 @@ import pytest
 from jepa_jax.base import processes
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
+from jepa_jax.base.runner import Runner
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import batches_ready
 from jepa_jax.profiling import memory_growth
 from jepa_jax.profiling.compilations import traced_flops
-from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
-from jepa_jax.profiling.peak import peak_flops
 from jepa_jax.program.build import build_program
+from jepa_jax.program.config import changed_config
 from jepa_jax.runtime import provenance
-from jepa_jax.runtime.gpus import only_gpu
+from jepa_jax.runtime.gpus import first_gpu, only_gpu
 from jepa_jax.runtime.mesh import make_mesh
-from jepa_jax.runtime.provenance import first_gpu
-from jepa_jax.tuning import measurement, trial_evaluation, trial_process
-from jepa_jax.tuning.measurement import StepLoop, measure, pipeline_fingerprint, slowed
-from jepa_jax.tuning.trial import KNOBS, Combination, TrialRequest, attempt, combination_of, with_key
+from jepa_jax.tuning import measurement, trial_process
+from jepa_jax.tuning.measurement import StepLoop, measure, pipeline_fingerprint
+from jepa_jax.tuning.settings import KNOBS, Combination, TrialRequest
+from jepa_jax.tuning.trial import attempt
 from jepa_jax.tuning.trial_process import child_environment, explain_exit, finished_result, run_trial
 from tests.tiny import tiny_config, tiny_masked_config
 
 MB = 10**6
+FAULTY_TRIAL = pathlib.Path(__file__).parents[2] / "profiling" / "faulty_sweep.py"
+
+
+def runner(folder):
+    return Runner(folder, grace=1.0)
 
 
 def request_of(config, **changes):
     knobs = {name: changes.pop(name) for name in KNOBS if name in changes}
-    return TrialRequest(config.to_dict(), dataclasses.replace(combination_of(config), **knobs), **changes)
+    return TrialRequest(config.to_dict(), dataclasses.replace(Combination.of(config), **knobs), **changes)
 
 
 def test_a_combination_is_what_it_makes_of_a_config():
     combination = Combination(64, 3, 2, "bfloat16", "full", "device")
-    config = tiny_config()
-    changed = combination.apply(config)
-    assert (
-        combination_of(changed) == combination == Combination.from_dict(json.loads(json.dumps(combination.as_dict())))
-    )
+    config = tiny_masked_config("ijepa")
+    changed = TrialRequest(config.to_dict(), combination).configuration()
+    assert Combination.of(changed) == combination
+    assert Combination.from_dict(json.loads(json.dumps(combination.to_dict()))) == combination
     assert (changed.data.batch_size, changed.train.accum_steps) == (64, 2)
-    assert config.data.batch_size == 16  # as it was
     assert combination.label == "batch 64 in 2, 3 workers, bfloat16, remat full, device"
 
 
 def test_a_request_survives_json():
-    request = request_of(tiny_config(), batch_size=8, fault="hang", gpu_index=1)
-    again = TrialRequest.from_dict(json.loads(json.dumps(request.as_dict())))
-    assert again.configuration() == request.configuration()  # tuples are tuples again
-    assert (again.combination, again.fault, again.gpu_index) == (request.combination, "hang", 1)
+    request = request_of(tiny_config(), batch_size=8, with_evaluation=True, gpu_index=1)
+    again = TrialRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+    assert again.configuration() == request.configuration()
+    assert (again.combination, again.with_evaluation, again.gpu_index) == (request.combination, True, 1)
 
 
 class Lazy:
@@ -79,7 +85,7 @@ def test_the_loop_reads_a_step_after_dispatching_the_next(monkeypatch):
         return state + 1, {"loss": Lazy(state, events)}
 
     batches = zip(itertools.count(), itertools.repeat(None))
-    loop = StepLoop(step, 0, batches, SimpleNamespace(dispatched=lambda began, loss: None))
+    loop = StepLoop(step, 0, batches, SimpleNamespace(dispatched=lambda began, loss: None, take=lambda until: []))
     loop.take(2)
     loop.discard(5)
     loop.take(1)
@@ -163,48 +169,11 @@ def test_a_full_buffer_is_not_measured_and_the_wait_is_that_of_the_device(
     loop = StepLoop(machine.step, 0, machine, machine)
     loop.take(1)
     loop.drain()
-    figures = measurement._measured_steps(config, request, loop)
-    assert figures["avg_step_time"] == pytest.approx(step_time)
-    assert figures["step_time_p50"] == pytest.approx(step_time)
-    assert figures["data_wait_fraction"] == pytest.approx(wait, abs=1e-6)
-    assert (figures["warmup_batches"], figures["discarded_batches"]) == (2, 11)
-
-
-def points(*series):
-    """Readings at the start, after 36 steps and after four times 8 more."""
-    return [(step, dict(zip(("host", "mapped"), values, strict=True))) for step, *values in series]
-
-
-STEPS = (1, 37, 45, 53, 61, 69)
-
-
-def test_growth_that_goes_on_is_a_leak_and_growth_that_stops_is_none():
-    leaking = points(*((step, 100 * MB + MB * step, 7 * MB + step % 3) for step in STEPS))
-    assert is_suspicious(leaking[:2])
-    found = growth(leaking)
-    assert found.leaks == ("host",) and found.bytes_per_step == pytest.approx(MB, rel=0.01)
-    once = points(*((step, 100 * MB + 40 * MB * (step > 1), 7 * MB) for step in STEPS))
-    assert is_suspicious(once[:2]) and not growth(once).leaks
-    jumps = points(*((step, 100 * MB + 30 * MB * (step > 1) + 30 * MB * (step > 50), 7 * MB) for step in STEPS))
-    assert not growth(jumps).leaks
-    small = points(*((step, 100 * MB + 60_000 * step, 7 * MB) for step in STEPS))  # 60 kB a step is not material
-    assert not growth(small).leaks
-    assert not is_suspicious(points((1, 100 * MB, 0), (37, 100 * MB + 36 * 20_000, 0)))
-
-
-def test_a_single_odd_point_does_not_move_the_slope():
-    line = [(x, 3.0 * x) for x in range(9)]
-    assert theil_sen(line) == 3.0
-    assert theil_sen([*line[:4], (4, 1e9), *line[5:]]) == 3.0
-
-
-def test_memory_in_use_counts_what_is_kept_whether_it_is_written_to_or_not():
-    jnp.ones(4 * MB, jnp.uint8).block_until_ready()  # compiled
-    before = memory_growth.memory_in_use()
-    kept = [np.zeros(4 * MB, np.uint8), jnp.ones(4 * MB, jnp.uint8)]
-    after = memory_growth.memory_in_use()
-    assert after["host"] - before["host"] == pytest.approx(8 * MB, rel=0.1)
-    del kept
+    figures = measurement.measure_steps(config, request, loop)
+    assert figures.avg_step_time == pytest.approx(step_time)
+    assert figures.step_time_p50 == pytest.approx(step_time)
+    assert figures.data_wait_fraction == pytest.approx(wait, abs=1e-6)
+    assert (figures.warmup_batches, figures.discarded_batches) == (2, 11)
 
 
 @pytest.fixture(scope="module")
@@ -222,72 +191,62 @@ def figures():
 
 def test_a_confirming_run_evaluates_features_of_the_whole_set(monkeypatch):
     seen = {}
-    monkeypatch.setattr(trial_evaluation, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
-    true_fit = trial_evaluation.fit_softmax
+    monkeypatch.setattr(measurement, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
+    true_fit = measurement.fit_softmax
 
     def fit(x, *arguments, **options):
         seen["probe"] = x.shape
         return true_fit(x, *arguments, **options)
 
-    monkeypatch.setattr(trial_evaluation, "fit_softmax", fit)
+    monkeypatch.setattr(measurement, "fit_softmax", fit)
     config = tiny_config(data__num_train=1000)
     figures = measure(request_of(config, max_batches=2, warmup_batches=1, with_evaluation=True))
-    assert figures["finite"] and seen == {"knn": (1000, 16), "probe": (1000, 16)}
+    assert figures.finite and seen == {"knn": (1000, 16), "probe": (1000, 16)}
 
 
 def test_a_leak_is_found_with_its_slope_and_nothing_else_is(figures):
     normal, leaking = figures
-    assert not normal["leak"] and abs(normal["memory_slope_bytes_per_step"]) < 64 * 1024
-    assert leaking["leak"] and leaking["memory_slope_bytes_per_step"] == pytest.approx(MB, rel=0.2)
-    assert any("leak" in note for note in leaking["notes"])
+    assert not normal.leak and abs(normal.memory_slope_bytes_per_step) < 64 * 1024
+    assert leaking.leak and leaking.memory_slope_bytes_per_step == pytest.approx(MB, rel=0.2)
+    assert any("leak" in note for note in leaking.notes)
 
 
 def test_figures_agree_with_each_other(figures):
     for row in figures:
-        assert row["measured_batches"] == 32 and row["samples_processed"] == 32 * 16
-        assert row["samples_per_sec"] == pytest.approx(512 / row["elapsed_seconds"])
-        assert row["batches_per_sec"] * row["avg_step_time"] == pytest.approx(1)
-        assert row["step_time_p50"] <= row["step_time_p95"]
-        assert 0 <= row["data_wait_fraction"] <= 1 and 0 < row["mfu"] < 1
-        assert row["cpu_percent"] > 0 and 0 <= row["system_cpu_percent"] <= 100
-        assert (row["peak_memory_bytes"], row["gpu_sm_util"], row["data_source"]) == (None, None, "dummy")
-        assert (row["finite"], row["platform"], row["device_limit_bytes"]) == (True, "cpu", None)
+        assert row.measured_batches == 32 and row.samples_processed == 32 * 16
+        assert row.samples_per_sec == pytest.approx(512 / row.elapsed_seconds)
+        assert row.batches_per_sec * row.avg_step_time == pytest.approx(1)
+        assert row.step_time_p50 <= row.step_time_p95
+        assert 0 <= row.data_wait_fraction <= 1 and 0 < row.mfu < 1
+        assert row.cpu_percent > 0 and 0 <= row.system_cpu_percent <= 100
+        assert (row.peak_memory_bytes, row.gpu_sm_util, row.data_source) == (None, None, "dummy")
+        assert (row.finite, row.platform, row.device_limit_bytes) == (True, "cpu", None)
     normal, slow = figures
-    assert slow["avg_step_time"] >= 0.03  # the planted wait, every step
-    assert normal["program_fingerprint"] == slow["program_fingerprint"]
+    assert slow.avg_step_time >= 0.03  # the planted wait, every step
+    assert normal.program_fingerprint == slow.program_fingerprint
 
 
-def test_the_fingerprint_tells_programs_apart_and_knows_a_knob_without_effect():
+def test_the_fingerprint_tells_pipelines_apart_and_knows_a_knob_without_effect():
     config = tiny_config()
     assert pipeline_fingerprint(config.data, False) != pipeline_fingerprint(config.data, True)
-    prints = set()
-    for workers in (0, 1):
-        config = tiny_config(data__num_workers=workers)
-        prints.add(pipeline_fingerprint(config.data, False))
-        config.data.pipeline = "device"
-        prints.add(pipeline_fingerprint(config.data, False))
+    prints = {
+        pipeline_fingerprint(tiny_config(data__num_workers=workers, data__pipeline=pipeline).data, False)
+        for workers in (0, 1)
+        for pipeline in ("grain", "device")
+    }
     assert len(prints) == 3  # with pipeline=device the number of workers makes no difference
-    assert (batches_ready(config.data), batches_ready(tiny_config(data__num_workers=2).data)) == (0, 11)
 
 
 def test_what_remat_computes_again_is_no_use_of_the_device():
     config = tiny_masked_config("ijepa", train__remat="full")
     batch = abstract_batch(image_spec(config.data.image_size), config.data.batch_size)
-    shapes = {"num_train": 96, "num_classes": 8, "sample": batch["image"], "mesh": make_mesh(1, 1)}
+    shapes = {"num_train": 96, "num_classes": 8, "sample": batch, "mesh": make_mesh(1, 1)}
     program = build_program(config, **shapes)
     state = program.factory.abstract
     useful = measurement.useful_flops(config, state, batch, **shapes)
     assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * useful
-    assert useful == measurement.useful_flops(with_key(config, "train.remat", "none"), state, batch, **shapes)
-
-
-def test_the_peak_is_that_of_the_devices_that_take_part():
-    assert peak_flops(2.0, "float32", 3) == (6e12, "profile.peak_tflops")
-
-
-def test_operations_are_those_of_the_platform():
-    step = jax.jit(lambda x: jax.lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: x @ x))
-    assert traced_flops(step.trace(jnp.ones([4, 4]))) == 0  # the dearest branch is for others
+    plain = changed_config(config, {"train.remat": "none"})
+    assert useful == measurement.useful_flops(plain, state, batch, **shapes)
 
 
 @pytest.mark.parametrize(
@@ -304,19 +263,22 @@ def test_operations_are_those_of_the_platform():
         (0, "", False, "crashed"),
     ],
 )
-def test_an_end_without_a_result_is_explained(code, log, limited, status):
-    found, reason = explain_exit(code, log, limited=limited)
-    assert found == status
+def test_an_end_without_a_result_is_explained(monkeypatch, code, log, limited, status):
+    limit = 2**40 if limited else resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
+    found = explain_exit(code, log)
+    assert found.status == status
+    assert explain_exit(-11, "out of memory, trying again\n" + "step\n" * 20).status == "crashed"  # long ago
     if log and status == "crashed":
-        assert log in reason
+        assert log in found.reason
     if code < 0:
-        assert processes.signal_name(code) in reason
+        assert processes.signal_name(code) in found.reason
 
 
 def test_what_a_config_cannot_be_is_refused_without_a_process(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "run", lambda *_, **__: pytest.fail("a process was started"))
-    result = run_trial(request_of(tiny_config(), grad_accum_steps=3), tmp_path, time_limit=1)
-    assert result["status"] == "refused" and "config.data.batch_size = 16" in result["reason"]
+    result = run_trial(runner(tmp_path), request_of(tiny_config(), grad_accum_steps=3), time_limit=1)
+    assert result.status == "refused" and "config.data.batch_size = 16" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -328,18 +290,12 @@ def test_what_a_config_cannot_be_is_refused_without_a_process(tmp_path, monkeypa
         (ValueError("two\nlines"), "crashed"),
     ],
 )
-def test_what_a_trial_can_explain_itself_is_its_result(monkeypatch, error, status):
+def test_what_a_trial_can_explain_itself_is_its_result(error, status):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(measurement, "measure", fail)
-    result = attempt(request_of(tiny_config()))
-    assert result["status"] == status and "\n" not in result["reason"] and result["reason"]
-
-
-def test_a_failed_attempt_long_before_the_end_is_not_its_reason():
-    long_ago = "out of memory, trying again\n" + "step\n" * 20
-    assert explain_exit(-11, long_ago, limited=False)[0] == "crashed"
+    result = attempt(request_of(tiny_config()), fail)
+    assert result.status == status and "\n" not in result.reason and result.reason
 
 
 def test_one_gpu_is_that_of_those_that_may_be_used(tmp_path, monkeypatch):
@@ -368,36 +324,32 @@ def test_the_cpu_is_not_measured_in_the_name_of_a_gpu(monkeypatch):
 @pytest.mark.parametrize("status", ["ok", "crashed"])
 def test_a_trial_that_was_done_and_hung_while_closing_counts(tmp_path, monkeypatch, status):
     def hang(command, folder, **_):
-        write_json(folder / "result.json", {"status": status, "reason": "x"})
+        write_json(folder / "result.json", {"status": status, "reason": "x", "samples_per_sec": 1.0})
         return processes.Ended(-9, True, "closing")
 
-    monkeypatch.setattr(trial_process.processes, "run", hang)
-    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=5)
-    assert result["status"] == ("ok" if status == "ok" else "timed_out")
-    assert "--time_limit" not in result["reason"]
+    monkeypatch.setattr(processes, "run", hang)
+    result = run_trial(runner(tmp_path), request_of(tiny_config()), time_limit=5)
+    assert result.status == ("ok" if status == "ok" else "timed_out")
+    assert "--time_limit" not in result.reason
 
 
 def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        trial_process.processes, "run", lambda *_, **__: processes.Ended(-15, True, "compiling")
+        processes, "run", lambda *_, **__: processes.Ended(-15, True, "compiling")
     )  # fmt: skip
-    result = run_trial(request_of(tiny_config()), tmp_path, time_limit=7, limit_flag="--time_limit")
-    assert result["status"] == "timed_out"
-    assert result["reason"] == "stopped after 7 s (--time_limit: raise it for a slow machine); its last line: compiling"
+    result = run_trial(runner(tmp_path), request_of(tiny_config()), time_limit=7, limit_flag="--time_limit")
+    assert result.status == "timed_out"
+    assert result.reason == "stopped after 7 s (--time_limit: raise it for a slow machine); its last line: compiling"
 
 
 def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
     monkeypatch.setattr(trial_process, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    request = request_of(tiny_config(), use_dummy_data=True, fault="out_of_memory", max_batches=4)
-    result = run_trial(request, tmp_path, time_limit=300)
-    assert result["status"] == "out_of_memory" and "Out of memory" in result["reason"]
-    assert finished_result(tmp_path / "trial", request)["status"] == "out_of_memory"
-    assert finished_result(tmp_path / "trial", dataclasses.replace(request, fault="")) is None  # another request
-    assert not (tmp_path / "trial" / processes.PROCESS_FILE).exists()
-
-
-def test_a_slowed_step_takes_longer_by_a_share_of_its_own_time():
-    began = time.perf_counter()
-    assert slowed(lambda x: (time.sleep(0.2), x)[1], 0.5)(3) == 3
-    assert 0.3 <= time.perf_counter() - began < 0.5
+    monkeypatch.setattr(trial_process, "TRIAL_COMMAND", (sys.executable, str(FAULTY_TRIAL)))
+    monkeypatch.setenv("JEPA_JAX_FAULTS", "0:out_of_memory")
+    request = request_of(tiny_config(), use_dummy_data=True, max_batches=4)
+    result = run_trial(runner(tmp_path), request, time_limit=300, name="0")
+    assert result.status == "out_of_memory" and "Out of memory" in result.reason
+    assert finished_result(tmp_path / "0", request) == result
+    assert finished_result(tmp_path / "0", dataclasses.replace(request, max_batches=5)) is None  # another request
+    assert not (tmp_path / "0" / processes.PROCESS_FILE).exists()

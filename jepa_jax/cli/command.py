@@ -1,0 +1,103 @@
+"""The frame of every sub-command: flags in, a result out, errors as one message and an exit code."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from jepa_jax.base.signals import Interrupted
+from jepa_jax.cli.flags import Parser
+from jepa_jax.runtime.platforms import import_jax
+
+PROGRAM = "jepa-jax"
+CHATTY_LOGGERS = ("absl", "jax", "orbax")  # only their errors are shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The outcome of a command.
+
+    Attributes:
+        data: JSON objects for programs, one per line of standard output, unless that is a terminal. Empty if the text
+            itself is the result.
+        text: the same for people; printed last on a terminal, otherwise on standard error.
+        exit_code: one of `jepa_jax.base.errors`.
+    """
+
+    data: Sequence[dict[str, Any]]
+    text: str
+    exit_code: int = EXIT_OK
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A sub-command.
+
+    Attributes:
+        name: as it is typed.
+        documentation: what --help prints; the first line is the summary in the list of commands.
+        add_flags: declares its flags.
+        run: does the work.
+        expand: changes the command line before it is parsed, e.g. replaces a flag by those of a file.
+        uses_jax: whether jax is imported before it runs; without it a command answers at once.
+    """
+
+    name: str
+    documentation: str
+    add_flags: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace, Console], Result]
+    expand: Callable[[Parser, Sequence[str]], Sequence[str]] = lambda parser, argv: argv
+    uses_jax: bool = True
+
+    @property
+    def summary(self) -> str:
+        return self.documentation.partition("\n")[0]
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Parses flags and runs the command; returns the exit code.
+
+        A user's mistake prints one error message and returns its exit code instead of raising.
+        """
+        for name in CHATTY_LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        console = Console()
+        try:
+            arguments = self.parse(sys.argv[1:] if argv is None else argv)
+            if self.uses_jax:
+                import_jax()
+            result = self.run(arguments, console)
+        except Interrupted as stop:
+            return stop.exit_code
+        except UserError as error:
+            console.stop()
+            console.error(str(error))
+            return error.exit_code
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        finally:
+            console.stop()
+        show(result, console, as_json=arguments.json is True)
+        return result.exit_code
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Returns the flags of the command; --help prints them and exits with code 0."""
+        parser = Parser(f"{PROGRAM} {self.name}", self.documentation)
+        self.add_flags(parser)
+        if parser.get_default("json") is None:
+            parser.add_switch("json", "print the result as JSON also on a terminal")
+        return parser.parse(self.expand(parser, argv))
+
+
+def show(result: Result, console: Console, *, as_json: bool) -> None:
+    """Prints a result: text on a terminal, JSON for a pipe, a file or --json."""
+    if not result.data or (sys.stdout.isatty() and not as_json):
+        print(result.text, end="" if result.text.endswith("\n") else "\n", flush=True)
+        return
+    console.line(result.text)
+    for line in result.data:
+        print(json.dumps(line), flush=True)

@@ -1,0 +1,46 @@
+"""Prints what a config describes: every key, parameters, FLOPs per image and steps. Trains nothing.
+
+jepa-jax describe --config=rapid [--config.model.name=resnet34]
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, config_from
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_config()
+
+
+def run_describe(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.config.schema import flatten
+    from jepa_jax.program.describe import describe
+
+    config = config_from(arguments)
+    facts = describe(config)
+    keys = "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items())
+    return Result([{**facts, "config": config.to_dict()}], f"{keys}\n\n{facts_text(facts)}")
+
+
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Returns parameters by module and totals as a table."""
+    assumed = "" if facts["data_found"] else " (assumed: the data is not there)"
+    return "\n".join(
+        [
+            *(f"{name:<32} {size:>12,}" for name, size in facts["params_by_module"].items()),
+            f"{'total':<32} {facts['params_total']:>12,}   trainable {facts['params_trainable']:,}",
+            "",
+            f"features: {facts['feature_dim']} numbers",
+            f"training: {facts['flops_per_image'] / 1e9:,.2f} GFLOP per image (forward and backward, all views)",
+            f"length: {facts['steps_total']:,} steps, {facts['steps_per_epoch']:,} per epoch "
+            f"of {facts['images_per_epoch']:,} images{assumed}",
+        ]
+    )
+
+
+DESCRIBE = Command("describe", __doc__, add_flags, run_describe)
+main = DESCRIBE.main

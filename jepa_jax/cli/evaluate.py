@@ -1,0 +1,44 @@
+"""Evaluates the newest checkpoint of a run: linear probe, k-NN, feature quality, fine-tuning and few-shot.
+
+  jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0]
+
+Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there.
+"""
+
+import argparse
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("workdir", "DIR", "folder of a run", required=True)
+    parser.add_flag("protocols", "LIST", "all, or some of linear_probe,knn,feature_quality,fine_tune,few_shot", "all")
+    parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")
+    parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
+    parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8)
+    parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000)
+
+
+def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.evals.evaluate import evaluate, without_large_parts
+    from jepa_jax.evals.protocols import Limits
+    from jepa_jax.reports.evaluation_page import evaluation_markdown, write_evaluation
+
+    evaluation = evaluate(
+        arguments.workdir,
+        protocols=arguments.protocols,
+        levels=arguments.levels,
+        data_dir=arguments.data_dir,
+        limits=Limits(fine_tune_epochs=arguments.fine_tune_epochs, fine_tune_images=arguments.fine_tune_images),
+        console=console,
+    )
+    write_evaluation(evaluation)
+    record = evaluation.record
+    text = f"{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {arguments.workdir}/eval/eval.html"
+    return Result([without_large_parts(record)], text)
+
+
+EVALUATE = Command("evaluate", __doc__, add_flags, run_evaluate)
+main = EVALUATE.main

@@ -1,0 +1,69 @@
+"""The command `jepa-jax`: finds the sub-command and runs it."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR
+from jepa_jax.cli.command import PROGRAM, Command
+from jepa_jax.cli.flags import suggestion
+
+# Module and attribute of each sub-command, in the order of --help.
+COMMANDS = {
+    "train": "train.TRAIN",
+    "evaluate": "evaluate.EVALUATE",
+    "show-summary": "show_summary.SHOW_SUMMARY",
+    "compare": "compare.COMPARE",
+    "compare-profiles": "compare_profiles.COMPARE_PROFILES",
+    "configs": "configs.CONFIGS",
+    "reference": "configs.REFERENCE",
+    "describe": "describe.DESCRIBE",
+    "prepare-data": "prepare_data.PREPARE_DATA",
+    "plan": "plan.PLAN",
+    "tune": "tune.TUNE",
+    "sweep": "sweep.SWEEP",
+    "lr-search": "studies.LR_SEARCH",
+    "tradeoff": "studies.TRADEOFF",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a sub-command; returns its exit code."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or [""]
+    if name in ("--help", "-h", "help"):
+        print(help_text())
+        return EXIT_OK
+    if name == "--version":
+        print(f"{PROGRAM} {metadata.version('jepa_jax')}")
+        return EXIT_OK
+    if name in COMMANDS:
+        return find(name).main(rest)
+    if not name or name.startswith("-"):
+        print(f"error: no command; {PROGRAM} --help lists them", file=sys.stderr)
+    else:
+        print(f"error: {name}: no such command; {suggestion(name, COMMANDS, PROGRAM)}", file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+def find(name: str) -> Command:
+    """Returns a sub-command; its module imports nothing that takes long."""
+    module, attribute = COMMANDS[name].split(".")
+    return getattr(importlib.import_module(f"jepa_jax.cli.{module}"), attribute)
+
+
+def help_text() -> str:
+    """Returns the list of sub-commands with their summaries."""
+    lines = [f"  {name:<18}{find(name).summary}" for name in COMMANDS]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND [flags]",
+            "",
+            "Trains, evaluates, profiles, tunes and plans self-supervised vision models in JAX.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            f"{PROGRAM} COMMAND --help shows the flags of a command, {PROGRAM} --version the version.",
+        ]
+    )

@@ -1,0 +1,99 @@
+"""Predicts whether a run fits a GPU, its largest batch and a bound on its speed. Needs no GPU.
+
+  jepa-jax plan --config=rapid --gpu=rtx4090
+  jepa-jax plan --config=ijepa_in1k_vitb --gpu=a100-80,h100 --topology=1x1x8 [--fsdp]
+
+Compiles the training step of the config for each GPU (pip install 'jepa_jax[plan]'). Plans are cached, so asking again
+is free. Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
+"""
+
+import argparse
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
+from jepa_jax.base.files import write_json
+from jepa_jax.base.text import parse_numbers
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, config_from, config_name
+from jepa_jax.runtime import platforms
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="LIST",
+        help="names from the table of GPUs, separated by commas or repeated (default: rtx4090)",
+    )
+    parser.add_flag("topology", "AxBxC", "slices x hosts x GPUs per host", "1x1x1")
+    parser.add_flag("batch_sizes", "LIST", "other batch sizes to plan as well", default="")
+    parser.add_flag("price_per_hour", "PRICE", "of one GPU, in any currency; adds the price of the run", 0.0, least=0)
+    parser.add_flag("gpu_table", "FILE", "TOML file with more GPUs; see jepa_jax/runtime/hardware.toml", default="")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="FILE",
+        help="print JSON also on a terminal; with a FILE, also write the plans there",
+    )
+    parser.add_flag("html", "FILE", "also write a page")
+    parser.add_switch("fsdp", "also split parameters and optimizer state over all devices")
+    parser.add_switch("variants", "also plan remat, accumulation and the other precision", default=True)
+    parser.add_switch("loader", "measure the loader of this machine for a second", default=True)
+    parser.add_switch("check", "compare with what can be measured here: FLOPs; on a GPU also the peak memory")
+
+
+def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
+    if not (arguments.check and platforms.has_nvidia_driver()):
+        platforms.prepare_to_plan()
+
+    from jepa_jax.planning.plan_command import PlanOptions, make_plans
+    from jepa_jax.planning.plan_text import plan_json, plan_lines
+    from jepa_jax.reports.page import write_page
+    from jepa_jax.reports.plan_page import plan_page
+
+    config, name = config_from(arguments), config_name(arguments)
+    sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
+    options = PlanOptions(
+        gpus=tuple(arguments.gpu or ["rtx4090"]),
+        topology=arguments.topology,
+        batch_sizes=tuple(sizes),
+        fsdp=arguments.fsdp,
+        variants=arguments.variants,
+        loader=arguments.loader,
+        gpu_table=arguments.gpu_table,
+        price_per_hour=arguments.price_per_hour,
+    )
+    plans, about = make_plans(config, options, console)
+    results = [plan_json(plan, about) for plan in plans]
+    lines = [line for plan in plans for line in plan_lines(plan, about, name)]
+    file = arguments.json if isinstance(arguments.json, str) else None
+    if file:
+        write_json(file, results)  # before the check, which may run out of memory
+    if arguments.html:
+        write_page(arguments.html, plan_page(plans, about, name))
+    if arguments.check:
+        lines.append(check_first_plan(config, plans[0], about.data, results[0]))
+        if file:
+            write_json(file, results)
+    return Result(
+        results, "\n".join(lines), EXIT_OK if all(plan.estimate.fits for plan in plans) else EXIT_DOES_NOT_FIT
+    )
+
+
+def check_first_plan(config: Any, plan: Any, data: Any, result: dict[str, Any]) -> str:
+    """Adds the error of a plan to its JSON object and returns it in words."""
+    import jax
+
+    from jepa_jax.planning.plan_check import check_flops, check_peak
+
+    check = check_peak(plan, data) if jax.local_devices()[0].platform == "gpu" else check_flops(config, data)
+    result["check_error_percent"] = check.error_percent
+    return check.line()
+
+
+PLAN = Command("plan", __doc__, add_flags, run_plan)
+main = PLAN.main

@@ -1,0 +1,99 @@
+"""The two commands that train many times: `lr-search` over learning rates, `tradeoff` over numbers of epochs."""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.text import parse_numbers
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, override_flags
+
+TRAIN_COMMAND = (sys.executable, "-m", "jepa_jax", "train")
+ABOUT_RUNS = """
+Each run is a process of its own; the same command continues where it stopped. Writes results.json, results.md,
+results.png and study.html. Exit codes: 0 at least one run finished, 1 none did, 2 something to fix, 130 Ctrl-C,
+143 SIGTERM (what was measured is kept).
+"""
+ABOUT_LR_SEARCH = f"""Trains briefly at each of several learning rates and compares linear-probe accuracies.
+
+  jepa-jax lr-search --config=quickstart --lrs=1e-3,2e-3,4e-3 --epochs=5 --output_dir=runs/lr [--seeds=0,1]
+{ABOUT_RUNS}"""
+ABOUT_TRADEOFF = f"""Compares accuracy and time of training for several numbers of epochs, a whole schedule each.
+
+  jepa-jax tradeoff --config=quickstart --epochs=5,10,15,25,40 --output_dir=runs/epochs [--seeds=0,1]
+{ABOUT_RUNS}
+Times that cannot be right (an epoch more than twice off the median, more epochs in less time) are flagged.
+"""
+
+
+def add_common_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_flag("output_dir", "DIR", "folder of the runs and results", required=True)
+    parser.add_flag("seeds", "LIST", "seeds (train.seed), separated by commas; several show the noise", "0")
+    parser.add_flag("timeout", "SECONDS", "stop a run after this time; its reason is listed", kind=float, least=0)
+    parser.add_switch("resume", "continue in a folder with results; --noresume refuses one", default=True)
+
+
+def add_lr_flags(parser: Parser) -> None:
+    add_common_flags(parser)
+    parser.add_flag("lrs", "LIST", "learning rates (optim.lr), separated by commas", required=True)
+    parser.add_flag("epochs", "N", "epochs of each run (optim.epochs)", 5, least=1)
+
+
+def add_tradeoff_flags(parser: Parser) -> None:
+    add_common_flags(parser)
+    parser.add_flag("epochs", "LIST", "numbers of epochs (optim.epochs), separated by commas", "5,10,15,25,40")
+
+
+def search_rates(arguments: argparse.Namespace, console: Console) -> Result:
+    lrs = parse_numbers("lrs", arguments.lrs)
+    return conduct_study("lr_search", arguments, lrs, [arguments.epochs], fixed={"epochs": arguments.epochs})
+
+
+def compare_epochs(arguments: argparse.Namespace, console: Console) -> Result:
+    epochs = parse_numbers("epochs", arguments.epochs, int, smallest=1)
+    return conduct_study("epoch_tradeoff", arguments, [None], epochs, fixed={})
+
+
+def conduct_study(
+    kind: str,
+    arguments: argparse.Namespace,
+    lrs: Sequence[float | None],
+    epochs: Sequence[int],
+    fixed: Mapping[str, Any],
+) -> Result:
+    """Trains every combination of rate, number of epochs and seed, and writes tables, plot and page."""
+    from jepa_jax.reports.study_page import study_markdown, write_plot, write_tables
+    from jepa_jax.studies.findings import find
+    from jepa_jax.studies.study import Study, plan_runs, run_study, warmup_share
+
+    overrides = override_flags(arguments)
+    study = Study(
+        kind=kind,
+        config=arguments.config,
+        output_dir=pathlib.Path(arguments.output_dir),
+        command=TRAIN_COMMAND,
+        overrides=overrides,
+        fixed=fixed,
+    )
+    seeds = parse_numbers("seeds", arguments.seeds, int)
+    code, rows = run_study(
+        study,
+        plan_runs(lrs, epochs, seeds, warmup_share(arguments.config, overrides)),
+        timeout=arguments.timeout,
+        resume=arguments.resume,
+        on_rows=lambda rows: write_tables(study, rows, find(kind, rows)),
+    )
+    found = find(kind, rows)
+    write_tables(study, rows, found)
+    if rows:
+        write_plot(study, rows)
+    facts = {**found.facts, "results": str(study.output_dir / "results.json"), "exit_code": code}
+    return Result([facts], study_markdown(study, rows, found), code)
+
+
+LR_SEARCH = Command("lr-search", ABOUT_LR_SEARCH, add_lr_flags, search_rates)
+TRADEOFF = Command("tradeoff", ABOUT_TRADEOFF, add_tradeoff_flags, compare_epochs)

@@ -1,0 +1,61 @@
+"""Trains as a config says, from the newest checkpoint of the workdir if there is one.
+
+  jepa-jax train --config=quickstart --workdir=runs/quickstart [--config.optim.lr=0.1 ...]
+
+Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss diverged or the features collapsed,
+130 Ctrl-C, 143 SIGTERM; after 130 and 143 the same command continues from the checkpoint that was written.
+"""
+
+import argparse
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.cli.show_summary import summary_text
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import Config
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_flag("workdir", "DIR", "folder of the run: config, metrics, checkpoints, report", required=True)
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        choices=["auto", "never", "must"],
+        help="auto: continue from the newest checkpoint if there is one; never: refuse a folder that holds a run; "
+        "must: refuse a folder without one (default: auto)",
+    )
+    parser.add_flag(
+        "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
+    )
+
+
+def run_train(arguments: argparse.Namespace, console: Console) -> Result:
+    config = config_from(arguments)
+    if arguments.tuned:
+        from jepa_jax.tuning.tuned_file import use_tuned
+
+        config = use_tuned(config, arguments.tuned, arguments.overrides, console)
+    summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
+    return Result([summary], summary_text(summary, arguments.workdir))
+
+
+def train_with_report(
+    config: "Config", workdir: str | pathlib.Path, *, resume: str, console: Console
+) -> dict[str, Any]:
+    """Trains with everything that rooms above `train` add: the memory check of the planner and the report."""
+    from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
+    from jepa_jax.reports.run_report import write_report
+    from jepa_jax.train.run import train
+    from jepa_jax.train.setup import Hooks
+
+    hooks = Hooks(check_memory, explain_out_of_memory, write_report)
+    return train(config, workdir, resume=resume, console=console, hooks=hooks)
+
+
+TRAIN = Command("train", __doc__, add_flags, run_train)
+main = TRAIN.main

@@ -1,0 +1,218 @@
+"""Runs side by side on one page: what they reached, how they got there, and where their configs differ."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.config.schema import flatten
+from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
+from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
+from jepa_jax.reports.parts import Bar, Bars, Card, Table, absent, card_grid
+from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
+from jepa_jax.reports.tables import text_table
+
+NOT_COMPARED = {"untrained_knn_accuracy", "num_classes", "probe_train_images", "probe_test_images", "params_sha256"}
+COMPARED = [key for key in SUMMARY_ROWS if key not in NOT_COMPARED]
+# Title, metric and options of a chart.
+CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("Online probe, test accuracy", "eval/online_probe_accuracy", {"y_label": "%"}),
+    ("k-NN, test accuracy", "eval/knn_accuracy", {"y_label": "%"}),
+    ("Loss", "train/loss", {"y_label": "each method's own", "log": "offer", "smooth": True}),
+    ("Images per second", "speed/images_per_sec", {"smooth": True, "from_zero": True}),
+    ("Learning rate", "train/lr", {"log": "offer", "from_zero": True}),
+    ("Gradient norm", "train/grad_norm", {"log": "offer", "smooth": True}),
+)
+ACCURACIES = {"probe_accuracy": "main", "untrained_probe_accuracy": "baseline", "knn_accuracy": "run"}  # key -> style
+# Rows of an evaluation that a terminal shows; the page shows all.
+BRIEF = (
+    "Linear probe, top-1",
+    "k-NN, k 20, T 0.07",
+    "Fine-tuned",
+    "Few-shot, 5 examples",
+    "Effective rank",
+    "Collapse",
+)
+COLLAPSE = ("relative_spread", "effective_rank", "mean_abs_correlation", "std_mean")
+
+
+class ComparedRun(NamedTuple):
+    """A run, its name on the page, and its eval.json ({} without one)."""
+
+    name: str
+    run: RunFiles
+    evaluation: Mapping[str, Any]
+
+
+def write_comparison(
+    workdirs: Sequence[str | pathlib.Path], output: str | pathlib.Path | None = None
+) -> dict[str, Any]:
+    """Writes the page (default: comparison.html beside the first workdir); returns the figures of each run."""
+    paths = [pathlib.Path(workdir).expanduser() for workdir in workdirs]
+    if len({path.resolve() for path in paths}) < 2:
+        raise UserError("compare needs two runs or more; give their folders: jepa-jax compare runs/a runs/b")
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path}: there is no such folder; give the folders of runs")
+        if not (path / "config.json").exists():
+            raise UserError(f"{path}: holds no run (no config.json); give the folders of runs")
+    target = pathlib.Path(output).expanduser() if output else paths[0].resolve().parent / "comparison.html"
+    if not target.parent.is_dir():
+        raise UserError(f"--output={target}: there is no folder {target.parent}; make it, or choose another")
+    runs = [
+        ComparedRun(name, read_run(path), read_json_or_empty(path / "eval" / "eval.json"))
+        for name, path in zip(short_names(paths), paths, strict=True)
+    ]
+    write_page(target, comparison_page(runs))
+    return {
+        "output": str(target),
+        "runs": {item.name: figures_of(item) for item in runs},
+        "differing_keys": [row[0] for row in differing_table([item.run.config for item in runs])],
+    }
+
+
+def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
+    """Returns the fewest last parts of each path that tell them all apart."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = [os.sep.join(p[-count:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({i})" for i, path in enumerate(paths, start=1)]  # the same folder twice
+
+
+def figures_of(item: ComparedRun) -> dict[str, Any]:
+    """Returns what the last line of the command says about a run."""
+    result = {key: item.run.summary.get(key) for key in COMPARED} | {"status": item.run.status}
+    if item.evaluation:
+        levels = item.evaluation.get("levels", {})
+        result["evaluation"] = {level: level_rows(results) for level, results in levels.items()}
+    return result
+
+
+def comparison_page(runs: Sequence[ComparedRun]) -> Page:
+    return Page(
+        heading=f"{len(runs)} runs side by side",
+        subtitle=" · ".join(item.name for item in runs),
+        sections=[
+            summary_section(runs),
+            accuracy_section(runs),
+            evaluation_section(runs),
+            curve_section(runs),
+            config_section(runs),
+        ],
+    )
+
+
+def summary_section(runs: Sequence[ComparedRun]) -> PageSection:
+    """Returns the table of summaries, and what could not be read."""
+    rows = [
+        [group.capitalize(), *(item.run.choice(group, key) or "–" for item in runs)]
+        for group, key in (("method", "name"), ("model", "name"), ("data", "source"))
+    ]
+    table = Table(rows + summary_rows([figures_of(item) for item in runs]), ["", *(item.name for item in runs)])
+    problems = [
+        absent(f"{item.name}: {text}")
+        for item in runs
+        for name, text in item.run.problems.items()
+        if name != "environment.json"
+    ]
+    return PageSection("Summary", [Card("", [table, *problems])])
+
+
+def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns rows of a label and a text for each run; rows that no run has a value for are left out."""
+    rows = []
+    for key in COMPARED:
+        label, show = SUMMARY_ROWS[key]
+        rows.append([label, *(shown(figures.get(key), show) for figures in columns)])
+        if key == "untrained_probe_accuracy":
+            rows.append(
+                ["Gained by training", *(shown(probe_gain(figures), "{:+.1f} points".format) for figures in columns)]
+            )
+    return [row for row in rows if set(row[1:]) != {"–"}]
+
+
+def accuracy_section(runs: Sequence[ComparedRun]) -> PageSection:
+    """Returns bars of the accuracies that each run measured at its end."""
+    groups = {
+        SUMMARY_ROWS[key][0]: [
+            Bar(one.name, value, style) for one in runs if (value := one.run.accuracy(key)) is not None
+        ]
+        for key, style in ACCURACIES.items()
+    }
+    if not any(groups.values()):
+        return absent_section("Accuracy", "No run has measured an accuracy yet.")
+    return PageSection("Accuracy", [Card("", [Bars(groups)])])
+
+
+def evaluation_section(runs: Sequence[ComparedRun]) -> PageSection:
+    """Returns the table of evaluations, one column per run and level."""
+    columns = {}
+    for item in runs:
+        levels = item.evaluation.get("levels", {})
+        for level, results in levels.items():
+            columns[f"{item.name}, {level_name(level)}" if len(levels) > 1 else item.name] = results
+    if not columns:
+        return absent_section("Evaluation", "No run has been evaluated; jepa-jax evaluate does that.")
+    missing = ", ".join(item.name for item in runs if not item.evaluation)
+    table = Table(evaluation_table(columns), ["", *columns])
+    return PageSection("Evaluation", [Card("", [table], f"Not evaluated: {missing}." if missing else "")])
+
+
+def curve_section(runs: Sequence[ComparedRun]) -> PageSection:
+    """Returns charts of metrics over epochs; a run has the same colour in every chart."""
+    recorded = {key for item in runs for key in item.run.metrics}
+    watched: list[tuple[str, str, dict[str, Any]]] = [
+        (f"Collapse watch: {name.replace('_', ' ')}", key, {})
+        for name in COLLAPSE
+        for key in sorted(recorded)
+        if key.endswith(f"/{name}")
+    ]
+    charts = []
+    for title, key, options in (*CURVES, *watched):
+        if key in recorded:
+            series = [Series(item.name, *_over_epochs(item.run, key)) for item in runs]
+            charts.append(line_chart(title, series, x_label="epoch", **options))
+    return PageSection("Curves", [card_grid(charts)]) if charts else absent_section("Curves", "No metric was recorded.")
+
+
+def _over_epochs(run: RunFiles, key: str) -> tuple[np.ndarray, np.ndarray]:
+    steps, values = run.metrics.get(key, (np.zeros(0), np.zeros(0)))
+    return steps * (run.epochs_per_step or float("nan")), values
+
+
+def differing_table(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns rows of a key and its value in each config, for the keys whose values differ."""
+    flat = [flatten(config) for config in configs]
+    rows = [
+        [key, *(str(config[key]) if key in config else "(absent)" for config in flat)]
+        for key in sorted(set().union(*flat))
+    ]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def config_section(runs: Sequence[ComparedRun]) -> PageSection:
+    rows = differing_table([item.run.config for item in runs])
+    if not rows:
+        return absent_section("Config", "The configs are equal.")
+    total = len(set().union(*(flatten(item.run.config) for item in runs)))
+    table = Table(rows, ["key", *(item.name for item in runs)])
+    return PageSection("Config", [Card("Where the configs differ", [table], f"{len(rows)} of {total} keys.")])
+
+
+def comparison_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the figures of `write_comparison` as a table for a terminal."""
+    rows = [["", *runs], *summary_rows(list(runs.values()))]
+    evaluations = [figures.get("evaluation", {}) for figures in runs.values()]
+    for level in sorted({level for evaluation in evaluations for level in evaluation}, key=int):
+        for label in BRIEF:
+            cells = [evaluation.get(level, {}).get(label, "–") for evaluation in evaluations]
+            if set(cells) != {"–"}:
+                rows.append([f"{label}, {level_name(level)}", *cells])
+    return text_table(rows)

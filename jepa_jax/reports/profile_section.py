@@ -1,0 +1,124 @@
+"""The profile in report.html: time by section and epoch, bottlenecks, throughput, memory, operations of the device."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.base.text import duration, short
+from jepa_jax.profiling.accounting import percentages
+from jepa_jax.profiling.metrics import LABELS
+from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.page import PageSection, absent_section
+from jepa_jax.reports.parts import Card, Part, Piece, StackedBar, StackedBars, Table, Text, absent, card_grid
+from jepa_jax.reports.run_files import RunFiles
+
+SHOWN_EPOCHS = 40  # bars; of a longer run, evenly chosen ones
+SHOWN_OPS = 15
+
+Epoch = Mapping[str, Any]
+
+
+def profile(run: RunFiles) -> PageSection:
+    """Returns the profile of a run; where there is none, a sentence that says so."""
+    path = run.workdir / "profile.json"
+    if not path.exists():
+        return absent_section("Profile", "profile.json has not been written: no epoch has ended yet.")
+    found = read_json_or_empty(path)
+    try:
+        epochs = [epoch for epoch in found["epochs"] if epoch["steps"]]
+    except (TypeError, KeyError):
+        return absent_section("Profile", "profile.json cannot be read: it may have been cut off.")
+    if not epochs:
+        return absent_section("Profile", "No epoch has been profiled.")
+    speed = _series("images per second", [(e["last_step"], e["images_per_second"]) for e in epochs])
+    mfu = _series("MFU", [(e["last_step"], e["mfu"] and 100 * e["mfu"]) for e in epochs])
+    cards = [
+        time_by_epoch(epochs),
+        bottlenecks(epochs[-1], found.get("notes") or []),
+        line_chart("Throughput by epoch", [speed], y_label="images per second", from_zero=True),
+        line_chart("Model FLOP utilisation", [mfu], y_label="% of the peak", from_zero=True) if mfu.x else None,
+        memory(found.get("samples") or []),
+        *device_cards(found.get("device")),
+    ]
+    return PageSection("Profile", [card_grid(cards)])
+
+
+def time_by_epoch(epochs: Sequence[Epoch]) -> Card:
+    """Returns one bar per epoch, as long as the epoch took and divided by section, and the sums of all epochs."""
+    stride = -(-len(epochs) // SHOWN_EPOCHS)
+    longest = max(epoch["seconds"] for epoch in epochs[::stride])
+    totals = {name: sum(epoch["sections"][name] for epoch in epochs) for name in LABELS}
+    shares = percentages(totals)
+    used = sorted((name for name in LABELS if totals[name] > 0), key=lambda name: -totals[name])
+    rows = [[LABELS[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"] for name in used]
+    legend = {str(name): label for name, label in LABELS.items() if name in used}
+    bars = StackedBars([_epoch_bar(epoch, longest) for epoch in epochs[::stride]], legend)
+    note = f"Every {stride}th of {len(epochs)} epochs. " if stride > 1 else ""
+    note += "Time in which the device computed belongs to the step, whatever the host did meanwhile."
+    table = Table(rows, ["section, all epochs", "share", "time"])
+    return Card("Time by epoch", [bars, table], note, wide=True)
+
+
+def _epoch_bar(epoch: Epoch, longest: float) -> StackedBar:
+    seconds, shares = epoch["sections"], percentages(epoch["sections"])
+    pieces = [
+        Piece(str(name), shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
+        for name in LABELS
+        if shares[name] > 0
+    ]
+    width = 100 * epoch["seconds"] / longest if longest else 0.0
+    return StackedBar(pieces, f"epoch {short(epoch['epoch'])}", duration(epoch["seconds"]), width)
+
+
+def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> Card:
+    """Returns what slowed the last epoch down."""
+    parts: list[Part] = [
+        Text(found["message"], label="Bottleneck" if found["warning"] else "Remark") for found in epoch["bottlenecks"]
+    ]
+    parts += [Text(note, "sub") for note in notes]
+    parts = parts or [absent("Nothing is above its threshold.")]
+    return Card(f"What slows epoch {short(epoch['epoch'])} down", parts, wide=True)
+
+
+def memory(samples: Sequence[Mapping[str, Any]]) -> Card:
+    """Returns a chart of the memory of the process and, on GPUs, of the allocator, over the last session."""
+    series = [_series("process", [(s["time"], s["process_ram_gb"]) for s in samples])]
+    for index in range(max((len(sample["gpus"]) for sample in samples), default=0)):
+        key = "allocated_gb" if any(s["gpus"][index]["allocated_gb"] is not None for s in samples) else "memory_used_gb"
+        series.append(_series(f"GPU {index}", [(s["time"], s["gpus"][index][key]) for s in samples]))
+    kept = [line for line in series if len(line.x)]
+    return line_chart("Memory over time", kept, x_label="seconds", y_label="GiB", from_zero=True)
+
+
+def _series(name: str, points: Sequence[tuple[float, float | None]]) -> Series:
+    known = [(x, y) for x, y in points if y is not None]
+    return Series(name, [x for x, _ in known], [y for _, y in known])
+
+
+def device_cards(device: Mapping[str, Any] | None) -> list[Card]:
+    """Returns the share of each named scope in a step, and the longest instructions of the compiled step."""
+    if not device:
+        return [Card("Device time", [absent("No recording of the device has been read.")])]
+    busy = 1e3 * device["busy_seconds"]
+
+    def time(row: Mapping[str, Any]) -> list[str]:
+        return [f"{100 * row['share']:.1f} %", f"{busy * row['share']:.2f} ms"]
+
+    scopes = [
+        [row["scope"] or "(no scope)", row["phase"], *time(row)] for row in device["scopes"] if row["share"] >= 0.0005
+    ]
+    operations = [
+        [row["op"], " ".join(filter(None, (row["scope"], row["phase"]))), row["op_name"].rsplit("/", 1)[-1], *time(row)]
+        for row in device["ops"][:SHOWN_OPS]
+    ]
+    note = (
+        f"One step takes {busy:.1f} ms of device time; {100 * device['attributed']:.0f} % of it belongs to named "
+        "operations. A fused operation counts for the scope of its result."
+    )
+    return [
+        Card("Device time by scope", [Table(scopes, ["scope", "phase", "share", "time per step"])], note),
+        Card(
+            "Longest device operations",
+            [Table(operations, ["operation", "where", "what", "share", "time per step"])],
+        ),
+    ]

@@ -1,0 +1,340 @@
+"""The results of a sweep, or of a search for settings: one page, and a Markdown table."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jepa_jax.base.files import write_atomically
+from jepa_jax.base.text import GIB, gib, number, percent, short
+from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
+from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
+from jepa_jax.reports.tables import markdown_table
+from jepa_jax.tuning.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
+from jepa_jax.tuning.settings import Combination
+
+Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
+JsonRow = Mapping[str, Any]  # one of the rows
+Measure = Callable[[JsonRow], float | None]
+
+MOST_LINES = 6  # of a chart: those of the fastest rows
+STATUS_WORDS = {"ok": "measured", "pending": "not yet measured"}  # others are read as they are written
+KNOB_WORDS = {
+    "batch_size": "batch",
+    "num_workers": "workers",
+    "grad_accum_steps": "accumulation",
+    "precision": "precision",
+    "remat": "remat",
+    "pipeline": "pipeline",
+}
+EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none that can be measured", EFFECT: "yes"}
+
+
+def _field(name: str, factor: float = 1.0) -> Measure:
+    def measure(row: JsonRow) -> float | None:
+        value = number(row.get(name))
+        return None if value is None else factor * value
+
+    return measure
+
+
+def interval_percent(row: JsonRow) -> float | None:
+    """Returns half the width of the speed's interval in percent of the speed."""
+    interval, speed = row.get("samples_per_sec_ci95"), speed_of(row)
+    return 50 * (interval[1] - interval[0]) / speed if interval and speed else None
+
+
+def memory_gib(row: JsonRow) -> float | None:
+    """Returns the peak of the device's allocator, or of the processes where there is none."""
+    memory = number(row.get("peak_memory_bytes") or row.get("process_memory_bytes"))
+    return None if memory is None else memory / GIB
+
+
+def has_finite_loss(row: JsonRow) -> bool:
+    """Returns whether all losses of a row were finite."""
+    return row.get("finite", True) is not False
+
+
+def label_of(row: JsonRow) -> str:
+    return Combination.from_dict(row["combination"]).label
+
+
+three_digits = functools.partial(short, digits=3)
+speed_of = _field("samples_per_sec")
+wait_percent = _field("data_wait_fraction", 100)
+# Column of both tables -> its value in a row, how the value is written.
+COLUMNS: dict[str, tuple[Measure, Callable[[float], str]]] = {
+    "images/s": (speed_of, short),
+    "95 %": (interval_percent, "± {:.1f} %".format),
+    "step ms": (_field("step_time_p50", 1e3), three_digits),
+    "p95 ms": (_field("step_time_p95", 1e3), three_digits),
+    "memory GiB": (memory_gib, "{:.2f}".format),
+    "data wait %": (wait_percent, three_digits),
+    "MFU %": (_field("mfu", 100), three_digits),
+    "GPU %": (_field("gpu_sm_util"), three_digits),
+    "CPU %": (_field("cpu_percent"), three_digits),
+    "compile s": (_field("compile_seconds"), three_digits),
+}
+
+
+def table_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
+    """Returns column -> cells: settings, the figures that any measured row has, and how each row ended."""
+    columns = {}
+    for knob in knobs:
+        style = "num" if rows and isinstance(rows[0]["combination"][knob], int) else ""
+        values = [row["combination"][knob] for row in rows]
+        columns[KNOB_WORDS[knob]] = [Cell(str(value), value, style) for value in values]
+    for name, (measure, show) in COLUMNS.items():
+        values = [measure(row) if row["status"] == "ok" else None for row in rows]
+        if any(value is not None for value in values):
+            columns[name] = [Cell("–" if value is None else show(value), value, "num") for value in values]
+    words = [status_words(row) for row in rows]
+    columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
+    return columns
+
+
+def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
+    return sorted(rows, key=lambda row: -(speed_of(row) or 0.0))
+
+
+def status_words(row: JsonRow) -> str:
+    """Returns how a row ended; for a measured one, what is wrong with it."""
+    if row["status"] == "ok" and not has_finite_loss(row):
+        return "loss not finite"
+    if row["status"] == "ok" and row.get("leak"):
+        return "leaks"
+    return STATUS_WORDS.get(row["status"]) or str(row["status"]).replace("_", " ")
+
+
+def sweep_markdown(rows: Sequence[JsonRow]) -> str:
+    """Returns a table of every row, the fastest first."""
+    rows = fastest_first(rows)
+    columns = table_cells(rows, KNOB_WORDS)
+    lines = [[cells[i].text for cells in columns.values()] for i in range(len(rows))]
+    for line, row in zip(lines, rows, strict=True):
+        line[-1] += f": {row['reason']}" if row["status"] != "ok" and row.get("reason") else ""
+    return markdown_table(list(columns), lines, right=COLUMNS)
+
+
+def write_sweep(document: Document, output: pathlib.Path) -> str:
+    """Writes the page and the table of a sweep beside its results (.html, .md); returns the table."""
+    write_page(output.with_suffix(".html"), sweep_page(document))
+    table = sweep_markdown(document["rows"])
+    write_atomically(output.with_suffix(".md"), table)
+    return table
+
+
+def sweep_page(document: Document) -> Page:
+    """Returns the page of a sweep; one that is still running has a page too."""
+    header, rows, conclusion = document["header"], document["rows"], document.get("conclusion") or {}
+    chosen = conclusion.get("best")
+    best = next((row for row in rows if chosen and dict(row["combination"]) == dict(chosen)), None)
+    measured = [row for row in rows if row["status"] == "ok" and speed_of(row)]
+    count = sum(row["status"] == "ok" for row in rows)
+    machine = header.get("hardware") or {}
+    cores = f"{machine['cores']} cores" if machine.get("cores") else None
+    kind = "Tuning" if header.get("kind") == "tune" else "Throughput sweep"
+    charts = [*batch_charts(measured, header), wait_chart(measured, best)]
+    return Page(
+        heading=f"{kind} of {header.get('config_name') or 'config'}",
+        badge=f"{count} of {len(rows)} measured",
+        badge_style="good" if count == len(rows) else "warn" if count else "bad",
+        subtitle=" · ".join(filter(None, (machine.get("gpu_name"), machine.get("cpu"), cores, header.get("created")))),
+        sections=[
+            sweep_headline(rows, best, conclusion),
+            PageSection("The choice", [choice_card(conclusion)]),
+            PageSection("Charts", [card_grid(charts)]),
+            knob_section(conclusion),
+            combination_section(rows, best),
+            *failure_sections(rows),
+            PageSection("How it was measured", [provenance(header)]),
+        ],
+    )
+
+
+def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Mapping[str, Any]) -> PageSection:
+    """Returns the most important figures."""
+    if best is None:
+        return absent_section("", "No combination was measured.")
+    gain = conclusion.get("gain") or {}
+    gain_note = "over the config as given" if gain else "the config as given is not slower, or was not measured"
+    if ends := gain.get("interval"):
+        gain_note = f"{ends[0]:.2f} to {ends[1]:.2f}, {gain_note}"
+    interval, memory = interval_percent(best), memory_gib(best)
+    memory_text = "–" if memory is None else f"{memory:.2f} GiB"
+    interval_note = "" if interval is None else f"± {interval:.1f} %"
+    failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
+    figures = [
+        KeyFigure("Images per second", short(speed_of(best)), interval_note, main=True),
+        KeyFigure("Gain", f"{gain['ratio']:.2f} x" if gain.get("ratio") else "–", gain_note),
+        KeyFigure("Peak memory", memory_text, "device" if best.get("peak_memory_bytes") else "process"),
+        KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),
+        KeyFigure("Noise of one repeat", percent(conclusion.get("noise_percent")), "pooled over all rows"),
+        KeyFigure("Failed", str(failed), f"of {len(rows)} combinations"),
+    ]
+    return PageSection("", [KeyFigures(figures)])
+
+
+def choice_card(conclusion: Mapping[str, Any]) -> Card:
+    """Returns the choice in words, without the sentences about knobs: the table of knobs says the same."""
+    about_knobs = {knob["text"] for knob in conclusion.get("knobs") or ()}
+    sentences = [text for text in conclusion.get("text") or () if text not in about_knobs]
+    first, *others = sentences or ["Nothing was concluded yet."]
+    return Card("", [Text(first, "lead"), *(Text(sentence, "sub") for sentence in others)])
+
+
+def sweep_series(
+    rows: Iterable[JsonRow],
+    name: Callable[[JsonRow], str],
+    x: str,
+    y: Measure,
+    best: Measure = speed_of,
+    intervals: bool = False,
+) -> list[Series]:
+    """Returns one line per name; where several rows have one x, the one with the largest `best` is shown."""
+    chosen: dict[str, dict[float, JsonRow]] = {}
+    for row in sorted(rows, key=lambda row: best(row) or 0.0):
+        if y(row) is not None:
+            label = name(row)
+            chosen[label] = {**chosen.pop(label, {}), row["combination"][x]: row}  # the largest lines are last
+    lines = []
+    for label in sorted(list(chosen)[-MOST_LINES:]):
+        points = [chosen[label][place] for place in sorted(chosen[label])]
+        ends = [row.get("samples_per_sec_ci95") for row in points] if intervals else []
+        lines.append(Series(label, sorted(chosen[label]), [y(row) or 0.0 for row in points], intervals=ends))
+    return lines
+
+
+def swept_values(rows: Iterable[JsonRow], knob: str) -> list[int]:
+    return sorted({row["combination"][knob] for row in rows})
+
+
+def batch_charts(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> list[Card]:
+    """Returns speed and memory against batch size, by precision and remat, below the memory there is."""
+    several = len({row["combination"]["remat"] for row in rows}) > 1
+
+    def precision(row: JsonRow) -> str:
+        return row["combination"]["precision"]
+
+    def program(row: JsonRow) -> str:
+        return precision(row) + (f", remat {row['combination']['remat']}" if several else "")
+
+    pools = [row["device_limit_bytes"] for row in rows if row.get("device_limit_bytes")]
+    limit = max(pools, default=None) or number(header.get("memory_limit_bytes"))  # JAX may take a part of a card
+    where = "device" if any(row.get("peak_memory_bytes") for row in rows) else "process"
+    options: dict[str, Any] = {"x_log": True, "x_ticks": swept_values(rows, "batch_size"), "from_zero": True}
+    return [
+        line_chart(
+            "Throughput against batch size",
+            sweep_series(rows, precision, "batch_size", speed_of, intervals=True),
+            x_label="batch size (the fastest of the other settings at each)",
+            y_label="images per second, 95 % interval",
+            wide=True,
+            **options,
+        ),
+        line_chart(
+            "Memory against batch size",
+            sweep_series(rows, program, "batch_size", memory_gib, memory_gib),
+            x_label="batch size",
+            y_label=f"GiB, peak of the {where}",
+            levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
+            **options,
+        ),
+    ]
+
+
+def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
+    """Returns the wait for data of rows that use the loader, where possible with the other settings of the choice."""
+    loaded = [row for row in rows if row["combination"]["pipeline"] != "device"]
+    others = ("precision", "remat", "grad_accum_steps")
+    like = [row for row in loaded if best and all(row["combination"][k] == best["combination"][k] for k in others)]
+    lines = sweep_series(
+        like or loaded, lambda row: f"batch {row['combination']['batch_size']:,}", "num_workers", wait_percent
+    )
+    return line_chart(
+        "Data wait against workers",
+        sorted(lines, key=lambda line: int(line.name.split()[1].replace(",", ""))),
+        x_label="workers",
+        y_label="% of a step",
+        x_ticks=swept_values(loaded, "num_workers"),
+        from_zero=True,
+    )
+
+
+def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
+    """Returns a table of the effect of each setting."""
+    title = "What each setting does"
+    rows = []
+    for knob in conclusion.get("knobs") or ():
+        for entry in knob["comparisons"]:
+            interval, ratio = entry.get("interval"), entry.get("ratio")
+            rows.append(
+                [
+                    KNOB_WORDS.get(knob["knob"], knob["knob"]),
+                    f"{entry['from']} → {entry['to']}",
+                    "–" if ratio is None else f"{ratio:.3f} x",
+                    f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–",
+                    f"{entry['smallest']:.2f} to {entry['largest']:.2f}" if entry.get("smallest") else "–",
+                    EFFECT_WORDS.get(entry["effect"], entry["effect"]),
+                ]
+            )
+    if not rows:
+        return absent_section(title, "Only one value of each setting was measured.")
+    note = "Speed at the second value over speed at the first, between combinations that are otherwise equal."
+    header = ["setting", "from → to", "ratio", "95 % interval", "smallest and largest pair", "effect"]
+    return PageSection(title, [Card("", [Table(rows, header)], note)])
+
+
+def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> PageSection:
+    """Returns every row, the fastest first, in a table that can be sorted; equal settings are named once below it."""
+    rows = fastest_first(rows)
+    values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
+    columns = table_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
+    numeric = {name: bool(cells) and cells[0].style == "num" for name, cells in columns.items()}
+    marked = next((i for i, row in enumerate(rows) if row is best), None)
+    table = SortableTable(numeric, list(zip(*columns.values(), strict=True)), marked)
+    equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
+    note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
+    return PageSection("All combinations", [Card("", [table], note)])
+
+
+def failure_sections(rows: Sequence[JsonRow]) -> list[PageSection]:
+    """Returns the rows that were not measured, or not soundly, and why; nothing if there are none."""
+    listed = [
+        [label_of(row), status_words(row), row.get("reason")] for row in rows if row["status"] not in ("ok", "pending")
+    ]
+    for row in rows:
+        if row["status"] == "ok" and row.get("leak"):
+            slope = number(row.get("memory_slope_bytes_per_step"))
+            growth = "" if slope is None else f" by {slope / 2**20:.2f} MiB per step"
+            listed.append([label_of(row), "leaks", f"memory grows{growth}"])
+        if row["status"] == "ok" and not has_finite_loss(row):
+            listed.append([label_of(row), "measured", "the loss is not finite"])
+    table = Table(listed, ["combination", "how it ended", "reason"])
+    return [PageSection("Failures", [Card("", [table])])] if listed else []
+
+
+def provenance(header: Mapping[str, Any]) -> Grid:
+    """Returns the command, the machine and the versions."""
+    measurement = {
+        "command": header.get("command"),
+        "measured batches": header.get("max_batches"),
+        "warm-up batches": header.get("warmup_batches"),
+        "repeats": header.get("repeats"),
+        "config": f"{header.get('config_name')} ({header.get('config_hash')})",
+        "begun": header.get("created"),
+    }
+    cards = [Card("Measurement", [_known_pairs(measurement)], wide=True)]
+    for title, part in (("Machine", header.get("hardware")), ("Versions", header.get("versions"))):
+        if part:
+            cards.append(Card(title, [_known_pairs(part)]))
+    return card_grid(cards)
+
+
+def _known_pairs(values: Mapping[str, Any]) -> Table:
+    return pairs(
+        (key.removesuffix("_bytes").replace("_", " "), gib(value) if key.endswith("_bytes") else value)
+        for key, value in values.items()
+        if value is not None
+    )

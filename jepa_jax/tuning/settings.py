@@ -1,0 +1,123 @@
+"""The settings that trials vary: combinations of them, grids from flags, and requests to measure a combination."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.text import parse_numbers
+from jepa_jax.config.groups import COMMON, Config
+from jepa_jax.config.schema import entries, flatten
+from jepa_jax.program.config import changed_config, resolve_config
+
+# Knobs of a combination, and the config keys that they set.
+KNOBS = {
+    "batch_size": "data.batch_size",
+    "num_workers": "data.num_workers",
+    "grad_accum_steps": "train.accum_steps",
+    "precision": "train.precision",
+    "remat": "train.remat",
+    "pipeline": "data.pipeline",
+}
+# Flags that list values of each knob, in the order of the grid: the last one changes fastest.
+FLAGS = dict(zip(("batch_sizes", "num_workers", "grad_accum", "precisions", "remats", "pipelines"), KNOBS, strict=True))
+KEYS = {name: entry.key for group, cls in COMMON.items() for name, entry in entries(cls, f"{group}.").items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """A value of every knob; `batch_size` counts the images of one optimizer step, accumulation included."""
+
+    batch_size: int
+    num_workers: int
+    grad_accum_steps: int
+    precision: str
+    remat: str
+    pipeline: str
+
+    @property
+    def label(self) -> str:
+        parts = f"batch {self.batch_size}" + (f" in {self.grad_accum_steps}" if self.grad_accum_steps > 1 else "")
+        workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
+        return f"{parts}, {workers}, {self.precision}, remat {self.remat}, {self.pipeline}"
+
+    @property
+    def part_size(self) -> float:
+        """Images that are computed at a time."""
+        return self.batch_size / self.grad_accum_steps
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Combination":
+        return cls(**{name: values[name] for name in KNOBS})
+
+    @classmethod
+    def of(cls, config: Config) -> "Combination":
+        """Returns the settings that a config has by itself."""
+        flat = flatten(config)
+        return cls(**{name: flat[key] for name, key in KNOBS.items()})
+
+    def as_overrides(self) -> dict[str, Any]:
+        """Returns the settings by config key."""
+        return {key: getattr(self, name) for name, key in KNOBS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialRequest:
+    """What the process of a trial is asked to measure."""
+
+    config: Mapping[str, Any]  # nested values of the config as given, to which the combination is applied
+    combination: Combination
+    max_batches: int = 32  # measured
+    warmup_batches: int = 4  # before those, after compiling
+    use_dummy_data: bool = False  # images are drawn by the loader's workers instead of read from the config's data
+    gpu_index: int | None = None  # the only GPU that the process sees; None: all
+    with_evaluation: bool = False  # a validation pass and a checkpoint before the measured steps
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrialRequest":
+        return cls(**{**values, "combination": Combination.from_dict(values["combination"])})
+
+    def configuration(self) -> Config:
+        """Returns the config that is measured; raises UserError if the settings do not go together."""
+        return changed_config(resolve_config(self.config), self.combination.as_overrides())
+
+
+def grid_values(config: Config, texts: Mapping[str, str | None]) -> dict[str, list[Any]]:
+    """Returns the values of each flag in FLAGS from its text; a flag without text has the config's own value.
+
+    Batch sizes are sorted, so that the smallest one that does not fit is met first and the larger ones are skipped.
+    """
+    own = Combination.of(config)
+    values: dict[str, list[Any]] = {}
+    for flag, knob in FLAGS.items():
+        text, key = texts.get(flag), KEYS[KNOBS[knob]]
+        if text is None:
+            values[flag] = [getattr(own, knob)]
+        elif key.kind is int:
+            values[flag] = parse_numbers(flag, text, int, key.least or 0)
+        else:
+            values[flag] = parse_choices(flag, text, key.choices)
+    values["batch_sizes"].sort()
+    return values
+
+
+def parse_choices(flag: str, text: str, choices: Sequence[str]) -> list[str]:
+    """Parses "a,b" to ["a", "b"], in the given order, without repeats."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for part in found:
+        if part not in choices:
+            raise UserError(f"--{flag} = {text}: {part!r} is not one of {', '.join(choices)}")
+    return found
+
+
+def grid(values: Mapping[str, Sequence[Any]]) -> list[Combination]:
+    """Returns every combination of the values of each flag in FLAGS."""
+    found = itertools.product(*(values[flag] for flag in FLAGS))
+    return [Combination(**dict(zip(FLAGS.values(), combination, strict=True))) for combination in found]

@@ -1,0 +1,93 @@
+"""Flags and overrides as they are typed."""
+
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli.flags import Parser, config_from, config_name, override_flags
+from jepa_jax.cli.sweep import add_flags, expand_study
+
+
+def parser_with(*, config=False):
+    parser = Parser("jepa-jax test", "Tests.")
+    if config:
+        parser.add_config()
+    parser.add_flag("count", "N", "a number", 3, least=1, most=9)
+    parser.add_switch("fast", "a switch")
+    parser.add_switch("loud", "a switch that is on", default=True)
+    return parser
+
+
+def test_values_have_the_type_of_their_default():
+    parsed = parser_with().parse(["--count=5"])
+    assert (parsed.count, parsed.fast, parsed.loud) == (5, False, True)
+    assert parser_with().parse([]).count == 3
+    for text in ("0", "10", "x", "1.5"):
+        with pytest.raises(UserError, match="--count"):
+            parser_with().parse([f"--count={text}"])
+
+
+@pytest.mark.parametrize(
+    "flag, value",
+    [("--fast", True), ("--fast=true", True), ("--fast=false", False), ("--nofast", False), ("--no-fast", False)],
+)
+def test_switches_are_written_in_several_ways(flag, value):
+    assert parser_with().parse(["--fast", flag]).fast is value
+
+
+def test_overrides_are_collected_and_the_last_one_wins():
+    parsed = parser_with(config=True).parse(
+        [
+            "--config=a/rapid.py:small",
+            "--config.optim.lr=1",
+            "--count",
+            "4",
+            "--config.optim.lr=2",
+            "--config.a.b",
+            "c=d",
+        ]
+    )
+    assert parsed.overrides == {"optim.lr": "2", "a.b": "c=d"} and parsed.count == 4
+    assert config_name(parsed) == "rapid"
+    assert override_flags(parsed) == ("--config.optim.lr=2", "--config.a.b=c=d")
+    assert parser_with(config=True).parse(["--config=rapid"]).overrides == {}
+
+
+def config_of(*flags):
+    return config_from(parser_with(config=True).parse(flags))
+
+
+def test_overrides_take_the_type_of_their_key():
+    config = config_of(
+        "--config=quickstart", "--config.optim.lr=1e-3", "--config.data.batch_size=32", "--config.data.dir=3",
+        "--config.log.tensorboard=false", "--config.data.augment.crop.scale=(0.5,1.0)",
+    )  # fmt: skip
+    assert (config.optim.lr, config.data.batch_size, config.log.tensorboard) == (1e-3, 32, False)
+    assert (tuple(config.data.augment.crop.scale), config.data.dir) == ((0.5, 1.0), "3")
+    with pytest.raises(UserError, match="batch_size.*abc"):
+        config_of("--config=quickstart", "--config.data.batch_size=abc")
+    with pytest.raises(UserError, match="batch_size"):
+        config_of("--config=quickstart", "--config.data.batchsize=3")
+
+
+def test_a_study_file_stands_for_its_flags_and_the_command_line_wins(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'config = "quickstart"\nbatch_sizes = [32, 64]\nuse_dummy_data = true\nrepeats = 2\n"config.optim.lr" = 0.5\n'
+    )
+    parser = Parser("jepa-jax sweep")
+    add_flags(parser)
+    argv = ["--repeats=4", f"--study={study}", "--output_json=x.json", "--config.data.seed=1"]
+    parsed = parser.parse(expand_study(parser, argv))
+    assert (parsed.config, parsed.batch_sizes, parsed.use_dummy_data, parsed.repeats) == (
+        "quickstart",
+        "32,64",
+        True,
+        4,
+    )
+    assert parsed.overrides == {"optim.lr": "0.5", "data.seed": "1"}
+
+    study.write_text("batch_size = 3\n")
+    with pytest.raises(UserError, match="study.toml: batch_size is neither a flag"):
+        expand_study(parser, [f"--study={study}"])
+    with pytest.raises(UserError, match="none.toml: cannot be read"):
+        expand_study(parser, ["--study", str(tmp_path / "none.toml")])

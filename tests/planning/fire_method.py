@@ -1,0 +1,26 @@
+"""A method of the user's own for data that are not images: the mean of each map, fitted by a line."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jepa_jax.config.groups import NamedGroup
+from jepa_jax.methods.contract import Batch, Method, Output
+
+
+@dataclasses.dataclass(frozen=True)
+class FireConfig(NamedGroup):
+    pass
+
+
+class FireMethod(Method):
+    Keys = FireConfig
+
+    def init(self, key: jax.Array, sample: Batch) -> nnx.Module:
+        return nnx.Linear(sample["fire"].shape[-1], 1, rngs=nnx.Rngs(params=key))
+
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+        return Output(jnp.mean(jnp.square(model(batch["fire"]) - batch["length"][:, None, None, None])), {})

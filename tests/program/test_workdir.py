@@ -1,0 +1,57 @@
+"""The folder of a run: what it refuses, and that refusing leaves nothing behind."""
+
+import json
+
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.program.workdir import Workdir
+
+CONFIG = {"optim": {"lr": 0.1}, "log": {"every_steps": 5}}
+
+
+@pytest.fixture
+def finished(tmp_path):
+    folder = Workdir(tmp_path / "run")
+    folder.create()
+    folder.config.write_text(json.dumps(CONFIG))
+    folder.summary.write_text(json.dumps({"status": "finished"}))
+    return folder
+
+
+def test_a_check_creates_nothing(tmp_path):
+    folder = Workdir(tmp_path / "a" / "b")
+    folder.check(CONFIG, "auto")
+    assert list(tmp_path.iterdir()) == []
+    folder.create()
+    assert folder.path.is_dir() and folder.read_summary() is None
+
+
+@pytest.mark.parametrize("resume, message", [("must", "no checkpoint to resume from"), ("perhaps", "--resume=perhaps")])
+def test_a_refused_run_leaves_no_folder(tmp_path, resume, message):
+    with pytest.raises(UserError, match=message):
+        Workdir(tmp_path / "run").check(CONFIG, resume)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused_before_it_is_created(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/run"):
+        with pytest.raises(UserError, match="cannot be written"):
+            Workdir(tmp_path / path).check(CONFIG, "auto")
+        with pytest.raises(UserError, match="cannot write"):
+            Workdir(tmp_path / path).create()
+
+
+def test_another_config_is_refused_unless_it_changes_nothing_that_matters(finished):
+    finished.check(CONFIG | {"log": {"every_steps": 9}}, "auto")
+    with pytest.raises(UserError, match=r"another config.*\n  config\.optim\.lr: 0\.1 -> 0\.2"):
+        finished.check(CONFIG | {"optim": {"lr": 0.2}}, "auto")
+    with pytest.raises(UserError, match="holds a run already"):
+        finished.check(CONFIG, "never")
+
+
+def test_a_damaged_file_is_named(finished):
+    finished.summary.write_text("{")
+    with pytest.raises(UserError, match="summary.json: not valid JSON"):
+        finished.read_summary()

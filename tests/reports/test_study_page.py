@@ -1,0 +1,51 @@
+"""The results of a study: table, page and plot of its rows."""
+
+import pathlib
+
+from jepa_jax.reports.page import render
+from jepa_jax.reports.study_page import study_markdown, study_page, study_table, write_plot, write_tables
+from jepa_jax.studies.findings import find
+from jepa_jax.studies.rows import StudyRow
+from jepa_jax.studies.study import Study
+
+
+def make_rows():
+    rows = [
+        StudyRow(
+            f"lr{lr}_{seed}", lr, 5, seed, "finished", probe_accuracy=60 + 10 * lr + seed, untrained_probe_accuracy=30.0
+        )
+        for lr in (0.1, 0.3)
+        for seed in (0, 1)
+    ]
+    return [*rows, StudyRow("lr20", 20.0, 5, 0, "diverged", reason="lr = 20 | too <large>")]
+
+
+def make_study(folder: pathlib.Path) -> Study:
+    return Study("lr_search", "<config>.py", folder, ("train",), ("--config.model.width=8",))
+
+
+def test_columns_that_no_run_fills_are_left_out():
+    header, cells = study_table(make_rows())
+    assert header == ["lr", "epochs", "seed", "status", "probe %", "untrained %", "reason"]
+    assert cells[0] == ["0.1", "5", "0", "finished", "61.00", "30.00", ""]
+    assert cells[-1] == ["20", "5", "0", "diverged", "", "", "lr = 20 | too <large>"]
+
+
+def test_everything_is_written(tmp_path):
+    study, rows = make_study(tmp_path), make_rows()
+    findings = find(study.kind, rows)
+    write_tables(study, rows, findings)
+    write_plot(study, rows)
+    page, text = (tmp_path / "study.html").read_text(), (tmp_path / "results.md").read_text()
+    for fact in ("Best learning rate: 0.3", "each seed", "untrained 30.0 %", "too &lt;large&gt;", "&lt;config&gt;.py"):
+        assert fact in page, fact
+    assert page.count('<tr class="marked">') == 2  # both runs at the best rate
+    assert "| lr = 20 \\| too <large> |" in text and "- Best learning rate: 0.3" in text
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_study_without_a_result_has_a_page(tmp_path):
+    study, rows = make_study(tmp_path), make_rows()[-1:]
+    findings = find(study.kind, rows)
+    assert "there is no best learning rate" in render(study_page(study, rows, findings))
+    assert "diverged" in study_markdown(study, rows, findings)

@@ -1,0 +1,46 @@
+"""The package as pip builds it: the wheel, and an editable install used from the parent of the clone."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+BULKY = (".git", ".venv", ".cache", "runs", "build", "*.egg-info", ".*_cache", "__pycache__")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A copy of the repository, called like the package."""
+    folder = tmp_path_factory.mktemp("parent") / "jepa_jax"
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*BULKY))
+    return folder
+
+
+def pip(*arguments, python=sys.executable):
+    subprocess.run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)], check=True)
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_configs_templates_and_tables(clone, tmp_path):
+    pip("wheel", "--no-deps", "--wheel-dir", tmp_path, clone)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, pattern in (("configs", "*.py"), ("jepa_jax/reports/templates", "*"), ("jepa_jax", "**/*.toml")):
+        for path in (ROOT / folder).glob(pattern):
+            name = str(path.relative_to(ROOT))
+            assert (f"jepa_jax/{name}" if folder == "configs" else name) in names
+    assert not any(name.startswith(("tests/", "scripts/", "profiling/")) for name in names)
+
+
+@pytest.mark.slow
+def test_an_editable_install_works_from_the_parent_of_the_clone(clone, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
+    pip("install", "--no-deps", "--editable", clone, python=tmp_path / "bin/python")
+    program = "import jepa_jax; print(jepa_jax.__file__, jepa_jax.train.__doc__.split()[0], jepa_jax.__version__)"
+    command = [str(tmp_path / "bin/python"), "-c", program]
+    shown = subprocess.run(command, cwd=clone.parent, env={}, capture_output=True, text=True, check=True).stdout
+    assert shown.split()[:2] == [str(clone / "jepa_jax/__init__.py"), "Trains"]
