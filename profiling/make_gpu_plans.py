@@ -166,7 +166,7 @@ def page(results: Results, *, finished: bool) -> str:
         *(batch_section(results.peaks) if results.peaks else []),
     ]
     if results.notes:
-        lines += ["## Ways out", "", "Of configs that do not fit as they are; each was compiled.", ""]
+        lines += ["## Alternatives", "", "For configs that do not fit as they are; each was compiled.", ""]
         lines += [*results.notes, ""]
     if results.failures:
         lines += ["## Not planned", "", *results.failures, ""]

@@ -16,12 +16,12 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_compare_profiles(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.profiling.compare import as_json, compare_profiles, read_profile, table
+    from jepa_jax.profiling.profile_changes import changes_json, changes_table, compare_profiles, read_profile
 
     if len(arguments.workdirs) != 2:
         raise UserError(f"{len(arguments.workdirs)} arguments: give the folders of two runs, A and B")
     changes = compare_profiles(*(read_profile(path) for path in arguments.workdirs))
-    return Result([as_json(changes)], "\n".join(table(changes)))
+    return Result([changes_json(changes)], "\n".join(changes_table(changes)))
 
 
 COMPARE_PROFILES = Command("compare-profiles", __doc__, add_flags, run_compare_profiles, uses_jax=False)

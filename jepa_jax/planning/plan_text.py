@@ -92,10 +92,7 @@ def explanation_lines(facts: StepFacts) -> list[str]:
         f"{gib(held_twice)} of the state are not donated: they are held twice."
         if held_twice > 0
         else "The new state reuses the memory of the old one (donated).",
-        *(
-            f"{kind}: {times:,} per step, {gib(sent)} sent by each device"
-            for kind, (times, sent) in facts.collectives.items()
-        ),
+        *(f"{kind}: {n:,} per step, {gib(sent)} sent by each device" for kind, (n, sent) in facts.collectives.items()),
     ]
 
 
@@ -133,10 +130,10 @@ def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
     """Returns the changes that make a config fit, with the flags that make them."""
     if not ways:
         return [
-            f"No way out was found: not even {BATCH_GRAIN} images per device fit. "
+            f"No alternative was found: not even {BATCH_GRAIN} images per device fit. "
             "Use more devices with config.mesh.fsdp, or a smaller model."
         ]
-    lines = ["ways out, each compiled: the fastest first, then another GPU:"]
+    lines = ["alternatives that fit, each compiled: the fastest first, then another GPU:"]
     for way in ways:
         lines.append(
             f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} img/s"

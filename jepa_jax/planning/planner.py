@@ -72,7 +72,7 @@ class Planner:
             variants: also look for the largest batch with remat, accumulation and the other precision.
         """
         compared = [[("as configured", {}), *(variant_changes(r) if variants else [])] for r in requests]
-        others = [(f"batch {size:,}", {"data.batch_size": size}) for size in batch_sizes]
+        others = [batch_change(size) for size in batch_sizes]
         wanted = [[(r, *change) for change in [*group, *others]] for r, group in zip(requests, compared, strict=True)]
         estimates = iter(self.estimates([each for group in wanted for each in group]))
         rows = [[next(estimates) for _ in group] for group in wanted]
@@ -88,20 +88,15 @@ class Planner:
         """Returns the largest batch that fits for each estimated request; the searches run side by side."""
         searches = [BatchSearch(estimate, self.compiler.data.num_train) for estimate in starts]
         while open_searches := [search for search in searches if search.result is None]:
-            sizes = [search.next_batch for search in open_searches]
-            wanted = [
-                (search.points[0].request, f"batch {size:,}", {"data.batch_size": size})
-                for search, size in zip(open_searches, sizes, strict=True)
-            ]
+            wanted = [(search.points[0].request, *batch_change(search.next_batch)) for search in open_searches]
             for search, estimate in zip(open_searches, self.estimates(wanted), strict=True):
                 search.add(estimate)
         return [search.result for search in searches if search.result]
 
     def ways_out(self, estimate: Estimate, largest: LargestBatch) -> list[Estimate]:
         """Returns compiled changes that make a config fit: the fastest first, then a larger GPU."""
-        request, found = estimate.request, []
-        if largest.estimate is not None and largest.batch_size < estimate.batch_size:
-            found.append(dataclasses.replace(largest.estimate, label=f"batch {largest.batch_size:,}"))
+        request = estimate.request
+        found = [largest.estimate] if largest.estimate and largest.batch_size < estimate.batch_size else []
         found += self._fitting(request, single_changes(estimate))
         if len(found) < FEWEST_WAYS:
             found += self._fitting(request, combined_changes(request))
@@ -113,6 +108,11 @@ class Planner:
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         estimates = self.estimates([(request, label, changes) for label, changes in candidates])
         return [estimate for estimate in estimates if estimate.fits]
+
+
+def batch_change(size: int) -> tuple[str, Changes]:
+    """Returns the change to another batch."""
+    return f"batch {size:,}", {"data.batch_size": size}
 
 
 def variant_changes(request: Request) -> list[tuple[str, Changes]]:

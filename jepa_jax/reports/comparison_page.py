@@ -28,14 +28,9 @@ CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Learning rate", "train/lr", {"log": "offer", "from_zero": True}),
     ("Gradient norm", "train/grad_norm", {"log": "offer", "smooth": True}),
 )
-# Accuracies in summary.json: title of the bars, key, style.
-ACCURACIES = (
-    ("Linear probe", "probe_accuracy", "main"),
-    ("Linear probe of the untrained encoder", "untrained_probe_accuracy", "baseline"),
-    ("k-NN", "knn_accuracy", "run"),
-)
+ACCURACIES = {"probe_accuracy": "main", "untrained_probe_accuracy": "baseline", "knn_accuracy": "run"}  # key -> style
 # Rows of an evaluation that a terminal shows; the page shows all.
-IN_TERMINAL = (
+BRIEF = (
     "Linear probe, top-1",
     "k-NN, k 20, T 0.07",
     "Fine-tuned",
@@ -60,7 +55,7 @@ def write_comparison(
     """Writes the page (default: comparison.html beside the first workdir); returns the figures of each run."""
     paths = [pathlib.Path(workdir).expanduser() for workdir in workdirs]
     if len({path.resolve() for path in paths}) < 2:
-        raise UserError("compare needs two runs or more; give their folders: scripts/compare.py runs/a runs/b")
+        raise UserError("compare needs two runs or more; give their folders: jepa-jax compare runs/a runs/b")
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path}: there is no such folder; give the folders of runs")
@@ -146,8 +141,10 @@ def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def accuracy_section(runs: Sequence[ComparedRun]) -> PageSection:
     """Returns bars of the accuracies that each run measured at its end."""
     groups = {
-        title: [Bar(item.name, value, style) for item in runs if (value := item.run.accuracy(key)) is not None]
-        for title, key, style in ACCURACIES
+        SUMMARY_ROWS[key][0]: [
+            Bar(one.name, value, style) for one in runs if (value := one.run.accuracy(key)) is not None
+        ]
+        for key, style in ACCURACIES.items()
     }
     if not any(groups.values()):
         return absent_section("Accuracy", "No run has measured an accuracy yet.")
@@ -162,7 +159,7 @@ def evaluation_section(runs: Sequence[ComparedRun]) -> PageSection:
         for level, results in levels.items():
             columns[f"{item.name}, {level_name(level)}" if len(levels) > 1 else item.name] = results
     if not columns:
-        return absent_section("Evaluation", "No run has been evaluated; scripts/evaluate.py does that.")
+        return absent_section("Evaluation", "No run has been evaluated; jepa-jax evaluate does that.")
     missing = ", ".join(item.name for item in runs if not item.evaluation)
     table = Table(evaluation_table(columns), ["", *columns])
     return PageSection("Evaluation", [Card("", [table], f"Not evaluated: {missing}." if missing else "")])
@@ -214,7 +211,7 @@ def comparison_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [["", *runs], *summary_rows(list(runs.values()))]
     evaluations = [figures.get("evaluation", {}) for figures in runs.values()]
     for level in sorted({level for evaluation in evaluations for level in evaluation}, key=int):
-        for label in IN_TERMINAL:
+        for label in BRIEF:
             cells = [evaluation.get(level, {}).get(label, "–") for evaluation in evaluations]
             if set(cells) != {"–"}:
                 rows.append([f"{label}, {level_name(level)}", *cells])

@@ -1,5 +1,6 @@
 """The results of a sweep, or of a search for settings: one page, and a Markdown table."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from jepa_jax.reports.tables import markdown_table
 from jepa_jax.tuning.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.tuning.settings import Combination
 
-Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep
-SweepRow = Mapping[str, Any]
-Measure = Callable[[SweepRow], float | None]
+Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
+JsonRow = Mapping[str, Any]  # one of the rows
+Measure = Callable[[JsonRow], float | None]
 
 MOST_LINES = 6  # of a chart: those of the fastest rows
 STATUS_WORDS = {"ok": "measured", "pending": "not yet measured"}  # others are read as they are written
@@ -31,38 +32,35 @@ EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none 
 
 
 def _field(name: str, factor: float = 1.0) -> Measure:
-    def measure(row: SweepRow) -> float | None:
+    def measure(row: JsonRow) -> float | None:
         value = number(row.get(name))
         return None if value is None else factor * value
 
     return measure
 
 
-def interval_percent(row: SweepRow) -> float | None:
+def interval_percent(row: JsonRow) -> float | None:
     """Returns half the width of the speed's interval in percent of the speed."""
     interval, speed = row.get("samples_per_sec_ci95"), speed_of(row)
     return 50 * (interval[1] - interval[0]) / speed if interval and speed else None
 
 
-def memory_gib(row: SweepRow) -> float | None:
+def memory_gib(row: JsonRow) -> float | None:
     """Returns the peak of the device's allocator, or of the processes where there is none."""
     memory = number(row.get("peak_memory_bytes") or row.get("process_memory_bytes"))
     return None if memory is None else memory / GIB
 
 
-def has_finite_loss(row: SweepRow) -> bool:
+def has_finite_loss(row: JsonRow) -> bool:
     """Returns whether all losses of a row were finite."""
     return row.get("finite", True) is not False
 
 
-def label_of(row: SweepRow) -> str:
+def label_of(row: JsonRow) -> str:
     return Combination.from_dict(row["combination"]).label
 
 
-def three_digits(value: float) -> str:
-    return short(value, 3)
-
-
+three_digits = functools.partial(short, digits=3)
 speed_of = _field("samples_per_sec")
 wait_percent = _field("data_wait_fraction", 100)
 # Column of both tables -> its value in a row, how the value is written.
@@ -80,21 +78,27 @@ COLUMNS: dict[str, tuple[Measure, Callable[[float], str]]] = {
 }
 
 
-def figure_cells(rows: Sequence[SweepRow]) -> dict[str, list[Cell]]:
-    """Returns column -> cells; only rows that were measured have figures, and columns without any are left out."""
+def table_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
+    """Returns column -> cells: settings, the figures that any measured row has, and how each row ended."""
     columns = {}
+    for knob in knobs:
+        style = "num" if rows and isinstance(rows[0]["combination"][knob], int) else ""
+        values = [row["combination"][knob] for row in rows]
+        columns[KNOB_WORDS[knob]] = [Cell(str(value), value, style) for value in values]
     for name, (measure, show) in COLUMNS.items():
         values = [measure(row) if row["status"] == "ok" else None for row in rows]
         if any(value is not None for value in values):
             columns[name] = [Cell("–" if value is None else show(value), value, "num") for value in values]
+    words = [status_words(row) for row in rows]
+    columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
     return columns
 
 
-def fastest_first(rows: Iterable[SweepRow]) -> list[SweepRow]:
+def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
     return sorted(rows, key=lambda row: -(speed_of(row) or 0.0))
 
 
-def status_words(row: SweepRow) -> str:
+def status_words(row: JsonRow) -> str:
     """Returns how a row ended; for a measured one, what is wrong with it."""
     if row["status"] == "ok" and not has_finite_loss(row):
         return "loss not finite"
@@ -103,16 +107,14 @@ def status_words(row: SweepRow) -> str:
     return STATUS_WORDS.get(row["status"]) or str(row["status"]).replace("_", " ")
 
 
-def sweep_markdown(rows: Sequence[SweepRow]) -> str:
+def sweep_markdown(rows: Sequence[JsonRow]) -> str:
     """Returns a table of every row, the fastest first."""
     rows = fastest_first(rows)
-    columns = figure_cells(rows)
-    lines = []
-    for i, row in enumerate(rows):
-        reason = f": {row['reason']}" if row["status"] != "ok" and row.get("reason") else ""
-        knobs = [str(row["combination"][name]) for name in KNOB_WORDS]
-        lines.append([*knobs, *(cells[i].text for cells in columns.values()), status_words(row) + reason])
-    return markdown_table([*KNOB_WORDS.values(), *columns, "status"], lines, right=columns)
+    columns = table_cells(rows, KNOB_WORDS)
+    lines = [[cells[i].text for cells in columns.values()] for i in range(len(rows))]
+    for line, row in zip(lines, rows, strict=True):
+        line[-1] += f": {row['reason']}" if row["status"] != "ok" and row.get("reason") else ""
+    return markdown_table(list(columns), lines, right=COLUMNS)
 
 
 def write_sweep(document: Document, output: pathlib.Path) -> str:
@@ -133,7 +135,7 @@ def sweep_page(document: Document) -> Page:
     machine = header.get("hardware") or {}
     cores = f"{machine['cores']} cores" if machine.get("cores") else None
     kind = "Tuning" if header.get("kind") == "tune" else "Throughput sweep"
-    charts = [speed_chart(measured), memory_chart(measured, header), wait_chart(measured, best)]
+    charts = [*batch_charts(measured, header), wait_chart(measured, best)]
     return Page(
         heading=f"{kind} of {header.get('config_name') or 'config'}",
         badge=f"{count} of {len(rows)} measured",
@@ -151,7 +153,7 @@ def sweep_page(document: Document) -> Page:
     )
 
 
-def sweep_headline(rows: Sequence[SweepRow], best: SweepRow | None, conclusion: Mapping[str, Any]) -> PageSection:
+def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Mapping[str, Any]) -> PageSection:
     """Returns the most important figures."""
     if best is None:
         return absent_section("", "No combination was measured.")
@@ -183,15 +185,15 @@ def choice_card(conclusion: Mapping[str, Any]) -> Card:
 
 
 def sweep_series(
-    rows: Iterable[SweepRow],
-    name: Callable[[SweepRow], str],
+    rows: Iterable[JsonRow],
+    name: Callable[[JsonRow], str],
     x: str,
     y: Measure,
     best: Measure = speed_of,
     intervals: bool = False,
 ) -> list[Series]:
     """Returns one line per name; where several rows have one x, the one with the largest `best` is shown."""
-    chosen: dict[str, dict[float, SweepRow]] = {}
+    chosen: dict[str, dict[float, JsonRow]] = {}
     for row in sorted(rows, key=lambda row: best(row) or 0.0):
         if y(row) is not None:
             label = name(row)
@@ -204,47 +206,45 @@ def sweep_series(
     return lines
 
 
-def _values(rows: Iterable[SweepRow], knob: str) -> list[int]:
+def swept_values(rows: Iterable[JsonRow], knob: str) -> list[int]:
     return sorted({row["combination"][knob] for row in rows})
 
 
-def speed_chart(rows: Sequence[SweepRow]) -> Card:
-    return line_chart(
-        "Throughput against batch size",
-        sweep_series(rows, lambda row: row["combination"]["precision"], "batch_size", speed_of, intervals=True),
-        x_label="batch size (the fastest of the other settings at each)",
-        y_label="images per second, 95 % interval",
-        x_log=True,
-        x_ticks=_values(rows, "batch_size"),
-        from_zero=True,
-        wide=True,
-    )
-
-
-def memory_chart(rows: Sequence[SweepRow], header: Mapping[str, Any]) -> Card:
-    """Returns the largest memory at each batch size, by precision and remat, below the memory there is."""
+def batch_charts(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> list[Card]:
+    """Returns speed and memory against batch size, by precision and remat, below the memory there is."""
     several = len({row["combination"]["remat"] for row in rows}) > 1
 
-    def name(row: SweepRow) -> str:
-        combination = row["combination"]
-        return combination["precision"] + (f", remat {combination['remat']}" if several else "")
+    def precision(row: JsonRow) -> str:
+        return row["combination"]["precision"]
+
+    def program(row: JsonRow) -> str:
+        return precision(row) + (f", remat {row['combination']['remat']}" if several else "")
 
     pools = [row["device_limit_bytes"] for row in rows if row.get("device_limit_bytes")]
     limit = max(pools, default=None) or number(header.get("memory_limit_bytes"))  # JAX may take a part of a card
     where = "device" if any(row.get("peak_memory_bytes") for row in rows) else "process"
-    return line_chart(
-        "Memory against batch size",
-        sweep_series(rows, name, "batch_size", memory_gib, memory_gib),
-        x_label="batch size",
-        y_label=f"GiB, peak of the {where}",
-        x_log=True,
-        x_ticks=_values(rows, "batch_size"),
-        from_zero=True,
-        levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
-    )
+    options: dict[str, Any] = {"x_log": True, "x_ticks": swept_values(rows, "batch_size"), "from_zero": True}
+    return [
+        line_chart(
+            "Throughput against batch size",
+            sweep_series(rows, precision, "batch_size", speed_of, intervals=True),
+            x_label="batch size (the fastest of the other settings at each)",
+            y_label="images per second, 95 % interval",
+            wide=True,
+            **options,
+        ),
+        line_chart(
+            "Memory against batch size",
+            sweep_series(rows, program, "batch_size", memory_gib, memory_gib),
+            x_label="batch size",
+            y_label=f"GiB, peak of the {where}",
+            levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
+            **options,
+        ),
+    ]
 
 
-def wait_chart(rows: Sequence[SweepRow], best: SweepRow | None) -> Card:
+def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
     """Returns the wait for data of rows that use the loader, where possible with the other settings of the choice."""
     loaded = [row for row in rows if row["combination"]["pipeline"] != "device"]
     others = ("precision", "remat", "grad_accum_steps")
@@ -257,7 +257,7 @@ def wait_chart(rows: Sequence[SweepRow], best: SweepRow | None) -> Card:
         sorted(lines, key=lambda line: int(line.name.split()[1].replace(",", ""))),
         x_label="workers",
         y_label="% of a step",
-        x_ticks=_values(loaded, "num_workers"),
+        x_ticks=swept_values(loaded, "num_workers"),
         from_zero=True,
     )
 
@@ -286,27 +286,20 @@ def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
     return PageSection(title, [Card("", [Table(rows, header)], note)])
 
 
-def combination_section(rows: Sequence[SweepRow], best: SweepRow | None) -> PageSection:
-    """Returns every row, the fastest first, in a table that can be sorted."""
+def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> PageSection:
+    """Returns every row, the fastest first, in a table that can be sorted; equal settings are named once below it."""
     rows = fastest_first(rows)
-    values = {name: [row["combination"][name] for row in rows] for name in KNOB_WORDS}
-    columns = {}
-    for name, word in KNOB_WORDS.items():
-        if len(set(values[name])) > 1:
-            style = "num" if isinstance(values[name][0], int) else ""
-            columns[word] = [Cell(short(value) if style else str(value), value, style) for value in values[name]]
-    columns |= figure_cells(rows)
-    words = [status_words(row) for row in rows]
-    columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
-    marked = next((i for i, row in enumerate(rows) if row is best), None)
+    values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
+    columns = table_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
     numeric = {name: bool(cells) and cells[0].style == "num" for name, cells in columns.items()}
+    marked = next((i for i, row in enumerate(rows) if row is best), None)
     table = SortableTable(numeric, list(zip(*columns.values(), strict=True)), marked)
-    constant = ", ".join(f"{KNOB_WORDS[name]} {found[0]}" for name, found in values.items() if len(set(found)) == 1)
-    note = (f"The same in all rows: {constant}. " if constant else "") + "Click a heading to sort. Blue: the choice."
+    equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
+    note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     return PageSection("All combinations", [Card("", [table], note)])
 
 
-def failure_sections(rows: Sequence[SweepRow]) -> list[PageSection]:
+def failure_sections(rows: Sequence[JsonRow]) -> list[PageSection]:
     """Returns the rows that were not measured, or not soundly, and why; nothing if there are none."""
     listed = [
         [label_of(row), status_words(row), row.get("reason")] for row in rows if row["status"] not in ("ok", "pending")

@@ -50,22 +50,14 @@ def prepare_to_plan() -> None:
 def without_driver_remarks() -> Iterator[None]:
     """Drops what the CUDA plugin's libraries print about a missing driver; everything else is printed afterwards."""
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held, _standard_error_to(held.fileno()):
+    standard_error = os.dup(2)  # of the process itself: C++ libraries do not use `sys.stderr`
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
             held.seek(0)
             lines = held.read().decode(errors="replace").splitlines(keepends=True)
-    sys.stderr.write("".join(line for line in lines if not _REMARK.search(line)))
-
-
-@contextlib.contextmanager
-def _standard_error_to(descriptor: int) -> Iterator[None]:
-    """Redirects the process's standard error itself: C++ libraries do not use `sys.stderr`."""
-    kept = os.dup(2)
-    os.dup2(descriptor, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+            sys.stderr.write("".join(line for line in lines if not _REMARK.search(line)))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepa_jax.profiling.accounting import PHASES, SECTIONS, Ledger, account, breakdown, percentages
+from jepa_jax.profiling.accounting import Ledger, account, breakdown, percentages
 from jepa_jax.profiling.device_clock import DeviceClock
-from jepa_jax.profiling.timers import Timeline
+from jepa_jax.profiling.sections import EpochSection, Phase, Section, Timeline
 
-NAMES = ("data_wait", "dispatch", "device_wait", "validation", "visualization", "checkpoint", "logging", "profiler")
+NAMES = [section for section in Section if section not in (Section.COMPILE, Section.OTHER)]
 
 
 class Clock:
@@ -32,7 +32,7 @@ def random_run(generator, timeline, clock, depth=0):
             if depth < 3:
                 random_run(generator, timeline, clock, depth + 1)
         if generator.random() < 0.3:
-            timeline.move("compile", generator.random())
+            timeline.move(Section.COMPILE, generator.random())
 
 
 def random_intervals(generator, start, end):
@@ -47,12 +47,12 @@ def test_the_percentages_of_an_epoch_add_up_to_100(seed):
     timeline = Timeline(clock, keep_segments=True)
     start = clock.now
     random_run(generator, timeline, clock)
-    weights = [generator.random() for _ in PHASES]
-    shares = {phase: weight / sum(weights) for phase, weight in zip(PHASES, weights, strict=True)}
+    weights = [generator.random() for _ in Phase]
+    shares = {phase: weight / sum(weights) for phase, weight in zip(Phase, weights, strict=True)}
     busy = random_intervals(generator, start, clock.now)
     spent = Ledger(timeline, lambda until: busy).update()
     seconds = breakdown(spent, generator.choice([None, shares]), generator.random())
-    assert set(seconds) == set(SECTIONS) and min(seconds.values()) >= -1e-9
+    assert set(seconds) == set(EpochSection) and min(seconds.values()) >= -1e-9
     assert sum(seconds.values()) == pytest.approx(clock.now - start, rel=1e-9)
     assert sum(percentages(seconds).values()) == pytest.approx(100, abs=1e-6)
     assert sum(spent.host.values()) == pytest.approx(clock.now - start, rel=1e-9)
@@ -61,9 +61,9 @@ def test_the_percentages_of_an_epoch_add_up_to_100(seed):
 def test_a_nested_section_is_not_counted_twice():
     clock = Clock()
     timeline = Timeline(clock)
-    with timeline.section("validation"):
+    with timeline.section(Section.VALIDATION):
         clock.now += 1
-        with timeline.section("checkpoint"):
+        with timeline.section(Section.CHECKPOINT):
             clock.now += 2
         clock.now += 4
     assert timeline.seconds() == {"other": 0, "validation": 5, "checkpoint": 2}
@@ -72,9 +72,9 @@ def test_a_nested_section_is_not_counted_twice():
 def test_what_is_known_afterwards_moves():
     clock = Clock()
     timeline = Timeline(clock, keep_segments=True)
-    with timeline.section("validation"):
+    with timeline.section(Section.VALIDATION):
         clock.now += 3
-        timeline.move("compile", 1)
+        timeline.move(Section.COMPILE, 1)
         clock.now += 1
     assert timeline.seconds() == {"other": 0, "validation": 3, "compile": 1}
     assert timeline.take_segments() == [("validation", 100, 102), ("compile", 102, 103), ("validation", 103, 104)]
@@ -82,7 +82,7 @@ def test_what_is_known_afterwards_moves():
 
 def test_only_what_the_device_does_not_hide_is_charged_to_the_host():
     # A loader of 3 s and a step of 2 s, overlapped: of each 3 s the device waits 1 s for data.
-    segments = [("data_wait", 0.0, 3.0), ("dispatch", 3.0, 3.5), ("data_wait", 3.5, 6.0)]
+    segments = [(Section.DATA_WAIT, 0.0, 3.0), (Section.DISPATCH, 3.0, 3.5), (Section.DATA_WAIT, 3.5, 6.0)]
     spent = account(segments, [(-1.0, 2.0), (3.5, 5.5)])
     assert spent.exposed == pytest.approx({"data_wait": 1.5, "dispatch": 0.5})
     assert spent.device == pytest.approx(4.0) and spent.seconds == pytest.approx(6.0)
@@ -90,9 +90,11 @@ def test_only_what_the_device_does_not_hide_is_charged_to_the_host():
 
 
 def test_the_wait_for_data_is_split_by_what_the_loader_was_doing():
-    spent = account([("data_wait", 0.0, 10.0)], [])
+    spent = account([(Section.DATA_WAIT, 0.0, 10.0)], [])
     seconds = breakdown(spent, None, transfer_share=0.25)
-    assert seconds["data_wait"] == pytest.approx(7.5) and seconds["data_transfer"] == pytest.approx(2.5)
+    assert seconds[EpochSection.DATA_WAIT] == pytest.approx(7.5) and seconds[
+        EpochSection.DATA_TRANSFER
+    ] == pytest.approx(2.5)
 
 
 def test_the_device_clock_knows_when_steps_ran_without_the_caller_waiting():

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.profiling.accounting import SECTIONS
-from jepa_jax.profiling.compare import as_json, compare_profiles, difference, read_profile, table
+from jepa_jax.profiling.profile_changes import changes_json, changes_table, compare_profiles, difference, read_profile
+from jepa_jax.profiling.sections import EpochSection
 
 
 def profile(seed, epochs=8, drift=0.0, **step_seconds):
@@ -19,14 +19,14 @@ def profile(seed, epochs=8, drift=0.0, **step_seconds):
         blocks = []
         for _ in range(4):
             level = 0.9 * level + 0.1 + drift * generator.gauss(0, 1)
-            sections = {name: base.get(name, 0.0) * level * generator.gauss(1, 0.02) for name in SECTIONS}
+            sections = {name: base.get(name, 0.0) * level * generator.gauss(1, 0.02) for name in EpochSection}
             sections["checkpoint"] = 0.0
             blocks.append({"steps": 4, "batch_seconds": sum(sections.values()), "sections": sections})
-        whole = {name: 4 * sum(block["sections"][name] for block in blocks) for name in SECTIONS}
+        whole = {name: 4 * sum(block["sections"][name] for block in blocks) for name in EpochSection}
         whole |= {"checkpoint": generator.gauss(1, 0.02), "compile": 3.0 * (epoch == 0)}
         seconds = sum(whole.values())
         rows.append({"epoch": epoch + 1, "steps": 16, "seconds": seconds, "sections": whole, "blocks": blocks})
-    return {"sections": list(SECTIONS), "steps_per_epoch": 16, "epochs": rows}
+    return {"sections": list(EpochSection), "steps_per_epoch": 16, "epochs": rows}
 
 
 def test_the_section_that_changed_is_the_one_that_is_named():
@@ -36,8 +36,8 @@ def test_the_section_that_changed_is_the_one_that_is_named():
     change = found["data_wait"]
     assert change.low <= 0.04 <= change.high and change.verdict() == "slower"
     assert change.high - change.low < 0.01
-    assert any("data_wait" in line and "slower" in line for line in table(changes))
-    assert as_json(changes)["sections"]["data_wait"]["per"] == "step"
+    assert any("data_wait" in line and "slower" in line for line in changes_table(changes))
+    assert changes_json(changes)["sections"]["data_wait"]["per"] == "step"
 
 
 def test_equal_runs_are_rarely_told_apart():
