@@ -31,7 +31,9 @@ class Silent(Console):
         self._on_text(what)
 
 
-def run(workdir: pathlib.Path, console: Console | None = None, resume: str = "auto", **overrides: Any) -> dict[str, Any]:
+def run(
+    workdir: pathlib.Path, console: Console | None = None, resume: str = "auto", **overrides: Any
+) -> dict[str, Any]:
     """Trains the tiny config on one device."""
     return train(tiny_config(mesh__data=1, **overrides), workdir, resume=resume, console=console or Silent())
 

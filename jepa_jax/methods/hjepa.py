@@ -33,6 +33,7 @@ from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, layer_norm, linear
 
 Tokens = Float[Array, "b n d"]
+Maps = Float[Array, "b _ d"]  # of a level: as many cells as it has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Hierarchy(nnx.Module):
         joins = levels - 1 if fusion == "concat" else 0
         self.joins = nnx.List([linear(2 * width, width, dtype, rngs) for _ in range(joins)])
 
-    def __call__(self, patches: Tokens) -> list[Tokens]:
+    def __call__(self, patches: Tokens) -> list[Maps]:
         maps = [head(resample(patches, self.grid, side)) for side, head in zip(self.sides, self.heads, strict=True)]
         if self.fusion == "none":
             return maps
@@ -198,7 +199,7 @@ class HJepa(JepaMethod):
         with jax.named_scope("encoder"):
             return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
 
-    def _level_losses(self, predicted: list[Tokens], goal: Tokens, coverage: Float[Array, "b tokens"]) -> Terms:
+    def _level_losses(self, predicted: list[Maps], goal: Tokens, coverage: Float[Array, "b tokens"]) -> Terms:
         """Returns each level's loss; `coverage` says how many target blocks a patch is in."""
         terms = {}
         for level, maps in enumerate(predicted):

@@ -45,9 +45,7 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     if not isinstance(tuned, dict) or tuned.get("kind") != KIND or not isinstance(tuned.get("overrides"), dict):
         raise UserError(f"--tuned={path}: not a file of tuned settings; {fix}")
     if tuned.get("version") != VERSION:
-        raise UserError(
-            f"--tuned={path}: version {tuned.get('version')!r}, this is {VERSION}; run jepa-jax tune again"
-        )
+        raise UserError(f"--tuned={path}: version {tuned.get('version')!r}, this is {VERSION}; run jepa-jax tune again")
     for key, value in tuned["overrides"].items():
         if key not in KINDS:
             raise UserError(f"--tuned={path}: {key} is not a tuned setting; {fix}, unchanged")

@@ -158,7 +158,9 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         return f"{config.data.batch_size} of {facts.num_train} images are too many"
 
     hooks = Hooks(
-        check_memory=lambda config, program, facts, console: calls.append((facts.num_classes, program.length.total_steps)),
+        check_memory=lambda config, program, facts, console: calls.append(
+            (facts.num_classes, program.length.total_steps)
+        ),
         explain_out_of_memory=explain,
         write_report=lambda folder: calls.append(folder),
     )
