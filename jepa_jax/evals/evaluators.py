@@ -155,7 +155,8 @@ class Evaluator:
 
     def in_words(self, figures: Figures) -> str:
         """Returns a few words for the terminal; "" for none."""
-        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+        measured = {name: value for name, value in figures.items() if value is not None}
+        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
 
     def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
         """Returns what is wrong with a model that has these figures, compared with those before training, if known."""
