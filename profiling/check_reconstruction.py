@@ -1,6 +1,6 @@
 """Reconstruction error of a masked autoencoder on held-out images, against each image's mean visible colour.
 
-python scripts/train.py --config=configs/mae_quickstart.py --workdir=runs/mae_quickstart
+jepa-jax train --config=mae_quickstart --workdir=runs/mae_quickstart
 python profiling/check_reconstruction.py --workdir=runs/mae_quickstart
 """
 

@@ -36,7 +36,7 @@ SHORT = (
 def start(workdir: pathlib.Path, pipeline: str) -> subprocess.Popen:
     kind, workers = pipeline.split(":")
     command = [
-        sys.executable, "scripts/train.py", "--config=configs/quickstart.py", f"--workdir={workdir}", *SHORT,
+        sys.executable, "-m", "jepa_jax", "train", "--config=quickstart", f"--workdir={workdir}", *SHORT,
         f"--config.data.pipeline={kind}", f"--config.data.num_workers={workers}",
     ]  # fmt: skip
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

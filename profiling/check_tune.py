@@ -2,13 +2,13 @@
 
     python profiling/check_tune.py [--budget=5m] [--output_dir=runs/check_tune] [--config.model.width=32 ...]
 
-1. scripts/tune.py searches within the budget. 2. scripts/profile_throughput.py measures every combination of the same
-lists. 3. The choice of the one and the best of the other are measured again, in turn. 4. scripts/train.py --tuned
-trains, in turn with trials of the choice: the speed of a shared machine changes from minute to minute, so what the
-search promised is measured again beside what training reaches (images per second without evaluations). What was
-measured is kept by 1 and 2, and the same command continues. The last line is a JSON object; exit code 0 if the choice
-is as fast or faster, the search took at most a third of the sweep's trials (of combinations with the same program and
-pipeline one counts), and training is within 10 % of the trials beside it.
+1. `jepa-jax tune` searches within the budget. 2. `jepa-jax sweep` measures every combination of the same lists. 3.
+The choice of the one and the best of the other are measured again, in turn. 4. jepa-jax train --tuned trains, in turn
+with trials of the choice: the speed of a shared machine changes from minute to minute, so what the search promised is
+measured again beside what training reaches (images per second without evaluations). What was measured is kept by 1
+and 2, and the same command continues. The last line is a JSON object; exit code 0 if the choice is as fast or faster,
+the search took at most a third of the sweep's trials (of combinations with the same program and pipeline one counts),
+and training is within 10 % of the trials beside it.
 """
 
 import dataclasses

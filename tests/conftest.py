@@ -18,9 +18,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 import pytest
 from absl import flags
+from jaxtyping import install_import_hook
 
-from jepa_jax.runtime.allocator import keep_freed_memory
-from jepa_jax.runtime.platforms import prepare_to_plan
+# Shapes in signatures are checked, in all tests, while functions are traced.
+install_import_hook(["jepa_jax.losses", "jepa_jax.methods", "jepa_jax.models"], "beartype.beartype")
+
+from jepa_jax.runtime.allocator import keep_freed_memory  # noqa: E402
+from jepa_jax.runtime.platforms import prepare_to_plan  # noqa: E402
 
 keep_freed_memory()
 prepare_to_plan()  # tests of the planner compile for GPUs in this process

@@ -1,6 +1,8 @@
 """Numbers as people write them, and lists of numbers as they type them."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jepa_jax.base.errors import UserError
@@ -10,7 +12,7 @@ LARGEST = 1e100  # larger values count as infinite, so that the arithmetic of ch
 
 
 def number(value: Any) -> float | None:
-    """A finite float, or None for whatever is not one (None, "nan", text, a list, infinity)."""
+    """Returns a finite float, or None for whatever is not one (None, "nan", text, a list, infinity)."""
     if isinstance(value, bool):
         return None
     try:
@@ -20,47 +22,54 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) and abs(value) < LARGEST else None
 
 
-def short(value: Any, digits: int = 4) -> str:
-    """A number as people write it: 12,345 · 0.0312 · 3e-05."""
-    value = number(value)
-    if value is None:
-        return "–"
-    if value == int(value) and abs(value) < 1e9:
-        return f"{int(value):,}"
-    if abs(value) >= 1000 and abs(value) < 1e9:
+def _of_number(write: Callable[..., str]) -> Callable[..., str]:
+    """Lets a function of a number take anything; whatever is no number becomes a dash."""
+
+    @functools.wraps(write)
+    def text(value: Any, *arguments: Any, **options: Any) -> str:
+        value = number(value)
+        return "–" if value is None else write(value, *arguments, **options)
+
+    return text
+
+
+@_of_number
+def short(value: float, digits: int = 4) -> str:
+    """Returns a number as people write it: 12,345 · 0.0312 · 3e-05."""
+    if abs(value) < 1e9 and (value == int(value) or abs(value) >= 1000):
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
 
-def percent(value: Any) -> str:
+@_of_number
+def percent(value: float) -> str:
     """Returns a percentage with one decimal: 71.3 %."""
-    value = number(value)
-    return "–" if value is None else f"{value:.1f} %"
+    return f"{value:.1f} %"
 
 
-def duration(seconds: Any) -> str:
-    """12.3 s · 4 min 05 s · 2 h 07 min."""
-    seconds = number(seconds)
-    if seconds is None or seconds < 0:
+@_of_number
+def duration(seconds: float) -> str:
+    """Returns a length of time: 12.3 s · 4 min 05 s · 2 h 07 min."""
+    whole = round(seconds)
+    if seconds < 0:
         return "–"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+    return (
+        f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+    )
 
 
-def gib(num_bytes: Any) -> str:
+@_of_number
+def gib(num_bytes: float) -> str:
     """Returns a size in GiB: 1,023.50 GiB."""
-    num_bytes = number(num_bytes)
-    return "–" if num_bytes is None else f"{num_bytes / GIB:,.2f} GiB"
+    return f"{num_bytes / GIB:,.2f} GiB"
 
 
-def data_size(num_bytes: Any) -> str:
+@_of_number
+def data_size(num_bytes: float) -> str:
     """Returns a size in GiB, or in MiB if it is smaller than one GiB: 1.50 GiB · 12 MiB."""
-    num_bytes = number(num_bytes)
-    return gib(num_bytes) if num_bytes is None or num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
+    return gib(num_bytes) if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.0) -> list:

@@ -1,4 +1,4 @@
-"""Prints the accuracies of a finished run beside those of its baselines.
+"""Prints what a finished run reached: accuracies beside those of its baselines, feature quality, speed.
 
 jepa-jax show-summary --workdir=runs/quickstart
 """
@@ -29,9 +29,9 @@ def show_summary(arguments: argparse.Namespace, console: Console) -> Result:
 
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
-    """Returns accuracies as a table, chance and baselines first; what was not measured is left out."""
+    """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
     classes = summary.get("num_classes")
-    rows = {
+    accuracies = {
         "chance": 100 / classes if classes else None,
         **summary.get("baselines", {}),
         "untrained encoder, linear probe": summary.get("untrained_probe_accuracy"),
@@ -39,7 +39,13 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
         "trained encoder, linear probe": summary.get("probe_accuracy"),
         "trained encoder, k-NN": summary.get("knn_accuracy"),
     }
-    lines = [f"{name:<52} {accuracy:6.1f} %" for name, accuracy in rows.items() if accuracy is not None]
+    figures = {
+        "effective rank of the features": summary.get("effective_rank"),
+        "LiDAR": summary.get("lidar"),
+        "images per second": summary.get("images_per_sec"),
+    }
+    lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
+    lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
     return "\n".join([*lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
 
 

@@ -132,7 +132,7 @@ def _fix(directory: pathlib.Path | str) -> str:
     path = pathlib.Path(directory)
     while path.name in LAYOUTS or path.name in ARCHIVES:
         path = path.parent
-    return f"run: python scripts/prepare_data.py cifar10 --dir={path}"
+    return f"run: jepa-jax prepare-data cifar10 --dir={path}"
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:

@@ -20,19 +20,20 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config
-from jepa_jax.config.schema import Group, Problem, key, subgroup
+from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.losses.jepa import prediction_loss, standardised
 from jepa_jax.losses.sigreg import SigregKeys, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
-from jepa_jax.methods.image_method import Images
-from jepa_jax.methods.masked import JepaConfig, MaskedMethod, View, slow_target, target_patches
-from jepa_jax.methods.masking import BlockMasks, MaskConfig, covers
+from jepa_jax.methods.image_method import EncoderWith, Images
+from jepa_jax.methods.masked import JepaConfig, JepaMethod, View
+from jepa_jax.methods.masking import covers
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, layer_norm, linear
 
 Tokens = Float[Array, "b n d"]
+Maps = Float[Array, "b _ d"]  # of a level: as many cells as it has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,6 @@ class RegulariserVicregKeys(RegulariserKeys):
 
 @dataclasses.dataclass(frozen=True)
 class HJepaConfig(JepaConfig):
-    mask: MaskConfig = subgroup(MaskConfig)
     token_dropping: bool = key(True, "whether the encoder never computes hidden patches; else they are zeros")
     level_weights: tuple[float, ...] = key((1.0, 0.5), "weight of each level's loss; as many levels, 2 to 4", least=0)
     fusion: str = key("none", "how coarse levels join finer ones, top down", choices=("none", "add", "concat"))
@@ -94,7 +94,7 @@ class Hierarchy(nnx.Module):
         joins = levels - 1 if fusion == "concat" else 0
         self.joins = nnx.List([linear(2 * width, width, dtype, rngs) for _ in range(joins)])
 
-    def __call__(self, patches: Tokens) -> list[Tokens]:
+    def __call__(self, patches: Tokens) -> list[Maps]:
         maps = [head(resample(patches, self.grid, side)) for side, head in zip(self.sides, self.heads, strict=True)]
         if self.fusion == "none":
             return maps
@@ -107,27 +107,16 @@ class Hierarchy(nnx.Module):
         return maps
 
 
-class HierarchicalPredictor(nnx.Module):
-    """The encoder that is kept, the predictor, and the heads of the levels."""
-
-    def __init__(self, encoder: ViT, predictor: Predictor, hierarchy: Hierarchy):
-        self.encoder = encoder
-        self.predictor = predictor
-        self.hierarchy = hierarchy
-
-
-class HJepa(MaskedMethod):
+class HJepa(JepaMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = HJepaConfig
 
-    def __init__(self, config: Config, total_steps: int):
-        super().__init__(config, total_steps)
-        self.masks = BlockMasks.of(self.config.mask, self.grid)
-        self.ema = slow_target(self.config, total_steps)
-        self.levels = len(self.config.level_weights)
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return len(self.config.level_weights)
 
-    def init(self, key: jax.Array, sample: Batch) -> HierarchicalPredictor:
+    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
         encoder = self.encoder(sample, rngs)
         width = encoder.feature_dim
@@ -140,22 +129,16 @@ class HJepa(MaskedMethod):
             mark_context=True,
             **self.predictor_options(rngs),
         )
-        hierarchy = Hierarchy(
-            width,
-            grid=self.grid,
-            levels=self.levels,
-            fusion=self.config.fusion,
-            dtype=self.dtype,
-            rngs=rngs,
-        )
-        return HierarchicalPredictor(encoder, predictor, hierarchy)
+        options: Any = {"grid": self.grid, "levels": self.levels, "fusion": self.config.fusion}
+        hierarchy = Hierarchy(width, **options, dtype=self.dtype, rngs=rngs)
+        return EncoderWith(encoder, predictor=predictor, hierarchy=hierarchy)
 
-    def loss(self, model: HierarchicalPredictor, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
         view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
         view = self.view(batch["image"], view_key)
         masks = self.masks.sample(mask_key, len(view))
-        goal = target_patches(model, target, view, self.config.target)  # [B, tokens, D]
+        goal = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
             context = self._context(model.encoder, view, masks.context)
         with jax.named_scope("predictor"):
@@ -216,7 +199,7 @@ class HJepa(MaskedMethod):
         with jax.named_scope("encoder"):
             return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
 
-    def _level_losses(self, predicted: list[Tokens], goal: Tokens, coverage: Float[Array, "b tokens"]) -> Terms:
+    def _level_losses(self, predicted: list[Maps], goal: Tokens, coverage: Float[Array, "b tokens"]) -> Terms:
         """Returns each level's loss; `coverage` says how many target blocks a patch is in."""
         terms = {}
         for level, maps in enumerate(predicted):

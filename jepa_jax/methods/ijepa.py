@@ -15,44 +15,29 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config
-from jepa_jax.config.schema import Problem, key, subgroup
+from jepa_jax.config.schema import Problem, key
 from jepa_jax.losses.jepa import prediction_loss, standardised
 from jepa_jax.methods.contract import Batch, Output
-from jepa_jax.methods.masked import JepaConfig, MaskedMethod, slow_target, target_patches, width_problem
-from jepa_jax.methods.masking import BlockMasks, MaskConfig
+from jepa_jax.methods.image_method import EncoderWith
+from jepa_jax.methods.masked import JepaConfig, JepaMethod, width_problem
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import ViT
 
 
 @dataclasses.dataclass(frozen=True)
 class IJepaConfig(JepaConfig):
     predictor_width: int = key(384, "numbers per token of the predictor", least=4)
-    mask: MaskConfig = subgroup(MaskConfig)
 
     def problems(self, config: Config) -> Iterator[Problem]:
         yield from width_problem("predictor", self.predictor_width, self.predictor_heads)
 
 
-class EncoderPredictor(nnx.Module):
-    """The encoder that is kept and the predictor that only the loss reads."""
-
-    def __init__(self, encoder: ViT, predictor: Predictor):
-        self.encoder = encoder
-        self.predictor = predictor
-
-
-class IJepa(MaskedMethod):
+class IJepa(JepaMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = IJepaConfig
 
-    def __init__(self, config: Config, total_steps: int):
-        super().__init__(config, total_steps)
-        self.masks = BlockMasks.of(self.config.mask, self.grid)
-        self.ema = slow_target(self.config, total_steps)
-
-    def init(self, key: jax.Array, sample: Batch) -> EncoderPredictor:
+    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
         encoder = self.encoder(sample, rngs)
         predictor = Predictor(
@@ -63,16 +48,16 @@ class IJepa(MaskedMethod):
             heads=self.config.predictor_heads,
             **self.predictor_options(rngs),
         )
-        return EncoderPredictor(encoder, predictor)
+        return EncoderWith(encoder, predictor=predictor)
 
-    def loss(self, model: EncoderPredictor, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
         masks = self.masks.sample(mask_key, len(view))
         wanted = masks.targets.reshape(len(view), -1)  # [B, targets * target_tokens]
 
-        goal = target_patches(model, target, view, self.config.target)  # [B, tokens, D]
+        goal = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
             context = model.encoder.patches(view, masks.context)
         with jax.named_scope("predictor"):

@@ -18,7 +18,7 @@ from jepa_jax.losses.infonce import InfoNceKeys, infonce_loss
 from jepa_jax.losses.sigreg import BcsKeys, SigregKeys, bcs_loss, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import VicregKeys, vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
-from jepa_jax.methods.image_method import ImageMethod
+from jepa_jax.methods.image_method import EncoderWith, ImageMethod
 from jepa_jax.models.heads import Projector
 
 LOSSES = {"vicreg": VicregKeys, "sigreg": SigregKeys, "bcs": BcsKeys, "infonce": InfoNceKeys}
@@ -36,26 +36,18 @@ class ImageJepaConfig(NamedGroup):
             yield Problem("method.projector", "needs at least one width, e.g. (2048, 2048, 2048)")
 
 
-class EncoderProjector(nnx.Module):
-    """The encoder that is kept and the projector that only the loss reads."""
-
-    def __init__(self, encoder: Any, projector: Projector):
-        self.encoder = encoder
-        self.projector = projector
-
-
 class ImageJepa(ImageMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = ImageJepaConfig
 
-    def init(self, key: jax.Array, sample: Batch) -> EncoderProjector:
+    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
         encoder = self.encoder(sample, rngs)
         projector = Projector(encoder.feature_dim, self.config.projector, dtype=self.dtype, rngs=rngs)
-        return EncoderProjector(encoder, projector)
+        return EncoderWith(encoder, projector=projector)
 
-    def loss(self, model: EncoderProjector, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step
         view_key, slice_key = jax.random.split(key)
         views = self.example_views(batch, view_key)  # [V, B, h, w, C]
@@ -75,9 +67,7 @@ class ImageJepa(ImageMethod):
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         return self.views(batch["image"], key, self.config.views)
 
-    def _embed(
-        self, model: EncoderProjector, view: Float[Array, "b h w c"]
-    ) -> tuple[Float[Array, "b f"], Float[Array, "b d"]]:
+    def _embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b f"], Float[Array, "b d"]]:
         """Returns features and their projection; both update batch statistics."""
         with jax.named_scope("encoder"):
             features = model.encoder(view, train=True)

@@ -15,6 +15,15 @@ Images = UInt8[Array, "b H W c"]
 Features = Float[Array, "b f"]
 
 
+class EncoderWith(nnx.Module):
+    """An encoder, which is kept, and the parts that only the loss reads, by name."""
+
+    def __init__(self, encoder: Any, **parts: nnx.Module):
+        self.encoder = encoder
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
 class ImageMethod(Method):
     """Views, encoder and features. The model that `init` returns must have its encoder as the attribute `encoder`."""
 

@@ -17,12 +17,13 @@ from jaxtyping import Array, Float, Integer
 from jepa_jax.config.groups import PROBABILITY, Config
 from jepa_jax.config.schema import Problem, key
 from jepa_jax.methods.contract import Batch, Ema, Output
+from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_problem
 from jepa_jax.methods.masking import random_split
 from jepa_jax.methods.schedules import ramped_momentum
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import ViT, patchify, unpatchify
+from jepa_jax.models.vit import patchify, unpatchify
 
 PATCH_EPS = 1e-6  # of a patch's variance, where patches are normalised
 
@@ -44,14 +45,6 @@ class MaeConfig(MaskedConfig):
         yield from width_problem("decoder", self.decoder_width, self.decoder_heads)
 
 
-class EncoderDecoder(nnx.Module):
-    """The encoder that is kept and the decoder that reconstructs."""
-
-    def __init__(self, encoder: ViT, decoder: Predictor):
-        self.encoder = encoder
-        self.decoder = decoder
-
-
 class MaskedAutoencoder(MaskedMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
@@ -63,7 +56,7 @@ class MaskedAutoencoder(MaskedMethod):
         self.visible_tokens = max(1, min(self.tokens - 1, round((1 - self.config.mask_ratio) * self.tokens)))
         self.ema = Ema(("encoder", "decoder"), ramped_momentum(self.config.ema_momentum))
 
-    def init(self, key: jax.Array, sample: Batch) -> EncoderDecoder:
+    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
         encoder = self.encoder(sample, rngs)
         decoder = Predictor(
@@ -74,9 +67,9 @@ class MaskedAutoencoder(MaskedMethod):
             heads=self.config.decoder_heads,
             **self.predictor_options(rngs),
         )
-        return EncoderDecoder(encoder, decoder)
+        return EncoderWith(encoder, decoder=decoder)
 
-    def loss(self, model: EncoderDecoder, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step  # the averaged weights are for use, not for learning
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
@@ -97,7 +90,7 @@ class MaskedAutoencoder(MaskedMethod):
         visible, _ = random_split(mask_key, len(view), self.tokens, self.visible_tokens)
         return jnp.stack([view, self.shown(view, visible)])
 
-    def pictures(self, model: EncoderDecoder, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
+    def pictures(self, model: Any, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns original, masked and reconstructed images; visible patches are copied from the original."""
         view = self.whole(batch["image"], self.view_size)
         visible, hidden = random_split(key, len(view), self.tokens, self.visible_tokens)
@@ -107,7 +100,7 @@ class MaskedAutoencoder(MaskedMethod):
         whole = unpatchify(take_tokens(patches, where), self.patch_size)
         return jnp.stack([view, self.shown(view, visible), whole])
 
-    def reconstruct(self, model: EncoderDecoder, view: View, visible: Places, hidden: Places) -> Patches:
+    def reconstruct(self, model: Any, view: View, visible: Places, hidden: Places) -> Patches:
         """Returns the pixels of the hidden patches, normalised as the view.
 
         A model of normalised patches predicts their pattern, not their mean and deviation, which come from the image.
@@ -119,9 +112,7 @@ class MaskedAutoencoder(MaskedMethod):
             painted = painted * deviation + mean
         return painted
 
-    def _paint(
-        self, model: EncoderDecoder, view: View, visible: Places, hidden: Places
-    ) -> tuple[Float[Array, "b k d"], Patches]:
+    def _paint(self, model: Any, view: View, visible: Places, hidden: Places) -> tuple[Float[Array, "b k d"], Patches]:
         """Returns the encoder's outputs (CLS in front if there is one) and the decoder's patches at `hidden`."""
         with jax.named_scope("encoder"):
             outputs = model.encoder.encode(model.encoder.embed(view, visible))

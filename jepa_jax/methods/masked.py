@@ -10,11 +10,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
-from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.config.schema import Group, Problem, key, subgroup
 from jepa_jax.methods import schedules
 from jepa_jax.methods.contract import Ema
 from jepa_jax.methods.image_method import ImageMethod, Images
-from jepa_jax.methods.masking import covers
+from jepa_jax.methods.masking import BlockMasks, MaskConfig, covers
 from jepa_jax.models.vit import VitConfig, patchify, unpatchify
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
@@ -48,6 +48,7 @@ class JepaConfig(MaskedConfig):
         "encoder and with its gradient (shared)",
         variants={"ema": EmaTargetKeys, "online": None, "shared": None},
     )
+    mask: MaskConfig = subgroup(MaskConfig)
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if getattr(config.model, "pool", "mean") != "mean":
@@ -85,16 +86,19 @@ class MaskedMethod(ImageMethod):
         return unpatchify(jnp.where(visible > 0, patchify(view, self.patch_size), HIDDEN_PIXEL), self.patch_size)
 
 
-def slow_target(config: Any, total_steps: int) -> Ema | None:
-    """Returns the copy of the encoder that a JEPA predicts, with a momentum that rises linearly; None without one."""
-    if config.target != "ema":
-        return None
-    return Ema(("encoder",), schedules.linear(config.ema_start, config.ema_end, total_steps))
+class JepaMethod(MaskedMethod):
+    """Base class of I-JEPA and H-JEPA: block masks, and the encoder outputs that are predicted."""
 
+    def __init__(self, config: Config, total_steps: int):
+        super().__init__(config, total_steps)
+        self.masks = BlockMasks.of(self.config.mask, self.grid)
+        if self.config.target == "ema":
+            momentum = schedules.linear(self.config.ema_start, self.config.ema_end, total_steps)
+            self.ema = Ema(("encoder",), momentum)
 
-def target_patches(model: Any, target: Any, view: View, kind: str) -> Float[Array, "b n d"]:
-    """Returns the patch outputs that are to be predicted, for `method.target`."""
-    with jax.named_scope("target"):
-        encoder = (target if kind == "ema" else model).encoder
-        patches = encoder.patches(view)
-        return patches if kind == "shared" else jax.lax.stop_gradient(patches)
+    def target_patches(self, model: Any, target: Any, view: View) -> Float[Array, "b n d"]:
+        """Returns the patch outputs that are to be predicted, for `method.target`."""
+        kind = self.config.target
+        with jax.named_scope("target"):
+            patches = (target if kind == "ema" else model).encoder.patches(view)
+            return patches if kind == "shared" else jax.lax.stop_gradient(patches)

@@ -5,6 +5,7 @@ Which of the two a program holds is settled when it is lowered, so a step traced
 holds plain convolutions.
 """
 
+from collections.abc import Callable
 from functools import partial, reduce
 
 import jax
@@ -46,13 +47,13 @@ def _conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
     )
 
 
-def _conv_forward(x, kernel, stride, pads):
+def _conv_forward(x: Array, kernel: Array, stride: int, pads: _Pads) -> tuple[Array, tuple[Array, Array]]:
     # Only the operands are kept, whatever the platform: it is not known yet.
     return _conv(x, kernel, stride, pads), (x, kernel)
 
 
-def _conv_backward(stride, pads, operands, dy):
-    def gradient(conv):
+def _conv_backward(stride: int, pads: _Pads, operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    def gradient(conv: Callable[..., Array]) -> Callable[..., tuple[Array, Array]]:
         return lambda x, kernel, dy: jax.vjp(lambda x, kernel: conv(x, kernel, stride, pads), x, kernel)[1](dy)
 
     return lax.platform_dependent(*operands, dy, cpu=gradient(_matmul_conv), default=gradient(_plain_conv))
@@ -171,8 +172,8 @@ def _max_pool(x: Array, window: int, stride: int, padding: int) -> Array:
     )
 
 
-def _max_pool_backward(window, stride, padding, x, dy):
-    def gradient(pool):
+def _max_pool_backward(window: int, stride: int, padding: int, x: Array, dy: Array) -> tuple[Array]:
+    def gradient(pool: Callable[..., Array]) -> Callable[..., tuple[Array]]:
         return lambda x, dy: jax.vjp(partial(pool, window=window, stride=stride, padding=padding), x)[1](dy)
 
     return lax.platform_dependent(x, dy, cpu=gradient(_sliced_max), default=gradient(_window_max))

@@ -6,7 +6,7 @@ from a sample of images, need no label and are not trained: gradients never pay 
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ class PatchNet(nnx.Module):
     @classmethod
     def from_config(
         cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
-    ) -> Self:
+    ) -> "PatchNet":
         """See `jepa_jax.models.registry.Encoder`."""
         del view_size, remat
         return cls(

@@ -1,6 +1,6 @@
 """Encoders by the name that `model.name` gives them."""
 
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class Encoder(Protocol):
     @classmethod
     def from_config(
         cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
-    ) -> Self:
+    ) -> Any:
         """Returns an encoder.
 
         Args:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
 }
 BOTTLENECK_EXPANSION = 4
 Map = Float[Array, "b h w c"]
+OutputMap = Float[Array, "b p q d"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Conv(nnx.Module):
         kaiming = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.kernel = nnx.Param(kaiming(rngs.params(), (size, size, inputs, outputs)))
 
-    def __call__(self, x: Map) -> Map:
+    def __call__(self, x: Map) -> OutputMap:
         kernel = self.kernel[...].astype(self.dtype)
         return conv2d(x.astype(self.dtype), kernel, stride=self.stride, padding=self.padding)
 
@@ -54,7 +55,7 @@ class ConvNorm(nnx.Module):
         self.norm = BatchNorm(outputs, dtype=dtype, rngs=rngs)
         self.relu = relu
 
-    def __call__(self, x: Map, train: bool) -> Map:
+    def __call__(self, x: Map, train: bool) -> OutputMap:
         x = self.norm(self.conv(x), train=train)
         return jax.nn.relu(x) if self.relu else x
 
@@ -76,7 +77,7 @@ class ResidualBlock(nnx.Module):
             ConvNorm(inputs, outputs, 1, stride=stride, relu=False, dtype=dtype, rngs=rngs) if project else None
         )
 
-    def __call__(self, x: Map, train: bool) -> Map:
+    def __call__(self, x: Map, train: bool) -> OutputMap:
         y = x
         for layer in self.layers:
             y = layer(y, train)
@@ -124,7 +125,9 @@ class ResNet(nnx.Module):
         self.feature_dim = inputs
 
     @classmethod
-    def from_config(cls, config: Any, sample: Map, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs) -> Self:
+    def from_config(
+        cls, config: Any, sample: Map, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+    ) -> "ResNet":
         """See `jepa_jax.models.registry.Encoder`."""
         del view_size
         blocks, bottleneck = SIZES[config.name]

@@ -5,7 +5,7 @@ Positions are learned or fixed sines and cosines of row and column. A CLS token 
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,7 @@ class ViT(nnx.Module):
     @classmethod
     def from_config(
         cls, config: Any, sample: Images, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
-    ) -> Self:
+    ) -> "ViT":
         """See `jepa_jax.models.registry.Encoder`."""
         width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
         return cls(

@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from jepa_jax.profiling.sections import EpochSection, Phase, Section
-from jepa_jax.profiling.timers import Segment, Timeline
+from jepa_jax.profiling.sections import EpochSection, Phase, Section, Segment, Timeline
 
 Interval = tuple[float, float]
 Name = TypeVar("Name", bound=str)

@@ -22,10 +22,8 @@ from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.epoch_record import Block, EpochRecord, Loading, make_record
 from jepa_jax.profiling.monitor import Monitor
-from jepa_jax.profiling.phase_recorder import PhaseRecorder
-from jepa_jax.profiling.sections import EpochSection, Section
-from jepa_jax.profiling.timers import Timeline
-from jepa_jax.profiling.trace import TraceWindow
+from jepa_jax.profiling.sections import EpochSection, Section, Timeline
+from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 from jepa_jax.program.build import Length
 
 WRITE_EVERY = 500  # profile.json is written again after this many times the time that writing it took

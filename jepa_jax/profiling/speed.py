@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import psutil
 
-from jepa_jax.profiling.timers import Timeline
+from jepa_jax.profiling.sections import Timeline
 from jepa_jax.runtime import memory as process_memory
 
 

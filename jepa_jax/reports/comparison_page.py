@@ -55,7 +55,7 @@ def write_comparison(
     """Writes the page (default: comparison.html beside the first workdir); returns the figures of each run."""
     paths = [pathlib.Path(workdir).expanduser() for workdir in workdirs]
     if len({path.resolve() for path in paths}) < 2:
-        raise UserError("compare needs two runs or more; give their folders: scripts/compare.py runs/a runs/b")
+        raise UserError("compare needs two runs or more; give their folders: jepa-jax compare runs/a runs/b")
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path}: there is no such folder; give the folders of runs")
@@ -159,7 +159,7 @@ def evaluation_section(runs: Sequence[ComparedRun]) -> PageSection:
         for level, results in levels.items():
             columns[f"{item.name}, {level_name(level)}" if len(levels) > 1 else item.name] = results
     if not columns:
-        return absent_section("Evaluation", "No run has been evaluated; scripts/evaluate.py does that.")
+        return absent_section("Evaluation", "No run has been evaluated; jepa-jax evaluate does that.")
     missing = ", ".join(item.name for item in runs if not item.evaluation)
     table = Table(evaluation_table(columns), ["", *columns])
     return PageSection("Evaluation", [Card("", [table], f"Not evaluated: {missing}." if missing else "")])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jinja2
+import PIL.Image
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import percent, short
@@ -58,8 +59,6 @@ def embed_png(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
 
 
 def _as_jpeg(png: bytes) -> bytes:
-    import PIL.Image
-
     out = io.BytesIO()
     with PIL.Image.open(io.BytesIO(png)) as file:
         picture = file.convert("RGB")

@@ -78,13 +78,19 @@ COLUMNS: dict[str, tuple[Measure, Callable[[float], str]]] = {
 }
 
 
-def figure_cells(rows: Sequence[JsonRow]) -> dict[str, list[Cell]]:
-    """Returns column -> cells; only rows that were measured have figures, and columns without any are left out."""
+def table_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
+    """Returns column -> cells: settings, the figures that any measured row has, and how each row ended."""
     columns = {}
+    for knob in knobs:
+        style = "num" if rows and isinstance(rows[0]["combination"][knob], int) else ""
+        values = [row["combination"][knob] for row in rows]
+        columns[KNOB_WORDS[knob]] = [Cell(str(value), value, style) for value in values]
     for name, (measure, show) in COLUMNS.items():
         values = [measure(row) if row["status"] == "ok" else None for row in rows]
         if any(value is not None for value in values):
             columns[name] = [Cell("–" if value is None else show(value), value, "num") for value in values]
+    words = [status_words(row) for row in rows]
+    columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
     return columns
 
 
@@ -104,13 +110,11 @@ def status_words(row: JsonRow) -> str:
 def sweep_markdown(rows: Sequence[JsonRow]) -> str:
     """Returns a table of every row, the fastest first."""
     rows = fastest_first(rows)
-    columns = figure_cells(rows)
-    lines = []
-    for i, row in enumerate(rows):
-        reason = f": {row['reason']}" if row["status"] != "ok" and row.get("reason") else ""
-        knobs = [str(row["combination"][name]) for name in KNOB_WORDS]
-        lines.append([*knobs, *(cells[i].text for cells in columns.values()), status_words(row) + reason])
-    return markdown_table([*KNOB_WORDS.values(), *columns, "status"], lines, right=columns)
+    columns = table_cells(rows, KNOB_WORDS)
+    lines = [[cells[i].text for cells in columns.values()] for i in range(len(rows))]
+    for line, row in zip(lines, rows, strict=True):
+        line[-1] += f": {row['reason']}" if row["status"] != "ok" and row.get("reason") else ""
+    return markdown_table(list(columns), lines, right=COLUMNS)
 
 
 def write_sweep(document: Document, output: pathlib.Path) -> str:
@@ -131,7 +135,7 @@ def sweep_page(document: Document) -> Page:
     machine = header.get("hardware") or {}
     cores = f"{machine['cores']} cores" if machine.get("cores") else None
     kind = "Tuning" if header.get("kind") == "tune" else "Throughput sweep"
-    charts = [speed_chart(measured), memory_chart(measured, header), wait_chart(measured, best)]
+    charts = [*batch_charts(measured, header), wait_chart(measured, best)]
     return Page(
         heading=f"{kind} of {header.get('config_name') or 'config'}",
         badge=f"{count} of {len(rows)} measured",
@@ -202,44 +206,42 @@ def sweep_series(
     return lines
 
 
-def _values(rows: Iterable[JsonRow], knob: str) -> list[int]:
+def swept_values(rows: Iterable[JsonRow], knob: str) -> list[int]:
     return sorted({row["combination"][knob] for row in rows})
 
 
-def speed_chart(rows: Sequence[JsonRow]) -> Card:
-    return line_chart(
-        "Throughput against batch size",
-        sweep_series(rows, lambda row: row["combination"]["precision"], "batch_size", speed_of, intervals=True),
-        x_label="batch size (the fastest of the other settings at each)",
-        y_label="images per second, 95 % interval",
-        x_log=True,
-        x_ticks=_values(rows, "batch_size"),
-        from_zero=True,
-        wide=True,
-    )
-
-
-def memory_chart(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> Card:
-    """Returns the largest memory at each batch size, by precision and remat, below the memory there is."""
+def batch_charts(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> list[Card]:
+    """Returns speed and memory against batch size, by precision and remat, below the memory there is."""
     several = len({row["combination"]["remat"] for row in rows}) > 1
 
-    def name(row: JsonRow) -> str:
-        combination = row["combination"]
-        return combination["precision"] + (f", remat {combination['remat']}" if several else "")
+    def precision(row: JsonRow) -> str:
+        return row["combination"]["precision"]
+
+    def program(row: JsonRow) -> str:
+        return precision(row) + (f", remat {row['combination']['remat']}" if several else "")
 
     pools = [row["device_limit_bytes"] for row in rows if row.get("device_limit_bytes")]
     limit = max(pools, default=None) or number(header.get("memory_limit_bytes"))  # JAX may take a part of a card
     where = "device" if any(row.get("peak_memory_bytes") for row in rows) else "process"
-    return line_chart(
-        "Memory against batch size",
-        sweep_series(rows, name, "batch_size", memory_gib, memory_gib),
-        x_label="batch size",
-        y_label=f"GiB, peak of the {where}",
-        x_log=True,
-        x_ticks=_values(rows, "batch_size"),
-        from_zero=True,
-        levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
-    )
+    options: dict[str, Any] = {"x_log": True, "x_ticks": swept_values(rows, "batch_size"), "from_zero": True}
+    return [
+        line_chart(
+            "Throughput against batch size",
+            sweep_series(rows, precision, "batch_size", speed_of, intervals=True),
+            x_label="batch size (the fastest of the other settings at each)",
+            y_label="images per second, 95 % interval",
+            wide=True,
+            **options,
+        ),
+        line_chart(
+            "Memory against batch size",
+            sweep_series(rows, program, "batch_size", memory_gib, memory_gib),
+            x_label="batch size",
+            y_label=f"GiB, peak of the {where}",
+            levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
+            **options,
+        ),
+    ]
 
 
 def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
@@ -255,7 +257,7 @@ def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
         sorted(lines, key=lambda line: int(line.name.split()[1].replace(",", ""))),
         x_label="workers",
         y_label="% of a step",
-        x_ticks=_values(loaded, "num_workers"),
+        x_ticks=swept_values(loaded, "num_workers"),
         from_zero=True,
     )
 
@@ -285,22 +287,15 @@ def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
 
 
 def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> PageSection:
-    """Returns every row, the fastest first, in a table that can be sorted."""
+    """Returns every row, the fastest first, in a table that can be sorted; equal settings are named once below it."""
     rows = fastest_first(rows)
-    values = {name: [row["combination"][name] for row in rows] for name in KNOB_WORDS}
-    columns = {}
-    for name, word in KNOB_WORDS.items():
-        if len(set(values[name])) > 1:
-            style = "num" if isinstance(values[name][0], int) else ""
-            columns[word] = [Cell(short(value) if style else str(value), value, style) for value in values[name]]
-    columns |= figure_cells(rows)
-    words = [status_words(row) for row in rows]
-    columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
-    marked = next((i for i, row in enumerate(rows) if row is best), None)
+    values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
+    columns = table_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
     numeric = {name: bool(cells) and cells[0].style == "num" for name, cells in columns.items()}
+    marked = next((i for i, row in enumerate(rows) if row is best), None)
     table = SortableTable(numeric, list(zip(*columns.values(), strict=True)), marked)
-    constant = ", ".join(f"{KNOB_WORDS[name]} {found[0]}" for name, found in values.items() if len(set(found)) == 1)
-    note = (f"The same in all rows: {constant}. " if constant else "") + "Click a heading to sort. Blue: the choice."
+    equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
+    note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     return PageSection("All combinations", [Card("", [table], note)])
 
 

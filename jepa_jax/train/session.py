@@ -20,9 +20,8 @@ from jepa_jax.evals.evaluators import measured_baselines
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
-from jepa_jax.profiling.sections import Section
+from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
-from jepa_jax.profiling.timers import Timeline
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.step import TrainState

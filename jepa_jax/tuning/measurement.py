@@ -38,8 +38,7 @@ from jepa_jax.profiling.accounting import Ledger
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep, traced_flops
 from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.epoch_record import gpu_figures
-from jepa_jax.profiling.sections import Section
-from jepa_jax.profiling.timers import Timeline
+from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import changed_config

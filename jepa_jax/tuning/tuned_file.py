@@ -35,7 +35,7 @@ def write_tuned(path: str | pathlib.Path, combination: Combination, **facts: Any
 
 def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads a file of tuned settings; rejects any other file."""
-    fix = "give the tuned.json of scripts/tune.py"
+    fix = "give the tuned.json of jepa-jax tune"
     try:
         tuned = json.loads(pathlib.Path(path).expanduser().read_text())
     except OSError as error:
@@ -45,9 +45,7 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     if not isinstance(tuned, dict) or tuned.get("kind") != KIND or not isinstance(tuned.get("overrides"), dict):
         raise UserError(f"--tuned={path}: not a file of tuned settings; {fix}")
     if tuned.get("version") != VERSION:
-        raise UserError(
-            f"--tuned={path}: version {tuned.get('version')!r}, this is {VERSION}; run scripts/tune.py again"
-        )
+        raise UserError(f"--tuned={path}: version {tuned.get('version')!r}, this is {VERSION}; run jepa-jax tune again")
     for key, value in tuned["overrides"].items():
         if key not in KINDS:
             raise UserError(f"--tuned={path}: {key} is not a tuned setting; {fix}, unchanged")
@@ -114,7 +112,7 @@ def doubts(config: Config, tuned: Mapping[str, Any], hardware: Mapping[str, Any]
         if there.get(key) != hardware.get(key)
     ]
     if other:
-        found.append(f"tuned on another machine ({'; '.join(other)}): run scripts/tune.py on this one")
+        found.append(f"tuned on another machine ({'; '.join(other)}): run jepa-jax tune on this one")
     before, now = flatten(tuned.get("config") or {}), flatten(config)
     skipped = (*KNOBS.values(), *NO_SPEED_KEYS)
     keys = [

@@ -150,7 +150,6 @@ def test_shipped_configs_are_listed_with_their_first_line():
         assert summary and f'"""{summary}\n' in (ROOT / "configs" / f"{name}.py").read_text()
 
 
-@pytest.mark.xfail(reason="the workdir is made before the data is opened")
 def test_a_refused_run_leaves_no_folder(tmp_path):
     flags = ["--config=quickstart", f"--workdir={tmp_path}/run", "--config.data.source=folder"]
     assert jepa_jax("train", *flags, f"--config.data.dir={tmp_path}/none").returncode == 2

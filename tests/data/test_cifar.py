@@ -95,8 +95,8 @@ def test_cifar10_limits_and_size(tmp_path, small_cifar):
 
 
 def test_cifar10_missing_and_truncated_files_are_named_with_the_fix(tmp_path, small_cifar):
-    fix = f"python scripts/prepare_data.py cifar10 --dir={tmp_path}"
-    with pytest.raises(UserError, match="data.dir is empty.*prepare_data.py cifar10"):
+    fix = f"jepa-jax prepare-data cifar10 --dir={tmp_path}"
+    with pytest.raises(UserError, match="data.dir is empty.*prepare-data cifar10"):
         opened("")
     with pytest.raises(UserError, match="no such file or folder"):
         opened(tmp_path / "nowhere")

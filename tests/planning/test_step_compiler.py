@@ -174,7 +174,7 @@ def test_data_of_any_kind_and_methods_of_the_user_are_planned(tmp_path, monkeypa
     unlabelled = StepCompiler(DataFacts(96, 0, image_spec(16, 1, labelled=False)), tmp_path)
     unlabelled.all_facts([Request(grey, TABLE["h100"])])
     own = load_config("quickstart", {"method.name": "tests.planning.fire_method:FireMethod", "data.batch_size": 16})
-    fires = StepCompiler(DataFacts.of(FireSource()), tmp_path)
+    fires = StepCompiler(DataFacts(50, 0, FireSource.spec), tmp_path)
     fires.all_facts([Request(own, TABLE["h100"])])
     assert seen == [
         {"image": ((16, 16, 16, 1), "uint8")},

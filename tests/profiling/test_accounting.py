@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from jepa_jax.profiling.accounting import Ledger, account, breakdown, percentages
 from jepa_jax.profiling.device_clock import DeviceClock
-from jepa_jax.profiling.sections import EpochSection, Phase, Section
-from jepa_jax.profiling.timers import Timeline
+from jepa_jax.profiling.sections import EpochSection, Phase, Section, Timeline
 
 NAMES = [section for section in Section if section not in (Section.COMPILE, Section.OTHER)]
 
