@@ -74,7 +74,10 @@ def test_wandb_gets_every_name_and_a_resumed_run_keeps_its_id(tmp_path, monkeypa
         sinks[-1].picture(12, "pictures", np.zeros((4, 4, 3), np.uint8))
         for sink in sinks:
             sink.close()
-        assert fake.logged == [(12, {"profiling/mfu": None, "train/loss": 2.0}), (12, {"pictures": ("image", (4, 4, 3))})]
+        assert fake.logged == [
+            (12, {"profiling/mfu": None, "train/loss": 2.0}),
+            (12, {"pictures": ("image", (4, 4, 3))}),
+        ]
         assert fake.ended and fake.settings["project"] == "mine" and fake.settings["resume"] == "allow"
         assert fake.settings["config"] == config.to_dict()
         ids.append(fake.settings["id"])
