@@ -12,49 +12,59 @@ What was measured is kept, and the same command continues. The last line is a JS
 failed.
 """
 
+import argparse
+import functools
 import json
 import pathlib
 import subprocess
 import sys
 from typing import Any
 
-from absl import app, flags
+from faulty_sweep import WAITS
 
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
 from jepa_jax.tuning.knob_effects import knob_effects
 from jepa_jax.tuning.rows import SweepRow
 from jepa_jax.tuning.speed_statistics import SpeedRatio, compare_speeds, fit_speeds
 
-_STUDY = flags.DEFINE_string("study", "profiling/sweeps/cpu.toml", "Sweeps num_workers with pipeline=device too.")
-_OUTPUT = flags.DEFINE_string("output_dir", "runs/check_noise", "Where results go.")
-_BATCH = flags.DEFINE_integer("slow_batch_size", 64, "Of the trial that is slowed, and of its twin.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("slow_repeats", 24, "Of each of the two.", lower_bound=2)
-
-ROOT = pathlib.Path(__file__).parents[1]
+FAULTY_SWEEP = pathlib.Path(__file__).with_name("faulty_sweep.py")
 OVERLAP = 0.9
 WIDER = 0.01
 SLOWED = 1  # of the two trials, numbered from 0
 
 
-def main(argv: list[str]) -> int:
-    from faulty_sweep import WAITS
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("study", "FILE", "sweeps num_workers with pipeline=device too", "profiling/sweeps/cpu.toml")
+    parser.add_flag("output_dir", "DIR", "folder of the results", "runs/check_noise")
+    parser.add_flag("repeats", "N", "of the study; by default its own", kind=int, least=2)
+    parser.add_flag("max_batches", "N", "measured batches of a trial; by default the study's own", kind=int, least=2)
+    parser.add_flag("slow_batch_size", "N", "of the trial that is slowed, and of its twin", 64, least=2)
+    parser.add_flag("slow_repeats", "N", "of each of the two", 24, least=2)
 
-    folder = pathlib.Path(_OUTPUT.value)
+
+def check_noise(arguments: argparse.Namespace, console: Console) -> Result:
+    folder = pathlib.Path(arguments.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    sweeps = [sweep(folder / f"{name}.json", *argv[1:]) for name in ("first", "second")]
+    given = {name: getattr(arguments, name) for name in ("repeats", "max_batches")}
+    more = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    sweep = functools.partial(run_sweep, arguments.study)
+    sweeps = [sweep(folder / f"{name}.json", *more) for name in ("first", "second")]
     overlaps = [
         overlap(a["samples_per_sec_ci95"], b["samples_per_sec_ci95"])
         for a, b in zip(*(document["rows"] for document in sweeps), strict=True)
     ]
     workers = [idle_knob(document["rows"]) for document in sweeps]
-    print("\n".join(entry["text"] for entry in workers))
     twins = sweep(
-        folder / "slowed.json", "--pipelines=device", f"--batch_sizes={_BATCH.value}", "--num_workers=0,1",
-        f"--repeats={_REPEATS.value}", *argv[1:], faults=f"{1 - SLOWED}:wait,{SLOWED}:slow",
+        folder / "slowed.json", *more, "--pipelines=device", f"--batch_sizes={arguments.slow_batch_size}",
+        "--num_workers=0,1", f"--repeats={arguments.slow_repeats}", faults=f"{1 - SLOWED}:wait,{SLOWED}:slow",
     )  # fmt: skip
     found = slow_down(twins["rows"])
     slower_by = WAITS["slow"]
     right = 1 / (1 + slower_by)
-    print(f"slowed by {slower_by:.0%}, so {right:.3f}x is right: measured {found}")
+    lines = [entry["text"] for entry in workers]
+    lines.append(f"slowed by {slower_by:.0%}, so {right:.3f}x is right: measured {found}")
     checks = {
         "overlapping": sum(overlaps) / len(overlaps) >= OVERLAP,
         "idle_knob_named": all(entry["effect"] == "none by construction" for entry in workers),
@@ -67,15 +77,14 @@ def main(argv: list[str]) -> int:
         "noise_percent": [document["conclusion"]["noise_percent"] for document in (*sweeps, twins)],
         "slow_down": found.to_dict(),
     }
-    print(json.dumps({**figures, **checks, "passed": all(checks.values())}))
-    return 0 if all(checks.values()) else 1
+    passed = all(checks.values())
+    return Result([{**figures, **checks, "passed": passed}], "\n".join(lines), 0 if passed else 1)
 
 
-def sweep(output: pathlib.Path, *more: str, faults: str = "") -> dict[str, Any]:
+def run_sweep(study: str, output: pathlib.Path, *more: str, faults: str = "") -> dict[str, Any]:
     """Runs a sweep of the study and returns its document."""
-    script = [str(ROOT / "profiling" / "faulty_sweep.py"), f"--faults={faults}"]
-    flags_given = [f"--study={_STUDY.value}", f"--output_json={output}", "--resume", *more]
-    subprocess.run([sys.executable, *script, *flags_given], check=True)
+    flags = [f"--faults={faults}", f"--study={study}", f"--output_json={output}", "--resume", *more]
+    subprocess.run([sys.executable, str(FAULTY_SWEEP), *flags], check=True, stdout=subprocess.DEVNULL)
     return json.loads(output.read_text())
 
 
@@ -97,4 +106,4 @@ def idle_knob(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(Command("check_noise", __doc__, add_flags, check_noise).main())

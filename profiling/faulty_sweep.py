@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jepa_jax.cli.sweep import main as sweep_command
+from jepa_jax.runtime.platforms import import_jax
 from jepa_jax.tuning import trial, trial_process
 from jepa_jax.tuning.rows import Figures
 from jepa_jax.tuning.settings import TrialRequest
@@ -65,6 +66,7 @@ class Wait:
 
 
 def measure(request: TrialRequest, fault: str) -> Figures:
+    import_jax()
     from jepa_jax.tuning import measurement
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
