@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         most: float | None = None,
         required: bool = False,
     ) -> None:
-        """Adds --name=VALUE, of type `kind` (default: that of `default`) and within limits; --help shows the default."""
+        """Adds --name=VALUE of type `kind` (default: that of `default`), within limits; --help shows the default."""
         kind = kind or (str if default is None else type(default))
         shown = f"{help} (default: {default})" if default not in (None, "") else help
         self.add_argument(
