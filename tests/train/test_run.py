@@ -85,7 +85,7 @@ def test_without_a_console_only_warnings_are_shown(capsys):
     [
         (dict(data__batch_size=4096), r"batch_size = 4096: the train split has 96 "),
         (dict(data__source="cifar10", data__dir="nowhere", data__image_size=32), r"nowhere.*prepare"),
-        (dict(data__source="imagenet"), r"data.source = 'imagenet': not one of shapes"),
+        (dict(data__source="imagenet"), r"data.source = 'imagenet'"),
         (dict(data__batch_size=12, mesh__data=8), r"config.data.batch_size = 12 .*8 devices; use a multiple of 8"),
     ],
 )
