@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.evals import trained_encoder
+from jepa_jax.evals import inference
 from jepa_jax.evals.evaluate import evaluate, without_large_parts
 from jepa_jax.evals.features import FeatureCache, Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
@@ -60,7 +60,7 @@ def test_arrays_for_figures_come_along_and_caps_are_stated(evaluation):
 
 
 def test_features_are_computed_once(run, record, monkeypatch):
-    monkeypatch.setattr(trained_encoder, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
+    monkeypatch.setattr(inference, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
     again = evaluate(run, protocols="linear_probe,feature_quality", limits=LIMITS, console=quiet())
     assert again.extends_earlier
     for name in ("linear_probe", "feature_quality"):
