@@ -73,7 +73,9 @@ def bench(arguments: argparse.Namespace, console: Console) -> Result:
     measured = []
     for repeat in range(arguments.repeats):
         measured.append(rates(step, key, images, views, arguments.seconds))
-        console.line(f"repeat {repeat + 1}: {measured[-1][0]:,.0f} views/s, {measured[-1][1]:,.0f} views per CPU second")
+        console.line(
+            f"repeat {repeat + 1}: {measured[-1][0]:,.0f} views/s, {measured[-1][1]:,.0f} views per CPU second"
+        )
     wall, cpu = zip(*measured, strict=True)
     result = {
         "views_per_sec": round(statistics.median(wall), 1),

@@ -2,10 +2,10 @@
 
   python profiling/bench_overhead.py [--pairs=12] [--cases=quickstart,small]
 
-Two sessions of one run, one of them profiled, train with the same compiled step and take turns: a quarter of an epoch of
-one, a quarter of an epoch of the other, in alternating order. The profiled session does everything that profiling a run
-takes: the clock of the device, the monitor, recordings of two steps, the account of each epoch and the files that it
-writes. The small case has steps of a few milliseconds, where the costs per step weigh most. The overhead is the mean
+Two sessions of one run, one of them profiled, train with the same compiled step and take turns: a quarter of an epoch
+of one, a quarter of an epoch of the other, in alternating order. The profiled session does everything that profiling a
+run takes: the clock of the device, the monitor, recordings of two steps, the account of each epoch and the files that
+it writes. The small case has steps of a few milliseconds, where the costs per step weigh most. The overhead is the mean
 over pairs of epochs of CPU time (all threads of the process) with its 95 % interval; wall time is printed too.
 """
 

@@ -130,7 +130,7 @@ def median_phases(recordings: Sequence["DeviceTime"]) -> tuple[dict[str, float],
 def shares_of(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
     """Returns percent of the step by part: traced, timed, and timed with a forward pass that keeps its results."""
     running = Running(encoder, batch_size=BATCH_SIZE)
-    calls = [*partial_programs(running), running]
+    calls: list[Callable[[], Any]] = [*partial_programs(running), running]
     for call in calls:
         cpu_seconds(call)
     times, recordings = [], []

@@ -1,13 +1,14 @@
-"""Checks that a sweep survives whatever happens to it: 12 trials of a tiny config on the CPU, with drawn images.
+"""Checks that a sweep survives failing trials and being killed: 12 trials of a tiny config on the CPU.
 
-    python profiling/check_sweep.py [--output_dir=FOLDER] [--time_limit=60]
+  python profiling/check_sweep.py [--output_dir=FOLDER] [--time_limit=60]
 
 One trial really runs out of memory (a limit of its address space), one aborts, one hangs until its time is up
-(profiling/faulty_sweep.py). Half-way the sweep is killed with SIGKILL and then resumed. Checked: 9 good rows, 3 with
-the right reasons, no trial measured twice, none left running. Takes about three minutes. The last line is a JSON
-object; exit code 1 if anything failed.
+(profiling/faulty_sweep.py). Half-way the sweep is killed with SIGKILL and then resumed. There must be 9 good rows and 3
+with the right reasons, no trial measured twice and none left running. Takes about three minutes. Exit code 1 if
+anything failed.
 """
 
+import argparse
 import collections
 import json
 import os
@@ -19,10 +20,11 @@ import tempfile
 import time
 
 import psutil
-from absl import app, flags
 
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where results go; default: a temporary folder.")
-_TIME_LIMIT = flags.DEFINE_float("time_limit", 60.0, "Of a trial, in seconds; a slow machine needs more.")
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
 
 ROOT = pathlib.Path(__file__).parents[1]
 FAULTS = {9: "out_of_memory", 5: "crash", 7: "hang"}  # 9 has the largest batch: no other trial is skipped for it
@@ -30,7 +32,12 @@ STATUS = {"out_of_memory": "out_of_memory", "crash": "crashed", "hang": "timed_o
 REASON = {"out_of_memory": "RESOURCE_EXHAUSTED", "crash": "SIGABRT", "hang": "--time_limit"}
 
 
-def command(output: pathlib.Path) -> list[str]:
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("output_dir", "DIR", "folder of the results; by default a temporary one")
+    parser.add_flag("time_limit", "SECONDS", "time limit of a trial; a slow machine needs more", 60.0, least=1)
+
+
+def sweep_command(output: pathlib.Path, time_limit: float) -> list[str]:
     return [
         sys.executable,
         str(ROOT / "profiling" / "faulty_sweep.py"),
@@ -42,7 +49,7 @@ def command(output: pathlib.Path) -> list[str]:
         "--max_batches=16",
         "--repeats=1",
         "--use_dummy_data",
-        f"--time_limit={_TIME_LIMIT.value}",
+        f"--time_limit={time_limit}",
         f"--output_json={output}",
         "--resume",
     ]
@@ -57,10 +64,10 @@ def measured(output: pathlib.Path) -> dict[int, list]:
     return {index: row["repeats"] for index, row in enumerate(rows) if row["repeats"]}
 
 
-def kill_half_way(output: pathlib.Path, log: pathlib.Path) -> tuple[dict[int, list], list[int]]:
+def kill_half_way(command: list[str], output: pathlib.Path, log: pathlib.Path) -> tuple[dict[int, list], list[int]]:
     """Starts the sweep and kills it in its seventh trial; returns the repeats on disk and its child processes."""
     with open(log, "wb") as stderr:
-        process = subprocess.Popen(command(output), stdout=subprocess.DEVNULL, stderr=stderr)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     while len(measured(output)) < 6:
         if process.poll() is not None:
             sys.exit(f"the sweep ended by itself with code {process.returncode}; see {log}")
@@ -72,18 +79,17 @@ def kill_half_way(output: pathlib.Path, log: pathlib.Path) -> tuple[dict[int, li
     return measured(output), children
 
 
-def main(argv: list[str]) -> int:
-    del argv
-    folder = pathlib.Path(_OUTPUT_DIR.value or tempfile.mkdtemp())
+def check(arguments: argparse.Namespace, console: Console) -> Result:
+    folder = pathlib.Path(arguments.output_dir or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "sweep.json"
     if output.exists():
-        sys.exit(f"--output_dir={folder}: holds a sweep already; use another")
+        raise UserError(f"--output_dir={folder}: holds a sweep already; use another")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    before, children = kill_half_way(output, folder / "first.txt")
+    command = sweep_command(output, arguments.time_limit)
+    before, children = kill_half_way(command, output, folder / "first.txt")
     with open(folder / "second.txt", "wb") as stderr:
-        resumed = subprocess.run(command(output), stdout=subprocess.PIPE, stderr=stderr, text=True)
-    print(resumed.stdout)
+        resumed = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     rows = json.loads(output.read_text())["rows"]
     said = [(folder / name).read_text() for name in ("first.txt", "second.txt")]
     # One line per repeat: its number, then the combination.
@@ -101,11 +107,12 @@ def main(argv: list[str]) -> int:
         "best_printed": json.loads(resumed.stdout.splitlines()[-1])["best"] is not None,
     }
     for index in FAULTS:
-        print(f"trial {index}: {rows[index]['status']}: {rows[index]['reason']}")
-    print(f"on disk when killed: {len(before)} of 12; results in {folder}")
-    print(json.dumps({**checks, "passed": all(checks.values())}))
-    return 0 if all(checks.values()) else 1
+        console.line(f"trial {index}: {rows[index]['status']}: {rows[index]['reason']}")
+    text = f"on disk when killed: {len(before)} of 12; results in {folder}"
+    passed = all(checks.values())
+    return Result([{**checks, "passed": passed}], text, 0 if passed else 1)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command = Command("profiling/check_sweep.py", __doc__, add_flags, check, uses_jax=False, program="python")
+    sys.exit(command.main())

@@ -1,10 +1,11 @@
 """Runs `jepa-jax sweep` with trials that fail, or are slowed, on purpose; for checks and tests.
 
-    python profiling/faulty_sweep.py --faults=3:out_of_memory,5:crash,7:hang --config=... --output_json=...
+  python profiling/faulty_sweep.py --faults=3:out_of_memory,5:crash,7:hang --config=... --output_json=...
 
-Trials are numbered from 0 in the order of the rows. Faults happen where a real trial would meet them, when the step is
-compiled and about to run: `out_of_memory` limits the address space and asks XLA for more, `crash` aborts, `hang`
-sleeps. `wait` waits for each step to be complete, and `slow` does so for a tenth of the step's time longer.
+The first flag is --faults, all others are those of jepa-jax sweep. Trials are numbered from 0 in the order of the rows.
+Faults happen where a real trial would meet them, when the step is compiled and about to run: `out_of_memory` limits the
+address space and asks XLA for more, `crash` aborts, `hang` sleeps. `wait` waits for each step to be complete, and
+`slow` waits for a tenth of the step's time longer.
 
 With two files as arguments, as a sweep starts it, this is the process of one trial.
 """
@@ -16,12 +17,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jepa_jax.cli.sweep import main as sweep_command
-from jepa_jax.tuning import trial, trial_process
-from jepa_jax.tuning.rows import Figures
-from jepa_jax.tuning.settings import TrialRequest
+from jepa_jax.runtime.platforms import import_jax
+
+if TYPE_CHECKING:
+    from jepa_jax.tuning.rows import Figures
+    from jepa_jax.tuning.settings import TrialRequest
 
 VARIABLE = "JEPA_JAX_FAULTS"
 HEADROOM_BYTES = 2**28  # left when memory runs out, for messages to be written
@@ -64,7 +67,7 @@ class Wait:
         self._began = time.perf_counter()
 
 
-def measure(request: TrialRequest, fault: str) -> Figures:
+def measure(request: "TrialRequest", fault: str) -> "Figures":
     from jepa_jax.tuning import measurement
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -84,6 +87,12 @@ def parse_faults(text: str) -> dict[int, str]:
 
 
 def main(arguments: list[str]) -> int:
+    if len(arguments) < 2:
+        print(__doc__)
+        return 0 if arguments == ["--help"] else 2
+    import_jax()
+    from jepa_jax.tuning import trial, trial_process
+
     if arguments[0].startswith("--faults="):
         os.environ[VARIABLE] = arguments[0].partition("=")[2]  # processes of trials inherit it
         trial_process.TRIAL_COMMAND = (sys.executable, __file__)
