@@ -203,11 +203,9 @@ def check(arguments: argparse.Namespace, console: Console) -> Result:
                 f"keeping {keeping:5.1f} %   {verdict}"
             )
     twice = result["doubled_optimizer"] = doubled_optimizer(arguments.rounds)
-    text = (
-        f"optimizer, once and twice: {twice['share_once']:.1f} and {twice['share_twice']:.1f} % of the step, "
-        f"{1e3 * twice['seconds_once']:.2f} and {1e3 * twice['seconds_twice']:.2f} ms"
-    )
-    return Result([result], text)
+    shares = f"{twice['share_once']:.1f} and {twice['share_twice']:.1f} % of the step"
+    times = f"{1e3 * twice['seconds_once']:.2f} and {1e3 * twice['seconds_twice']:.2f} ms"
+    return Result([result], f"optimizer, once and twice: {shares}, {times}")
 
 
 if __name__ == "__main__":

@@ -23,11 +23,9 @@ def check(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.evals.trained_encoder import load
 
     result = held_out_reconstruction(load(arguments.workdir))
-    text = (
-        f"error {result['error']:.4f}, of the visible mean {result['visible_mean_error']:.4f}, "
-        f"ratio {result['ratio']:.3f} over {result['images']:,} held-out images"
-    )
-    return Result([result], text)
+    errors = f"error {result['error']:.4f}, of the visible mean {result['visible_mean_error']:.4f}"
+    ratio = f"ratio {result['ratio']:.3f} over {result['images']:,} held-out images"
+    return Result([result], f"{errors}, {ratio}")
 
 
 if __name__ == "__main__":
