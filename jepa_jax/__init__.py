@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
-    from jepa_jax.evals.inference import ImageEncoder
+    from jepa_jax.evals.inference import FrozenEncoder
 
 __all__ = ["get_config", "load_encoder", "train"]
 
@@ -58,7 +58,7 @@ def train(config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto"
     return train_with_report(config, workdir, resume=resume, console=Console())
 
 
-def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "ImageEncoder":
+def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "FrozenEncoder":
     """Returns the encoder of a run's newest checkpoint, which maps uint8 images [N, H, W, C] to features [N, F].
 
     Args:

@@ -1,6 +1,6 @@
 """Checks that a sweep survives failing trials and being killed: 12 trials of a tiny config on the CPU.
 
-  python profiling/check_sweep.py [--output_dir=FOLDER] [--time_limit=60]
+  python profiling/check_sweep.py [--output_dir=DIR] [--time_limit=60]
 
 One trial really runs out of memory (a limit of its address space), one aborts, one hangs until its time is up
 (profiling/faulty_sweep.py). Half-way the sweep is killed with SIGKILL and then resumed. There must be 9 good rows and 3
@@ -70,7 +70,7 @@ def kill_half_way(command: list[str], output: pathlib.Path, log: pathlib.Path) -
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     while len(measured(output)) < 6:
         if process.poll() is not None:
-            sys.exit(f"the sweep ended by itself with code {process.returncode}; see {log}")
+            raise UserError(f"the sweep ended by itself with code {process.returncode}; see {log}")
         time.sleep(0.2)
     time.sleep(1.5)  # into the next trial
     children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
@@ -79,14 +79,14 @@ def kill_half_way(command: list[str], output: pathlib.Path, log: pathlib.Path) -
     return measured(output), children
 
 
-def check(arguments: argparse.Namespace, console: Console) -> Result:
+def check_sweep(arguments: argparse.Namespace, console: Console) -> Result:
     folder = pathlib.Path(arguments.output_dir or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "sweep.json"
     if output.exists():
         raise UserError(f"--output_dir={folder}: holds a sweep already; use another")
-    os.environ["JAX_PLATFORMS"] = "cpu"
     command = sweep_command(output, arguments.time_limit)
+    os.environ["JAX_PLATFORMS"] = "cpu"
     before, children = kill_half_way(command, output, folder / "first.txt")
     with open(folder / "second.txt", "wb") as stderr:
         resumed = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -106,13 +106,11 @@ def check(arguments: argparse.Namespace, console: Console) -> Result:
         "none_left_running": not any(psutil.pid_exists(pid) for pid in children),
         "best_printed": json.loads(resumed.stdout.splitlines()[-1])["best"] is not None,
     }
-    for index in FAULTS:
-        console.line(f"trial {index}: {rows[index]['status']}: {rows[index]['reason']}")
-    text = f"on disk when killed: {len(before)} of 12; results in {folder}"
+    lines = [f"trial {index}: {rows[index]['status']}: {rows[index]['reason']}" for index in FAULTS]
+    lines.append(f"on disk when killed: {len(before)} of 12; results in {folder}")
     passed = all(checks.values())
-    return Result([{**checks, "passed": passed}], text, 0 if passed else 1)
+    return Result([{**checks, "passed": passed}], "\n".join(lines), 0 if passed else 1)
 
 
 if __name__ == "__main__":
-    command = Command("profiling/check_sweep.py", __doc__, add_flags, check, uses_jax=False, program="python")
-    sys.exit(command.main())
+    sys.exit(Command("profiling/check_sweep.py", __doc__, add_flags, check_sweep, program="python").main())

@@ -18,16 +18,17 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.runner import Runner
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, override_flags
-
-if TYPE_CHECKING:
-    from jepa_jax.tuning.rows import SweepRow
-    from jepa_jax.tuning.settings import TrialRequest
+from jepa_jax.tuning.rows import SweepRow
+from jepa_jax.tuning.settings import Combination, TrialRequest
+from jepa_jax.tuning.speed_statistics import FASTER, SAME, compare_speeds, geometric_mean, t_interval
+from jepa_jax.tuning.trial_process import STOP_SECONDS, run_trial
 
 LISTS = {
     "batch_sizes": "32,64,128,256", "num_workers": "0,1", "precisions": "float32,bfloat16", "remats": "none",
@@ -53,40 +54,28 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(command: str, *flags: str) -> dict[str, Any]:
-    """Runs a command of jepa-jax and returns its result; its messages pass through."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "jepa_jax", command, *flags], stdout=subprocess.PIPE, text=True, check=False
-    )
+    """Returns the last line of a command as an object; its messages pass through."""
+    ended = subprocess.run([sys.executable, "-m", "jepa_jax", command, *flags], stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         raise SystemExit(f"jepa-jax {command} ended with exit code {ended.returncode}")
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def duel(
-    config: Any, chosen: dict[str, Any], best: dict[str, Any], folder: pathlib.Path, *, rounds: int, batches: int
-) -> tuple[dict[str, Any], list["SweepRow"]]:
+def duel(requests: Sequence[TrialRequest], rounds: int, folder: pathlib.Path) -> tuple[dict[str, Any], list[SweepRow]]:
     """Returns the speed of the choice over that of the best, from trials in turn, and their rows."""
-    from jepa_jax.tuning.rows import SweepRow
-    from jepa_jax.tuning.settings import Combination, TrialRequest
-    from jepa_jax.tuning.speed_statistics import compare_speeds
-    from jepa_jax.tuning.trial_process import STOP_SECONDS, run_trial
-
     runner = Runner(folder, grace=STOP_SECONDS)
-    rows = [SweepRow(Combination.from_dict(values)) for values in (chosen, best)]
+    rows = [SweepRow(request.combination) for request in requests]
     for number in range(rounds):
         for index in (0, 1) if number % 2 else (1, 0):
-            request = TrialRequest(config, rows[index].combination, max_batches=batches)
-            result = run_trial(runner, request, time_limit=600.0)
+            result = run_trial(runner, requests[index], time_limit=600.0)
             rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
     return compare_speeds(rows[0], rows[1]).to_dict(), rows
 
 
 def trainings(
-    request: "TrialRequest", folder: pathlib.Path, flags: list[str], *, rounds: int, console: Console
+    request: TrialRequest, rounds: int, folder: pathlib.Path, flags: tuple[str, ...]
 ) -> tuple[list[float], list[float]]:
     """Returns images per second of trials of the choice and of trainings with it, in turn."""
-    from jepa_jax.tuning.trial_process import STOP_SECONDS, run_trial
-
     runner = Runner(folder / "promise", grace=STOP_SECONDS)
     trials, trained = [], []
     for number in range(rounds):
@@ -96,9 +85,9 @@ def trainings(
         if result.figures is None:
             raise SystemExit(f"a trial of the choice failed: {result.reason}")
         trials.append(result.figures.samples_per_sec)
-        length = f"--config.train.max_steps={request.max_batches}"
-        trained.append(run("train", *flags, f"--workdir={workdir}", *LEAN, length)["images_per_sec"])
-        console.line(f"trial {trials[-1]:.0f}, training {trained[-1]:.0f} images/s")
+        steps = f"--config.train.max_steps={request.max_batches}"
+        trained.append(run("train", *flags, f"--workdir={workdir}", *LEAN, steps)["images_per_sec"])
+        print(f"trial {trials[-1]:.0f}, training {trained[-1]:.0f} images/s", file=sys.stderr)
     return trials, trained
 
 
@@ -109,35 +98,31 @@ def distinct_executions(rows: list[dict[str, Any]]) -> int:
     return len(set(known)) + len(prints) - len(known)
 
 
-def check(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.settings import Combination, TrialRequest
-    from jepa_jax.tuning.speed_statistics import FASTER, SAME, geometric_mean, t_interval
+def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.tuning.tuned_file import read_tuned
 
-    folder = pathlib.Path(arguments.output_dir)
-    shared = [f"--config={arguments.config}", *override_flags(arguments)]
-    lists = [f"--{name}={getattr(arguments, name)}" for name in LISTS]
-    search = [f"--budget={arguments.budget}", f"--output_dir={folder / 'tune'}", "--resume"]
-    grid = [f"--repeats={arguments.repeats}", f"--max_batches={arguments.max_batches}", "--resume"]
-    tuned = run("tune", *shared, *lists, *search)
-    sweep = run("sweep", *shared, *lists, *grid, f"--output_json={folder / 'sweep.json'}")
-    chosen, best = tuned["chosen"], sweep["best"]
-    given, rounds = read_tuned(tuned["tuned"])["config"], arguments.rounds
-    ratio: dict[str, Any] = {"verdict": SAME}
-    rows: list[SweepRow] = []
-    if chosen != best:
-        ratio, rows = duel(given, chosen, best, folder / "duel", rounds=rounds, batches=2 * arguments.max_batches)
-    steps = max(30, round(arguments.train_seconds * tuned["samples_per_sec"] / chosen["batch_size"]))
-    request = TrialRequest(given, Combination.from_dict(chosen), max_batches=steps)
-    with_tuned = [*shared, f"--tuned={tuned['tuned']}"]
-    trials_beside, trained = trainings(request, folder, with_tuned, rounds=rounds, console=console)
+    folder, rounds = pathlib.Path(arguments.output_dir), arguments.rounds
+    shared = (f"--config={arguments.config}", *override_flags(arguments))
+    lists = tuple(f"--{name}={getattr(arguments, name)}" for name in LISTS)
+    tuned = run("tune", *shared, *lists, f"--budget={arguments.budget}", f"--output_dir={folder / 'tune'}", "--resume")
+    sweep = run(
+        "sweep", *shared, *lists, f"--output_json={folder / 'sweep.json'}", "--resume",
+        f"--repeats={arguments.repeats}", f"--max_batches={arguments.max_batches}",
+    )  # fmt: skip
+    given: Mapping[str, Any] = read_tuned(tuned["tuned"])["config"]
+    chosen, best = (Combination.from_dict(values) for values in (tuned["chosen"], sweep["best"]))
+    requests = [TrialRequest(given, one, max_batches=2 * arguments.max_batches) for one in (chosen, best)]
+    ratio, rows = ({"verdict": SAME}, []) if chosen == best else duel(requests, rounds, folder / "duel")
+    steps = max(30, round(arguments.train_seconds * tuned["samples_per_sec"] / chosen.batch_size))
+    request = TrialRequest(given, chosen, max_batches=steps)
+    trials_beside, trained = trainings(request, rounds, folder, (*shared, f"--tuned={tuned['tuned']}"))
     ratios = [training / trial for training, trial in zip(trained, trials_beside, strict=True)]
     reached = geometric_mean(ratios)
     distinct = distinct_executions(json.loads((folder / "sweep.json").read_text())["rows"])
     trials = distinct * arguments.repeats
     result = {
-        "chosen": chosen,
-        "best": best,
+        "chosen": tuned["chosen"],
+        "best": sweep["best"],
         "chosen_over_best": ratio,
         "duel_images_per_sec": [row.samples_per_sec for row in rows],
         "tune_trials": tuned["trials"],
@@ -159,10 +144,8 @@ def check(arguments: argparse.Namespace, console: Console) -> Result:
         "promise_kept": abs(reached - 1) <= TOLERANCE,
     }
     passed = result["not_slower"] and result["at_most_a_third"] and result["promise_kept"]
-    text = f"{tuned['trials']} trials of {trials}; training reaches {reached:.2f} of the trials beside it"
-    return Result([result], text, 0 if passed else 1)
+    return Result([result], f"chosen over best: {ratio}; training over trials: {reached:.3f}", 0 if passed else 1)
 
 
 if __name__ == "__main__":
-    command = Command("profiling/check_tune.py", __doc__, add_flags, check, program="python")
-    sys.exit(command.main())
+    sys.exit(Command("profiling/check_tune.py", __doc__, add_flags, check_tune, program="python").main())

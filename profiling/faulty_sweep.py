@@ -17,14 +17,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jepa_jax.cli.sweep import main as sweep_command
 from jepa_jax.runtime.platforms import import_jax
-
-if TYPE_CHECKING:
-    from jepa_jax.tuning.rows import Figures
-    from jepa_jax.tuning.settings import TrialRequest
+from jepa_jax.tuning import trial, trial_process
+from jepa_jax.tuning.rows import Figures
+from jepa_jax.tuning.settings import TrialRequest
 
 VARIABLE = "JEPA_JAX_FAULTS"
 HEADROOM_BYTES = 2**28  # left when memory runs out, for messages to be written
@@ -67,7 +66,8 @@ class Wait:
         self._began = time.perf_counter()
 
 
-def measure(request: "TrialRequest", fault: str) -> "Figures":
+def measure(request: TrialRequest, fault: str) -> Figures:
+    import_jax()
     from jepa_jax.tuning import measurement
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -90,9 +90,6 @@ def main(arguments: list[str]) -> int:
     if len(arguments) < 2:
         print(__doc__)
         return 0 if arguments == ["--help"] else 2
-    import_jax()
-    from jepa_jax.tuning import trial, trial_process
-
     if arguments[0].startswith("--faults="):
         os.environ[VARIABLE] = arguments[0].partition("=")[2]  # processes of trials inherit it
         trial_process.TRIAL_COMMAND = (sys.executable, __file__)

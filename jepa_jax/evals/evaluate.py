@@ -119,11 +119,10 @@ def scatter_points(encoder: TrainedEncoder, level: int, limits: Limits) -> Split
 
 def patch_maps(encoder: TrainedEncoder) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns some test images and their patch features; None without images, or without a grid of patches."""
-    if "image" not in encoder.test.spec:
+    if "image" not in encoder.test.spec or not encoder.has_patches:
         return None
     images = encoder.test.batch(np.arange(min(PICTURED_IMAGES, len(encoder.test))))["image"]
-    maps = encoder.patch_features(images)
-    return None if maps is None else (images, maps)
+    return images, encoder.patch_tokens(images)
 
 
 def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:

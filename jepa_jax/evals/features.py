@@ -6,7 +6,7 @@ import json
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -45,7 +45,6 @@ def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
 def extract(
     encode: Callable[[Batch], jax.Array],
     source: Source,
-    *,
     batch_size: int,
     sharding: jax.sharding.NamedSharding,
     on_images: OnCount = ignore,
@@ -72,26 +71,6 @@ def one_late(items: Iterable[Item]) -> Iterator[Item]:
     yield from made
 
 
-class Cache(Protocol):
-    """Keeps splits by name."""
-
-    def get(self, name: str, compute: Callable[[], Split]) -> Split:
-        """Returns the split of this name; computes it if it is not there."""
-        ...
-
-
-class MemoryCache:
-    """Splits in memory."""
-
-    def __init__(self) -> None:
-        self._splits: dict[str, Split] = {}
-
-    def get(self, name: str, compute: Callable[[], Split]) -> Split:
-        if name not in self._splits:
-            self._splits[name] = compute()
-        return self._splits[name]
-
-
 class FeatureCache:
     """Splits in a folder, all of one encoder on one data set; removes those of any other."""
 
@@ -105,6 +84,7 @@ class FeatureCache:
                 path.unlink(missing_ok=True)
 
     def get(self, name: str, compute: Callable[[], Split]) -> Split:
+        """Returns the split of this name; computes it if it is not there."""
         path = self._folder / f"{self._prefix}_{name}.npz"
         try:
             with np.load(path) as stored:

@@ -1,8 +1,9 @@
-"""Encoders of trained runs: restored from a checkpoint, called with images."""
+"""Encoders with fixed weights: of a run's checkpoint, called with images or applied to whole data sources."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -10,78 +11,134 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import abstract_batch, image_spec
+from jepa_jax.data.contract import Source, abstract_batch, image_spec
+from jepa_jax.evals.features import OnCount, Split, extract, ignore
 from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import Checkpoints
-from jepa_jax.program.config import resolve_config
-from jepa_jax.program.step import TrainState, evaluated_variables, make_feature_step, make_statistics_step
+from jepa_jax.program.config import changed_config, resolve_config
+from jepa_jax.program.step import (
+    TrainState,
+    evaluated_variables,
+    make_feature_step,
+    make_statistics_step,
+    with_statistics,
+)
 from jepa_jax.program.workdir import Workdir
-from jepa_jax.runtime.mesh import make_mesh
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from jepa_jax.runtime.start import start_compile_cache
 
+Self = TypeVar("Self", bound="FrozenEncoder")
 
-class EncoderFunctions:
-    """Compiled functions (params, stats, batch) of a program's encoder; each is compiled once, whatever its weights."""
 
-    def __init__(self, program: Program):
-        self.program = program
-        self._features: dict[tuple[int, bool], Callable[[Any, Any, Batch], jax.Array]] = {}
-        self.statistics = make_statistics_step(program.method, program.factory, program.mesh)
-        self.feature_map = jax.jit(self._feature_map)
+@dataclasses.dataclass(frozen=True)
+class FrozenEncoder:
+    """An encoder with fixed weights; copies with other weights share its compiled functions.
 
-    def features(self, level: int = 0, normalised: bool = True) -> Callable[[Any, Any, Batch], jax.Array]:
-        """Returns the function that computes features [B, F]."""
-        if (level, normalised) not in self._features:
-            self._features[level, normalised] = make_feature_step(
-                self.program.method, self.program.factory, self.program.mesh, level=level, normalised=normalised
-            )
-        return self._features[level, normalised]
+    Call it with uint8 images [N, image_size, image_size, channels] to get their features [N, feature_dim] in float32.
+    """
+
+    config: Config
+    program: Program
+    params: Any
+    stats: Any
+    compiled: dict[Any, Callable[[Any, Any, Batch], Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def image_size(self) -> int:
+        """Pixels per side of the images that it takes."""
+        return self.config.data.image_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images that it takes."""
+        return self.config.data.channels
+
+    @property
+    def feature_dim(self) -> int:
+        """How many numbers per image it returns."""
+        return jax.eval_shape(self._features(0, True), self.params, self.stats, self._abstract_batch()).shape[-1]
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether it has features of patches."""
+        return jax.eval_shape(self._feature_map, self.params, self.stats, self._abstract_batch()) is not None
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return self._in_batches(self._features(0, True), images)
+
+    def patch_tokens(self, images: np.ndarray) -> np.ndarray:
+        """Returns features of each patch of uint8 images: [N, rows, columns, F] in float32.
+
+        Raises:
+          UserError: the encoder has no grid of patches.
+        """
+        if not self.has_patches:
+            raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
+        return self._in_batches(self.compiled.setdefault("patches", jax.jit(self._feature_map)), images)
 
     def _feature_map(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
         return self.program.method.feature_map(self.program.factory.merge(params, stats), batch)
 
+    def _features(self, level: int, normalised: bool) -> Callable[[Any, Any, Batch], jax.Array]:
+        method, factory, mesh = self.program.method, self.program.factory, self.program.mesh
+        if (level, normalised) not in self.compiled:
+            step = make_feature_step(method, factory, mesh, level=level, normalised=normalised)
+            self.compiled[level, normalised] = step
+        return self.compiled[level, normalised]
 
-class ImageEncoder:
-    """A trained encoder. Images are computed in batches of one size, so that nothing is compiled twice.
+    def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return abstract_batch(image_spec(self.image_size, self.channels, labelled=False), self.config.eval.batch_size)
 
-    Attributes:
-      image_size: pixels per side of the images it takes.
-      channels: channels of the images it takes.
-      feature_dim: how many numbers per image it returns.
-    """
-
-    def __init__(self, config: Config, functions: EncoderFunctions, variables: tuple[Any, Any], batch_size: int):
-        self.image_size, self.channels = config.data.image_size, config.data.channels
-        self._functions, self._variables, self._batch_size = functions, variables, batch_size
-        batch = abstract_batch(image_spec(self.image_size, self.channels, labelled=False), batch_size)
-        self.feature_dim: int = jax.eval_shape(functions.features(), *variables, batch).shape[-1]
-        self._grid = jax.eval_shape(functions.feature_map, *variables, batch)
-
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Returns features [N, feature_dim] in float32 of uint8 images [N, image_size, image_size, channels]."""
-        return self._apply(self._functions.features(), images, (self.feature_dim,))
-
-    def patch_tokens(self, images: np.ndarray) -> np.ndarray:
-        """Returns features of each patch, [N, rows, columns, F] in float32; UserError for encoders without patches."""
-        if self._grid is None:
-            raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
-        return self._apply(self._functions.feature_map, images, self._grid.shape[1:])
-
-    def _apply(self, function: Callable[..., Any], images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _in_batches(self, function: Callable[..., jax.Array], images: np.ndarray) -> np.ndarray:
+        """Applies a function to any number of images, in batches of one size."""
         images, wanted = np.asarray(images), (self.image_size, self.image_size, self.channels)
         if images.dtype != np.uint8 or images.shape[1:] != wanted:
             takes = f"uint8 [N, {', '.join(map(str, wanted))}] with values 0..255"
             raise UserError(f"images: {images.dtype} {images.shape}; this encoder takes {takes}")
-        size, results = self._batch_size, [np.zeros((0, *shape), np.float32)]
-        for start in range(0, len(images), size):
+        size, results = self.config.eval.batch_size, []
+        for start in range(0, max(len(images), 1), size):
             part = images[start : start + size]
             padded = np.pad(part, ((0, size - len(part)), (0, 0), (0, 0), (0, 0)))
-            results.append(np.asarray(function(*self._variables, {"image": padded}), np.float32)[: len(part)])
+            result = function(self.params, self.stats, {"image": padded})
+            results.append(np.asarray(result, np.float32)[: len(part)])
         return np.concatenate(results)
 
+    def extract(self, source: Source, level: int = 0, normalised: bool = True, on_images: OnCount = ignore) -> Split:
+        """Returns the features of a whole source; not `normalised`: before the encoder's last layer norm."""
+        encode, sharding = self._features(level, normalised), batch_sharding(self.program.mesh)
+        size = self.config.eval.batch_size
+        return extract(lambda batch: encode(self.params, self.stats, batch), source, size, sharding, on_images)
 
-def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> ImageEncoder:
+    def with_weights(self: Self, params: Any, stats: Any) -> Self:
+        """Returns the encoder with other weights."""
+        return dataclasses.replace(self, params=params, stats=stats)
+
+    def calibrated(self: Self, source: Source, num_images: int, on_images: OnCount = ignore) -> Self:
+        """Returns the encoder with batch statistics averaged over unaugmented images of a source; 0 changes nothing.
+
+        An encoder that is trained on small crops has running statistics of crops, but it is used on whole images.
+        """
+        mesh, statistics = self.program.mesh, self.compiled.get("statistics")
+        size = min(self.config.eval.batch_size, len(source)) // mesh.size * mesh.size
+        if num_images == 0 or size == 0 or not jax.tree.leaves(self.stats):
+            return self
+        if statistics is None:
+            statistics = make_statistics_step(self.program.method, self.program.factory, mesh)
+            self.compiled["statistics"] = statistics
+        seen = []
+        for start in range(0, num_images, size):
+            indices = np.arange(start, start + size) % len(source)
+            own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
+            sharding = batch_sharding(mesh)
+            batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
+            seen.append(statistics(self.params, self.stats, batch))
+            on_images(size)
+        mean = jax.tree.map(lambda *leaves: leaves[0] if len(leaves) == 1 else sum(leaves) / len(leaves), *seen)
+        return self.with_weights(self.params, with_statistics(self.stats, mean))
+
+
+def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:
     """Returns the encoder of a run's newest checkpoint.
 
     Args:
@@ -91,12 +148,11 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Image
     Raises:
       UserError: the folder holds no run, or no checkpoint yet.
     """
-    config = run_config(workdir)
+    config = changed_config(run_config(workdir), {"eval.batch_size": batch_size})
     program, state = restore_state(config, workdir, make_mesh(1, 1))
     if not hasattr(program.method, "features"):
         raise UserError(f"{workdir}: config.method.name = {config.method.name!r} learns no encoder")
-    variables = evaluated_variables(state, config.eval.weights)
-    return ImageEncoder(config, EncoderFunctions(program), variables, batch_size)
+    return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
 
 
 def run_config(workdir: str | pathlib.Path) -> Config:
@@ -114,13 +170,10 @@ def restore_state(config: Config, workdir: str | pathlib.Path, mesh: Mesh) -> tu
     """Returns the program of a run and the state of its newest checkpoint; its data need not be there."""
     start_compile_cache()
     with Checkpoints(Workdir(workdir).checkpoints, read_only=True) as checkpoints:
-        probe = checkpoints.shape("params/probe/bias")
+        probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
         spec = image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
+        classes = probe[0] if probe else 0
         program = build_program(
-            config,
-            num_train=config.data.batch_size,
-            num_classes=probe[0] if probe else 0,
-            sample=abstract_batch(spec, config.data.batch_size),
-            mesh=mesh,
+            config, num_train=size, num_classes=classes, sample=abstract_batch(spec, size), mesh=mesh
         )
         return program, checkpoints.restore(program.factory.abstract)[0]

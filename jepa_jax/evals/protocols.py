@@ -92,7 +92,7 @@ def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress:
             encoder.params,
             encoder.stats,
             apply=fine_tuning.train_mode(encoder.program, level),
-            extract=lambda params, stats, source: encoder.extract(source, level, weights=(params, stats)),
+            extract=lambda params, stats, source: encoder.with_weights(params, stats).extract(source, level),
         ),
         (Subset(encoder.train, chosen), encoder.test),
         Split(train.features[chosen], train.labels[chosen]),

@@ -60,16 +60,12 @@ def sort_rows(rows: Iterable[StudyRow]) -> list[StudyRow]:
     return sorted(rows, key=lambda row: (row.lr or 0, row.epochs, row.seed))
 
 
-def count_rows(rows: Sequence[StudyRow]) -> dict[str, int]:
-    return {"runs": len(rows), "finished": sum(row.status == FINISHED for row in rows)}
-
-
 def find_best_lr(rows: Sequence[StudyRow]) -> Findings:
     """Finds the learning rate with the best mean probe accuracy."""
     groups = group_rows(rows, "lr")
     measured = [group for group in groups if group.numbers("probe_accuracy")]
     facts: dict[str, Any] = {"best_lr": None, "probe_accuracy": None, "at_edge": None, "within_noise": []}
-    facts |= count_rows(rows)
+    facts |= {"runs": len(rows), "finished": sum(row.status == FINISHED for row in rows)}
     if not measured:
         return Findings(facts, ["No run has finished with an accuracy: there is no best learning rate."])
     # A rate at which a seed failed is not recommended if another one held for all seeds.
@@ -121,7 +117,8 @@ def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
         for g in groups
     ]
     flagged = odd_times(rows)
-    facts = {"points": points, "flagged": list(flagged), "time_grows": True} | count_rows(rows)
+    facts = {"points": points, "flagged": list(flagged), "time_grows": True}
+    facts |= {"runs": len(rows), "finished": sum(row.status == FINISHED for row in rows)}
     sentences = [f"{name}: {reason}." for name, reason in flagged.items()]
     for before, after in zip(points, points[1:], strict=False):
         gain = after["probe_accuracy"] - before["probe_accuracy"]

@@ -16,7 +16,7 @@ from jepa_jax.base.errors import Diverged
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
-from jepa_jax.evals.baselines import measured_baselines
+from jepa_jax.evals.evaluators import measured_baselines
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
 from jepa_jax.profiling.profiler import NullProfiler, Profiler

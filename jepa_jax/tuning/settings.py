@@ -9,7 +9,6 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.config.groups import COMMON, Config
 from jepa_jax.config.schema import entries, flatten
-from jepa_jax.program.config import changed_config, resolve_config
 
 # Knobs of a combination, and the config keys that they set.
 KNOBS = {
@@ -86,6 +85,8 @@ class TrialRequest:
 
     def configuration(self) -> Config:
         """Returns the config that is measured; raises UserError if the settings do not go together."""
+        from jepa_jax.program.config import changed_config, resolve_config  # imports jax
+
         return changed_config(resolve_config(self.config), self.combination.as_overrides())
 
 

@@ -18,6 +18,7 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.runtime.memory import is_out_of_memory
+from jepa_jax.runtime.platforms import import_jax
 from jepa_jax.tuning.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, Figures, TrialResult
 from jepa_jax.tuning.settings import TrialRequest
 
@@ -25,7 +26,8 @@ Measure = Callable[[TrialRequest], Figures]
 
 
 def measure_request(request: TrialRequest) -> Figures:
-    from jepa_jax.tuning.measurement import measure  # starts JAX: a failure to do so is a result as well
+    import_jax()
+    from jepa_jax.tuning.measurement import measure  # here, so that a failure to import jax is a result as well
 
     return measure(request)
 

@@ -5,14 +5,13 @@ What the user writes on the command line wins over the file, and the file over t
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import write_json
+from jepa_jax.base.files import read_json, write_json
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.program.config import changed_config
@@ -35,17 +34,12 @@ def write_tuned(path: str | pathlib.Path, combination: Combination, **facts: Any
 
 def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads a file of tuned settings; rejects any other file."""
-    fix = "give the tuned.json of jepa-jax tune"
-    try:
-        tuned = json.loads(pathlib.Path(path).expanduser().read_text())
-    except OSError as error:
-        raise UserError(f"--tuned={path}: cannot be read ({error.strerror}); {fix}") from None
-    except ValueError:
-        raise UserError(f"--tuned={path}: not JSON; {fix}") from None
-    if not isinstance(tuned, dict) or tuned.get("kind") != KIND or not isinstance(tuned.get("overrides"), dict):
+    fix = "give the tuned.json of jepa-jax tune as --tuned"
+    tuned = read_json(pathlib.Path(path).expanduser(), fix)
+    if tuned.get("kind") != KIND or not isinstance(tuned.get("overrides"), dict):
         raise UserError(f"--tuned={path}: not a file of tuned settings; {fix}")
     if tuned.get("version") != VERSION:
-        raise UserError(f"--tuned={path}: version {tuned.get('version')!r}, this is {VERSION}; run jepa-jax tune again")
+        raise UserError(f"--tuned={path}: version {tuned.get('version')!r}, not {VERSION}; run jepa-jax tune again")
     for key, value in tuned["overrides"].items():
         if key not in KINDS:
             raise UserError(f"--tuned={path}: {key} is not a tuned setting; {fix}, unchanged")

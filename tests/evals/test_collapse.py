@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from jepa_jax.base.errors import Collapsed
 from jepa_jax.evals.collapse import collapse_warning, effective_rank, feature_spread, singular_values
 from jepa_jax.program.workdir import Workdir
-from jepa_jax.train.loop import train
+from jepa_jax.train.run import train
+from tests.runs import Silent
 from tests.tiny import tiny_masked_config
-from tests.train.test_train import Silent
 
 RNG = np.random.default_rng(0)
 HEALTHY = RNG.normal(size=(512, 32)) + 2.0
@@ -99,7 +99,7 @@ def test_a_fall_against_the_start_is_seen_before_the_absolute_limit():
 def three_epochs(**overrides):
     settings = dict(
         data__num_train=512, data__num_test=128, optim__lr=3e-3, optim__epochs=3.0, train__checkpoint_every_steps=0,
-        eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0, profile__enabled=False,
+        mesh__data=1, eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0, profile__enabled=False,
     )  # fmt: skip
     return tiny_masked_config("hjepa", **(settings | overrides))
 

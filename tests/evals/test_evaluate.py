@@ -1,48 +1,28 @@
 """The evaluation command: every protocol on a tiny run, features computed once, clear answers to mistakes."""
 
-import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.sources import open_source
 from jepa_jax.evals import trained_encoder
 from jepa_jax.evals.evaluate import evaluate, without_large_parts
 from jepa_jax.evals.features import FeatureCache, Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
-from jepa_jax.program.build import build_program
-from jepa_jax.program.checkpoint import Checkpoints
-from jepa_jax.runtime.mesh import make_mesh
+from tests.evals.untrained_run import quiet, unlabelled, write_run
 from tests.tiny import tiny_config, tiny_masked_config
 
 LIMITS = Limits(fine_tune_epochs=1, lidar_images=20, lidar_views=4, pictured_points=40)
 
 
-def quiet():
-    return Console(io.StringIO())
-
-
-def write_run(config, folder: pathlib.Path) -> pathlib.Path:
-    """Makes the folder of a run with an untrained encoder: no training step has to be compiled."""
-    source = open_source(config.data, "train")
-    sample = source.batch(np.arange(min(64, len(source))))
-    classes = len(source.classes)
-    program = build_program(config, num_train=len(source), num_classes=classes, sample=sample, mesh=make_mesh(1, 1))
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(7, program.factory.create(0, sample), {})
-    return folder
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
     config = tiny_config(data__num_train=160, data__num_test=80)
-    return write_run(config, tmp_path_factory.mktemp("evaluate") / "tiny")
+    folder = tmp_path_factory.mktemp("evaluate") / "tiny"
+    write_run(config, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +79,18 @@ def test_levels_of_a_hierarchy(tmp_path):
     assert len(images) == len(maps) == 10 and maps.ndim == 4
     with pytest.raises(UserError, match="--levels=2.*levels 0, 1"):
         evaluate(tmp_path / "run", protocols="knn", levels="2", console=quiet())
+
+
+def test_without_labels_feature_quality_is_measured_and_the_rest_refused(tmp_path):
+    config = tiny_config(**unlabelled(tmp_path))
+    write_run(config, tmp_path / "run")
+    found = evaluate(tmp_path / "run", limits=LIMITS, console=quiet())
+    assert found.protocols == ["feature_quality"] and found.record["classes"] == []
+    quality = found.record["levels"]["0"]["feature_quality"]
+    assert 1 <= quality["effective_rank"] <= 16 and 1 <= quality["lidar"] <= 16
+    assert found.points[0].features.shape == (32, 16) and not len(found.points[0].labels)
+    with pytest.raises(UserError, match="--protocols=knn: knn needs labels, which the data has not; use feature_qual"):
+        evaluate(tmp_path / "run", protocols="knn", console=quiet())
 
 
 def test_names_are_checked():

@@ -8,8 +8,7 @@ import pytest
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.features import extract
 from jepa_jax.evals.fine_tune import (
-    Encoder,
-    Subset,
+    TunableEncoder,
     fine_tune,
     fitting_batch,
     jitter_position,
@@ -18,8 +17,9 @@ from jepa_jax.evals.fine_tune import (
     train_mode,
 )
 from jepa_jax.evals.linear_probe import linear_probe
+from jepa_jax.evals.sources import Subset
 from jepa_jax.program.build import build_program
-from jepa_jax.program.step import make_feature_step, make_statistics_step
+from jepa_jax.program.step import make_feature_step, make_statistics_step, with_statistics
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from tests.tiny import tiny_config
 
@@ -29,11 +29,13 @@ EPOCHS = 4
 @pytest.fixture(scope="module")
 def tuned():
     """A small untrained encoder on the embedded shapes, its probe, and what fine-tuning makes of it."""
-    config = tiny_config(data__image_size=24, data__num_train=1024, data__num_test=512, model__stride=2)
-    config.model.widths, config.model.stem_width = (64, 64, 64), 24
+    config = tiny_config(
+        data__image_size=24, data__num_train=1024, data__num_test=512, model__stride=2, model__widths=(64, 64, 64),
+        model__stem_width=24,
+    )  # fmt: skip
     mesh = make_mesh(1, 1)
     sources = open_source(config.data, "train"), open_source(config.data, "test")
-    sample = sources[0].batch(np.arange(512))["image"]
+    sample = sources[0].batch(np.arange(512))
     program = build_program(config, num_train=1024, num_classes=10, sample=sample, mesh=mesh)
     state = program.factory.create(0, sample)
     encode, sharding = make_feature_step(program.method, program.factory, mesh), batch_sharding(mesh)
@@ -42,8 +44,9 @@ def tuned():
         return extract(lambda x: encode(params, stats, x), source, batch_size=128, sharding=sharding)
 
     params = state.params["model"]
-    stats = make_statistics_step(program.method, program.factory, mesh)(params, state.stats, sample)
-    encoder = Encoder(params, stats, train_mode(program.method, program.factory.graphdef, 0), features)
+    statistics = make_statistics_step(program.method, program.factory, mesh)(params, state.stats, sample)
+    stats = with_statistics(state.stats, statistics)
+    encoder = TunableEncoder(params, stats, train_mode(program, 0), features)
     train, test = (features(params, stats, source) for source in sources)
     result = fine_tune(encoder, sources, train, 10, epochs=EPOCHS, flip=True, sharding=sharding)
     return params, result, linear_probe(train, test, 10)

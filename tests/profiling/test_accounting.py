@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-import time
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -92,26 +92,69 @@ def test_only_what_the_device_does_not_hide_is_charged_to_the_host():
 def test_the_wait_for_data_is_split_by_what_the_loader_was_doing():
     spent = account([(Section.DATA_WAIT, 0.0, 10.0)], [])
     seconds = breakdown(spent, None, transfer_share=0.25)
-    assert seconds[EpochSection.DATA_WAIT] == pytest.approx(7.5) and seconds[
-        EpochSection.DATA_TRANSFER
-    ] == pytest.approx(2.5)
+    assert seconds[EpochSection.DATA_WAIT] == pytest.approx(7.5)
+    assert seconds[EpochSection.DATA_TRANSFER] == pytest.approx(2.5)
+
+
+PAUSES = {Section.VALIDATION: 0.5, Section.VISUALIZATION: 0.3, Section.CHECKPOINT: 0.2}
+
+
+@pytest.mark.parametrize("wait", [0.05, 0.2, 0.8])
+def test_waits_and_pauses_of_a_simulated_epoch_are_found_exactly(wait):
+    """Steps of 0.2 s run while the host waits for the metrics; nothing else hides behind them."""
+    clock, busy = Clock(), []
+    timeline = Timeline(clock, keep_segments=True)
+    for _ in range(4):
+        with timeline.section(Section.DATA_WAIT):
+            clock.now += wait
+        with timeline.section(Section.DEVICE_WAIT):
+            busy.append((clock.now, clock.now + 0.2))
+            clock.now += 0.2
+    for section, seconds in PAUSES.items():
+        with timeline.section(section):
+            clock.now += seconds
+    found = percentages(breakdown(Ledger(timeline, lambda until: busy).update(), None, 0.0))
+    total = 4 * (wait + 0.2) + sum(PAUSES.values())
+    assert found[EpochSection.DATA_WAIT] == pytest.approx(100 * 4 * wait / total)
+    for section, seconds in PAUSES.items():
+        assert found[section.epoch_section] == pytest.approx(100 * seconds / total)
+
+
+class Step:
+    """A step on a device, which is done when the test says so."""
+
+    def __init__(self):
+        self.waited_for, self.done = threading.Event(), threading.Event()
+
+    def wait(self):
+        self.waited_for.set()
+        assert self.done.wait(60)
 
 
 def test_the_device_clock_knows_when_steps_ran_without_the_caller_waiting():
-    clock = time.perf_counter
-    with contextlib.closing(
-        DeviceClock(clock, wait=lambda step: time.sleep(step), inline=lambda step: False)
-    ) as device:
-        start = clock()
-        device.dispatched(start, 0.1)
-        device.dispatched(start, 0.1)
-        assert clock() - start < 0.05  # nobody waited
-        time.sleep(0.15)
-        now = clock()
-        early = device.take(now)  # the second step is cut in two here
-        time.sleep(0.15)
-        late = device.take(clock())
-    busy = sum(end - begin for begin, end in early + late)
-    assert busy == pytest.approx(0.2, abs=0.04)
-    assert early[-1][1] == now and late[0][0] == pytest.approx(now)
-    assert all(begin <= end for begin, end in early + late)
+    clock, first, second = Clock(), Step(), Step()
+    device = DeviceClock(clock, wait=Step.wait, inline=lambda step: False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(device.close)
+        stack.callback(second.done.set)
+        stack.callback(first.done.set)
+        device.dispatched(clock.now, first)
+        device.dispatched(clock.now, second)  # neither is done: nobody waited
+        assert first.waited_for.wait(60)
+        clock.now = 101.0
+        first.done.set()
+        assert second.waited_for.wait(60)  # the end of the first has been noted
+        clock.now = 101.5
+        assert device.take(101.5) == [(100.0, 101.0), (101.0, 101.5)]  # the second step is cut in two here
+        clock.now = 102.0
+    assert device.take(103.0) == [(101.5, 102.0)]
+
+
+def test_a_step_computed_inside_its_call_began_with_the_call():
+    clock, step = Clock(), Step()
+    step.done.set()
+    device = DeviceClock(clock, wait=Step.wait, inline=lambda step: True)
+    clock.now = 101.0
+    device.dispatched(100.0, step)
+    device.close()
+    assert device.take(102.0) == [(100.0, 101.0)]

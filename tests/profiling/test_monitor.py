@@ -1,7 +1,6 @@
 """The sampler: what it reads, that it ends, and that a machine without NVML or a GPU is no error."""
 
 import threading
-import time
 import types
 
 import pytest
@@ -78,17 +77,32 @@ def test_no_driver_is_no_error():
     assert Monitor(0.0, gpus=gpus).gpu_problem
 
 
+class Steps:
+    """Counts how often the monitor asks for the step, once per sample, and tells when it has asked often enough."""
+
+    def __init__(self, enough):
+        self._count, self._enough, self._reached = 0, enough, threading.Event()
+
+    def __call__(self):
+        self._count += 1
+        if self._count > self._enough:
+            self._reached.set()
+        return self._count
+
+    def wait(self):
+        assert self._reached.wait(60)
+
+
 def test_the_monitor_samples_in_the_background_and_ends():
-    before = threading.active_count()
-    steps = iter(range(1000))
-    watch = Monitor(0.02, step=lambda: next(steps), gpus=Gpus(FakeNvml(), {}))
-    watch.start()
-    time.sleep(0.3)
+    steps = Steps(3)
+    watch = Monitor(0.001, gpus=Gpus(FakeNvml(), {}))
+    watch.start(steps)
+    steps.wait()
     samples = watch.take()
     watch.close()
-    assert threading.active_count() == before
-    assert 3 <= len(samples) <= 16 and [s["step"] for s in samples] == sorted(s["step"] for s in samples)
-    assert len(watch.history()) >= len(samples)
+    assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
+    assert [s["step"] for s in samples] == list(range(1, len(samples) + 1)) and len(samples) >= 3
+    assert watch.history()[: len(samples)] == samples
     figures = system_figures(samples)
     assert 0 <= figures["ram_percent"] <= 100 and figures["process_ram_gb"] > 0.01 and figures["cpu_percent"] >= 0
     gpus = gpu_figures(samples)
@@ -124,12 +138,17 @@ def test_the_slope_of_a_line_is_found():
     assert rate == pytest.approx(2) and error == pytest.approx(0, abs=1e-12)
 
 
-def test_the_first_sample_of_the_thread_counts_too():
-    # psutil keeps a clock for each thread, which its first call only starts.
-    sampler = Monitor(0.2, gpus=Gpus(types.SimpleNamespace()))
-    sampler.start()
-    until = time.perf_counter() + 0.4
-    while time.perf_counter() < until:
-        sum(range(1000))
+def test_the_first_sample_of_the_thread_counts_too(monkeypatch):
+    known = threading.local()  # psutil keeps a clock for each thread, which its first call only starts
+
+    def cpu_percent():
+        started, known.started = getattr(known, "started", False), True
+        return 42.0 if started else 0.0
+
+    monkeypatch.setattr(monitor.psutil, "cpu_percent", cpu_percent)
+    steps = Steps(1)
+    sampler = Monitor(0.001, gpus=Gpus(types.SimpleNamespace()))
+    sampler.start(steps)
+    steps.wait()
     sampler.stop()
-    assert sampler.take()[0]["cpu_percent"] > 0
+    assert sampler.take()[0]["cpu_percent"] == 42

@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
-import subprocess
+import signal
 import sys
 
 import jax
@@ -12,19 +13,20 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.signals import Interrupted
-from jepa_jax.profiling.accounting import SECTIONS
+from jepa_jax.cli.main import main
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary
 from jepa_jax.profiling.peak import measured_cpu_flops, peak_flops
+from jepa_jax.profiling.sections import EpochSection, Section
 from jepa_jax.profiling.trace import TraceWindow, short_window
 from jepa_jax.reports.run_report import write_report
-from jepa_jax.train.loop import train
-from tests.profiling.test_bottlenecks import record, sample
+from jepa_jax.train.run import train
+from jepa_jax.train.setup import Hooks
+from tests.profiling.records import record, sample
+from tests.runs import Silent, rows
 from tests.tiny import tiny_config
-from tests.train.test_train import Silent, rows
 
-ROOT = pathlib.Path(__file__).parents[2]
 # Dashboards know these names; i is the number of a GPU.
 NAMES = """
 batch_time_avg batch_time_std batches_per_second epoch_total_time epoch_throughput_batches_per_hour
@@ -43,30 +45,65 @@ images_per_second
 """.split()
 
 
+class FakeWandb:
+    """Stands in for the module `wandb` and for its run; remembers what it is given."""
+
+    def __init__(self):
+        self.settings, self.rows, self.finished = {}, [], 0
+
+    def Image(self, image):
+        return image
+
+    def init(self, **settings):
+        self.settings = settings
+        return self
+
+    def log(self, values, step):
+        self.rows.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+@dataclasses.dataclass
+class Finished:
+    workdir: pathlib.Path
+    console: Silent
+    wandb: FakeWandb
+
+
 def profiled(workdir, **overrides):
     console = Silent()
-    # 96 images in batches of 16: 6 steps an epoch.
+    # 96 images in batches of 16: 6 steps per epoch.
     settings = dict(mesh__data=1, eval__untrained=False, profile__peak_tflops=0.1, train__checkpoint_every_steps=0)
-    return train(tiny_config(**(settings | overrides)), workdir, console=console), console
+    config = tiny_config(**(settings | overrides))
+    return train(config, workdir, console=console, hooks=Hooks(write_report=write_report)), console
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("profiled") / "run"
-    summary, console = profiled(workdir, log__tensorboard=True, profile__trace_steps="8:9")
-    return workdir, summary, console
+    workdir, wandb = tmp_path_factory.mktemp("profiled") / "run", FakeWandb()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", wandb)
+        _, console = profiled(workdir, log__tensorboard=True, log__wandb_project="profiles", profile__trace_steps="8:9")
+    return Finished(workdir, console, wandb)
 
 
 def profile_rows(workdir):
     return [row for row in rows(workdir) if "profiling/mfu" in row]
 
 
+def missing_names(values):
+    """Returns the names that are not there; the first GPU has its names even where there is none."""
+    return [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in values]
+
+
 def test_every_name_is_in_every_epoch_and_steps_never_go_back(finished):
-    workdir, _, _ = finished
+    workdir = finished.workdir
     found = profile_rows(workdir)
     assert [row["step"] for row in found] == [6, 12]
     for row in found:
-        assert not [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in row]
+        assert not missing_names(row)
         empty = {name for name, value in row.items() if value is None}
         assert all("gpu_0" in name for name in empty), empty
     steps = [row["step"] for row in rows(workdir)]
@@ -74,16 +111,16 @@ def test_every_name_is_in_every_epoch_and_steps_never_go_back(finished):
 
 
 def test_the_percentages_of_every_epoch_add_up_to_100(finished):
-    for row in profile_rows(finished[0]):
+    for row in profile_rows(finished.workdir):
         shares = [value for name, value in row.items() if re.fullmatch(r"profiling/epoch_.*_percentage", name)]
-        assert len(shares) == len(SECTIONS) and sum(shares) == pytest.approx(100, abs=1e-6)
+        assert len(shares) == len(EpochSection) and sum(shares) == pytest.approx(100, abs=1e-6)
         assert (
             row["profiling/epoch_forward_pass_percentage"] > 0 and row["profiling/epoch_backward_pass_percentage"] > 0
         )
 
 
 def test_figures_agree_with_each_other(finished):
-    workdir, _, _ = finished
+    workdir = finished.workdir
     row = profile_rows(workdir)[1]
     batch = row["profiling/batch_time_avg"]
     assert row["profiling/batches_per_second"] == pytest.approx(1 / batch)
@@ -99,56 +136,27 @@ def test_figures_agree_with_each_other(finished):
 def test_tensorboard_has_the_names_too(finished):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(finished[0] / "tensorboard"))
+    events = EventAccumulator(str(finished.workdir / "tensorboard"))
     events.Reload()
     tags = set(events.Tags()["scalars"])
-    assert not [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in tags]
+    assert not missing_names(tags)
     assert [event.step for event in events.Scalars("profiling/batch_time_avg")] == [6, 12]
 
 
-def log_records(data, block=32768):
-    """Records of a file in LevelDB's log format, which an offline run of W&B is; it begins with 7 bytes of its own."""
-    at, parts = 7, []
-    while at + 7 <= len(data):
-        room = block - at % block
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        if room < 7 or kind == 0:
-            at += room
-            continue
-        parts.append(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield b"".join(parts)
-            parts = []
+def test_wandb_has_the_names_too(finished):
+    workdir, wandb = finished.workdir, finished.wandb
+    assert wandb.settings["project"] == "profiles" and wandb.settings["dir"] == str(workdir)
+    assert json.loads(json.dumps(wandb.settings["config"])) == json.loads((workdir / "config.json").read_text())
+    logged = [(step, values) for step, values in wandb.rows if "profiling/mfu" in values]
+    assert [step for step, _ in logged] == [6, 12]
+    for _, values in logged:
+        assert not missing_names(values)
+    steps = [step for step, _ in wandb.rows]
+    assert steps == sorted(steps) and wandb.finished == 1
 
 
-def test_wandb_offline_holds_the_names(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    from jepa_jax.train.writers import WandB
-
-    with WandB("profiles", tmp_path, tiny_config().to_dict()) as writer:
-        for step in (6, 12):
-            metrics = epoch_metrics(record(samples=[sample()]))
-            writer.write(step, {f"profiling/{name}": value for name, value in metrics.items()})
-    from wandb.proto import wandb_internal_pb2
-
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    history = []
-    for data in log_records(file.read_bytes()):
-        message = wandb_internal_pb2.Record.FromString(data)
-        if message.WhichOneof("record_type") == "history":
-            items = {"/".join(item.nested_key) or item.key: item.value_json for item in message.history.item}
-            history.append((message.history.step.num or int(items["_step"]), items))
-    assert [step for step, _ in history] == [6, 12]
-    for _, items in history:
-        assert not [name for name in NAMES if f"profiling/{name.replace('gpu_i', 'gpu_0')}" not in items]
-    assert wandb.run is None
-
-
-def test_the_terminal_gets_a_table_an_epoch_and_the_line_to_open_the_trace(finished):
-    workdir, _, console = finished
+def test_the_terminal_gets_a_table_per_epoch_and_the_line_to_open_the_trace(finished):
+    workdir, console = finished.workdir, finished.console
     (first, second) = [line for line in console.lines if "batches/hour" in line]
     assert first.startswith("time of epoch 1: ") and second.startswith("time of epoch 2: ")
     assert any("forward pass" in line and "%" in line for line in console.lines)
@@ -157,14 +165,14 @@ def test_the_terminal_gets_a_table_an_epoch_and_the_line_to_open_the_trace(finis
 
 
 def test_sections_are_listed_largest_first_and_other_last():
-    lines = epoch_summary(record(device=50.0, data_wait=30.0, checkpoint=20.0))
+    lines = epoch_summary(record({Section.DATA_WAIT: 30.0, Section.CHECKPOINT: 20.0}, device=50.0))
     shares = [float(line.split("%")[0].split()[-1]) for line in lines[1:-1]]
     assert shares == sorted(shares, reverse=True) and "other" in lines[-1]
-    assert "1.0000" not in lines[0] and "0.8000 s a batch  4,500 batches/hour" in lines[0]
+    assert "1.0000" not in lines[0] and "0.8000 s per batch  4,500 batches/hour" in lines[0]
 
 
 def test_the_report_has_a_profile_part(finished):
-    page = (finished[0] / "report.html").read_text()
+    page = (finished.workdir / "report.html").read_text()
     for words in ("Time by epoch", "Throughput by epoch", "Memory over time", "Device time by scope", "Longest device"):
         assert words in page, words
     assert "This part failed" not in page and not re.search(r"https?:", page)
@@ -186,9 +194,6 @@ def test_the_profiler_can_be_switched_off(tmp_path):
 def test_a_resumed_run_keeps_the_epochs_before_and_starts_inside_one(tmp_path):
     def interrupt(text):
         if text.startswith("time of epoch 1: "):
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGINT)
 
     config = tiny_config(mesh__data=1, eval__untrained=False, train__checkpoint_every_steps=0)
@@ -210,13 +215,9 @@ def test_a_run_of_one_step_is_accounted_for(tmp_path):
 
 def test_short_recordings_keep_out_of_the_way_of_the_one_for_people(tmp_path):
     kept = TraceWindow("3:5", tmp_path)
-    window = short_window(0, 100, kept)
-    assert (window.first, window.end) == (6, 8)
-    assert (short_window(100, 200, kept).first, short_window(100, 200, kept).end) == (102, 104)
-    assert (short_window(0, 1, TraceWindow("", tmp_path)).first, short_window(0, 1, TraceWindow("", tmp_path)).end) == (
-        0,
-        1,
-    )
+    assert short_window(0, 100, kept) == range(6, 8)
+    assert short_window(100, 200, kept) == range(102, 104)
+    assert short_window(0, 1, TraceWindow("", tmp_path)) == range(0, 1)
     assert short_window(0, 6, TraceWindow("0:9", tmp_path)) is None
 
 
@@ -244,13 +245,12 @@ def test_gpus_have_numbered_names():
     assert metrics["epoch_max_gpu_0_memory"] == 19 and metrics["gpu_0_memory_pressure"] == 0.95
 
 
-def test_the_comparison_script_answers_in_one_json_line(finished):
-    command = [sys.executable, "scripts/compare_profiles.py", str(finished[0]), str(finished[0])]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["changed"] == []
-    wrong = subprocess.run([*command[:2], str(finished[0]), "nowhere"], cwd=ROOT, capture_output=True, text=True)
-    assert wrong.returncode == 2 and "nowhere" in wrong.stderr and "Traceback" not in wrong.stderr
+def test_profiles_are_compared_in_one_json_line(finished, capsys):
+    workdir = str(finished.workdir)
+    assert main(["compare-profiles", workdir, workdir]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["changed"] == []
+    assert main(["compare-profiles", workdir, "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 def test_the_peak_of_a_processor_is_measured_once_and_kept(tmp_path):

@@ -1,0 +1,183 @@
+"""Evaluators: those that a method names, figures with and without labels, and whose batch statistics they read."""
+
+import dataclasses
+import math
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.data.sources import open_splits
+from jepa_jax.evals.evaluators import (
+    Classification,
+    CollapseWatch,
+    EvaluationContext,
+    Evaluator,
+    Moment,
+    Stage,
+    build_evaluators,
+)
+from jepa_jax.methods.contract import Output
+from jepa_jax.methods.image_method import ImageMethod
+from tests.evals.untrained_run import unlabelled
+from tests.runs import rows, run
+from tests.stepping import build_program
+from tests.tiny import tiny_config
+
+UNTRAINED, FIRST, LAST = Moment(Stage.UNTRAINED, 0, 0), Moment(Stage.EPOCH, 6, 1), Moment(Stage.FINAL, 12, 2)
+NEEDS_LABELS = {"probe_accuracy", "knn_accuracy", "online_probe_accuracy", "probe_train_images", "probe_test_images"}
+
+
+def context_of(config):
+    """Returns the context of an untrained program, and its state."""
+    sources = open_splits(config.data)
+    sample = sources[0].batch(np.arange(config.data.batch_size))
+    program = build_program(config, batch=sample)
+    return EvaluationContext(config, program, sources), program.factory.create(0, sample)
+
+
+class MeanLength(Evaluator):
+    """A user's evaluator: the mean length of features, after every second epoch and at the end."""
+
+    group = "lengths"
+
+    def due(self, moment):
+        return moment.stage == Stage.FINAL or moment.ends(2)
+
+    def run(self, state, moment):
+        features = self.context.encoder(state, 0).test_features().features
+        return {"mean_length": float(np.mean(np.linalg.norm(features, axis=1))), "not_measured": None}
+
+
+class Quiet(ImageMethod):
+    """Judged by an evaluator of the user's own and by one of this package; its model has dropout and a counter."""
+
+    evaluators = ("collapse", f"{__name__}:MeanLength")
+
+    def init(self, key, sample):
+        rngs = nnx.Rngs(params=key, dropout=jax.random.fold_in(key, 1))
+        return Model(self.encoder(sample, rngs), rngs)
+
+    def loss(self, model, target, batch, key, step):
+        features = self.features(model, batch, train=True)
+        return Output(jnp.mean(jnp.square(features - 1)), {}, features)
+
+    def features(self, model, batch, *, level=0, normalised=True, train=False):
+        features = super().features(model, batch, train=train)
+        model.calls[...] += 1
+        return model.dropout(features, deterministic=not train)
+
+
+class Model(nnx.Module):
+    def __init__(self, encoder, rngs):
+        self.encoder, self.dropout = encoder, nnx.Dropout(0.5, rngs=rngs)
+        self.calls = nnx.Variable(jnp.full([], 3, jnp.int32))  # neither trained nor a batch statistic
+
+
+class Misspelled(Quiet):
+    evaluators = ("colapse",)
+
+
+QUIET = f"{__name__}:Quiet"
+
+
+def test_a_method_is_judged_by_the_evaluators_that_it_names():
+    context, _ = context_of(tiny_config())
+    assert {name: type(one) for name, one in build_evaluators(context).items()} == {
+        "classification": Classification,
+        "collapse": CollapseWatch,
+    }
+    context, state = context_of(tiny_config(method__name=QUIET))
+    evaluators = build_evaluators(context)
+    assert list(evaluators) == ["collapse", f"{__name__}:MeanLength"]
+    own = evaluators[f"{__name__}:MeanLength"]
+    assert [own.due(moment) for moment in (UNTRAINED, FIRST, Moment(Stage.EPOCH, 12, 2), LAST)] == [0, 0, 1, 1]
+    assert own.run(state, LAST)["mean_length"] > 0
+    context, _ = context_of(tiny_config(method__name=f"{__name__}:Misspelled"))
+    with pytest.raises(UserError, match="method.evaluators = 'colapse'.*classification, collapse.*mean collapse?"):
+        build_evaluators(context)
+
+
+def test_figures_that_were_not_measured_are_left_out_of_the_words():
+    context, _ = context_of(tiny_config(method__name=QUIET))
+    figures = {"mean_length": 2.0, "not_measured": None}
+    assert build_evaluators(context)[f"{__name__}:MeanLength"].in_words(figures) == "mean length 2"
+
+
+def test_a_run_logs_the_figures_of_a_users_evaluator(tmp_path):
+    summary = run(tmp_path, method__name=QUIET, profile__enabled=False)
+    logged = {row["step"]: row["lengths/mean_length"] for row in rows(tmp_path) if "lengths/mean_length" in row}
+    assert set(logged) == {12} and summary["mean_length"] == pytest.approx(logged[12], rel=1e-6)
+    assert summary["not_measured"] is None
+    assert summary["probe_accuracy"] is None and summary["effective_rank"] >= 1  # judged without classification
+
+
+def test_without_labels_accuracies_are_none_and_spread_is_measured(tmp_path):
+    context, state = context_of(tiny_config(**unlabelled(tmp_path)))
+    evaluators = build_evaluators(context)
+    classification, collapse = evaluators["classification"], evaluators["collapse"]
+    assert [classification.due(moment) for moment in (UNTRAINED, FIRST, LAST)] == [False, False, True]
+    figures = classification.run(state, LAST)
+    assert figures == dict.fromkeys(NEEDS_LABELS) | {"feature_dim": 16}
+    assert [collapse.due(moment) for moment in (UNTRAINED, FIRST, LAST)] == [True, True, True]
+    assert collapse.warning(collapse.run(state, FIRST), None) is None
+    final = collapse.run(state, LAST)
+    assert 1 <= final["effective_rank"] <= 16 and 1 <= final["lidar"] <= 16
+
+
+def test_with_labels_nothing_is_none():
+    context, state = context_of(tiny_config())
+    classification = build_evaluators(context)["classification"]
+    figures = classification.run(state, LAST)
+    assert figures.keys() == NEEDS_LABELS | {"feature_dim"} and None not in figures.values()
+    assert (figures["probe_train_images"], figures["probe_test_images"]) == (96, 32)
+    assert set(classification.run(state, FIRST)) <= {"online_probe_accuracy", "knn_accuracy"}
+
+
+def test_lidar_needs_random_views():
+    still = {f"data__augment__{name}__probability": 0.0 for name in ("crop", "flip", "jitter", "grayscale", "solarize")}
+    context, state = context_of(tiny_config(**still))
+    final = build_evaluators(context)["collapse"].run(state, LAST)
+    assert final["lidar"] is None and math.isfinite(final["effective_rank"])
+
+
+def test_calibration_averages_batch_statistics_and_nothing_else():
+    context, state = context_of(tiny_config(method__name=QUIET))
+    _, stats = context.calibrated(state, 96)
+    assert jax.tree.structure(stats) == jax.tree.structure(state.stats)
+    assert stats["calls"] == 3 and "dropout" not in stats
+    np.testing.assert_array_equal(stats["encoder"]["filters"], state.stats["encoder"]["filters"])
+    # Three batches of 32 images: the mean of their means is the mean over all of them.
+    whole, _ = context_of(tiny_config(method__name=QUIET, eval__batch_size=96))
+    _, at_once = whole.calibrated(state, 96)
+    mean, mean_at_once = (tree["encoder"]["stem_norm"]["mean"] for tree in (stats, at_once))
+    np.testing.assert_allclose(mean, mean_at_once, rtol=1e-4, atol=1e-5)
+    assert np.abs(mean - state.stats["encoder"]["stem_norm"]["mean"]).max() > 1e-3
+    assert context.calibrated(state, 0)[1] is state.stats
+
+
+def test_the_statistics_of_the_target_are_calibrated_and_kept_apart(byol):
+    context, state = context_of(tiny_config(**byol, eval__weights="target"))
+    state = dataclasses.replace(
+        state,
+        target=jax.tree.map(lambda leaf: leaf * 1.1, state.target),
+        target_stats=jax.tree.map(lambda leaf: leaf + 1, state.target_stats),
+    )
+    encoder = context.encoder(state, 0)
+    jax.tree.map(np.testing.assert_array_equal, encoder.stats["projector"], state.target_stats["projector"])
+    jax.tree.map(np.testing.assert_array_equal, encoder.params["encoder"], state.target["encoder"])
+    kept = context.calibrated_state(state)
+    jax.tree.map(np.testing.assert_array_equal, kept.stats, state.stats)
+    assert set(kept.target_stats) == set(state.target_stats)
+    slow = kept.target_stats["encoder"]["stem_norm"]["mean"]
+    assert np.abs(slow - state.target_stats["encoder"]["stem_norm"]["mean"]).max() > 0.1
+    # They are statistics of the target's weights, not of the online network's.
+    online, _ = context_of(tiny_config(**byol, eval__weights="online"))
+    other = online.calibrated_state(state)
+    jax.tree.map(np.testing.assert_array_equal, other.target_stats, state.target_stats)
+    last = kept.target_stats["encoder"]["layers"], other.stats["encoder"]["layers"]
+    differences = jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), *last))
+    assert max(differences) > 1e-3
