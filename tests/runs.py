@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from jepa_jax.base.console import Console
 from jepa_jax.train.run import train
 from tests.tiny import tiny_config
@@ -41,3 +43,14 @@ def run(
 def rows(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of metrics.jsonl."""
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def unlabelled(folder: pathlib.Path, channels: int = 3) -> dict[str, Any]:
+    """Writes an npz data set of random images without labels; returns the overrides of a config that uses it."""
+    images = np.random.default_rng(0).integers(0, 256, (128, 16, 16, channels), np.uint8)
+    np.savez(folder / "data.npz", x_train=images[:96], x_test=images[96:])
+    return dict(
+        data__source="npz", data__dir=str(folder / "data.npz"), data__channels=channels, data__num_train=0,
+        data__num_test=0, data__augment__mean=(0.5,) * channels, data__augment__std=(0.2,) * channels,
+        data__augment__jitter__probability=0.0, data__augment__grayscale__probability=0.0,
+    )  # fmt: skip

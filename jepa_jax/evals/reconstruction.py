@@ -8,15 +8,16 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.evals.trained_encoder import TrainedEncoder
+from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.mae import MaskedAutoencoder
 from jepa_jax.methods.masking import random_split
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import patchify
 
 
-def reconstruction_errors(method: MaskedAutoencoder, model: Any, images: Any, key: jax.Array) -> jax.Array:
+def reconstruction_errors(method: MaskedAutoencoder, model: Any, batch: Batch, key: jax.Array) -> jax.Array:
     """Returns [2]: mean squared error over hidden pixels of the model, and of each image's mean visible colour."""
-    view = method.whole(images, method.view_size)
+    view = method.whole(batch["image"], method.view_size)
     visible, hidden = random_split(key, len(view), method.tokens, method.visible_tokens)
     patches = patchify(view, method.patch_size)
     wanted = take_tokens(patches, hidden)
@@ -37,12 +38,12 @@ def held_out_reconstruction(encoder: TrainedEncoder) -> dict[str, float]:
         raise UserError(f"config.eval.batch_size = {size}: the test split has {len(encoder.test)} images; use less")
 
     @jax.jit
-    def errors(params: Any, stats: Any, images: jax.Array, key: jax.Array) -> jax.Array:
-        return reconstruction_errors(method, encoder.program.factory.merge(params, stats), images, key)
+    def errors(params: Any, stats: Any, batch: Batch, key: jax.Array) -> jax.Array:
+        return reconstruction_errors(method, encoder.program.factory.merge(params, stats), batch, key)
 
     each = []
     for start in starts:
-        images = encoder.test.batch(np.arange(start, start + size))["image"]
-        each.append(errors(encoder.params, encoder.stats, images, jax.random.key(start)))
+        batch = {"image": encoder.test.batch(np.arange(start, start + size))["image"]}
+        each.append(errors(encoder.params, encoder.stats, batch, jax.random.key(start)))
     model, guess = np.mean(each, axis=0).tolist()
     return {"error": model, "visible_mean_error": guess, "ratio": model / guess, "images": len(starts) * size}

@@ -11,7 +11,8 @@ from jepa_jax.evals import trained_encoder
 from jepa_jax.evals.evaluate import evaluate, without_large_parts
 from jepa_jax.evals.features import FeatureCache, Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
-from tests.evals.untrained_run import quiet, unlabelled, write_run
+from tests.evals.untrained_run import quiet, write_run
+from tests.runs import unlabelled
 from tests.tiny import tiny_config, tiny_masked_config
 
 LIMITS = Limits(fine_tune_epochs=1, lidar_images=20, lidar_views=4, pictured_points=40)

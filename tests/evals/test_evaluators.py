@@ -22,8 +22,7 @@ from jepa_jax.evals.evaluators import (
 )
 from jepa_jax.methods.contract import Output
 from jepa_jax.methods.image_method import ImageMethod
-from tests.evals.untrained_run import unlabelled
-from tests.runs import rows, run
+from tests.runs import rows, run, unlabelled
 from tests.stepping import build_program
 from tests.tiny import tiny_config
 

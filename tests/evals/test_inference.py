@@ -9,7 +9,8 @@ import pytest
 from jepa_jax import load_encoder
 from jepa_jax.base.errors import UserError
 from jepa_jax.evals import trained_encoder
-from tests.evals.untrained_run import unlabelled, write_run
+from tests.evals.untrained_run import write_run
+from tests.runs import unlabelled
 from tests.tiny import tiny_config, tiny_masked_config
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 16, 16, 3), np.uint8)

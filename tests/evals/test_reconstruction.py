@@ -13,11 +13,11 @@ from tests.tiny import tiny_masked_config
 def test_flat_images_are_guessed_from_what_is_visible_and_others_are_not():
     program = build_program(tiny_masked_config("mae"))
     errors = [
-        reconstruction_errors(program.method, model_of(program), {"image": images}, jax.random.key(0))
+        reconstruction_errors(program.method, model_of(program), {"image": jnp.asarray(images)}, jax.random.key(0))
         for images in (np.full_like(IMAGES, 77), IMAGES)
     ]
     assert errors[0][1] < 1e-10 and errors[0][0] > 0.01  # an untrained decoder paints something else
     # Noise around the mean of an image: the guess is as wrong as the pixels vary.
-    pixels = program.method.whole(IMAGES, 16)
+    pixels = program.method.whole(jnp.asarray(IMAGES), 16)
     variance = jnp.mean(jnp.var(pixels.reshape(len(pixels), -1, 3), axis=1))
     assert errors[1][1] == pytest.approx(float(variance), rel=0.1)

@@ -4,7 +4,6 @@ import json
 import math
 
 import jax
-import numpy as np
 import pytest
 
 from jepa_jax.base.console import QuietConsole
@@ -12,7 +11,7 @@ from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.train.run import train
 from jepa_jax.train.session import Session
 from jepa_jax.train.setup import Hooks
-from tests.runs import Silent, rows, run
+from tests.runs import Silent, rows, run, unlabelled
 from tests.tiny import tiny_config
 
 SUMMARY_KEYS = {
@@ -86,7 +85,7 @@ def test_without_a_console_only_warnings_are_shown(capsys):
     [
         (dict(data__batch_size=4096), r"batch_size = 4096: the train split has 96 "),
         (dict(data__source="cifar10", data__dir="nowhere", data__image_size=32), r"nowhere.*prepare"),
-        (dict(data__source="imagenet"), r"data.source = imagenet"),
+        (dict(data__source="imagenet"), r"data.source = 'imagenet'"),
         (dict(data__batch_size=12, mesh__data=8), r"config.data.batch_size = 12 .*8 devices; use a multiple of 8"),
     ],
 )
@@ -189,17 +188,6 @@ def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):
     bars = Bars()
     run(tmp_path / "run", bars, train__max_steps=7)
     assert bars.overrun == ()
-
-
-def unlabelled(folder, channels):
-    """Writes an npz data set of random images without labels."""
-    images = np.random.default_rng(0).integers(0, 256, (128, 16, 16, channels), np.uint8)
-    np.savez(folder / "data.npz", x_train=images[:96], x_test=images[96:])
-    return dict(
-        data__source="npz", data__dir=str(folder / "data.npz"), data__channels=channels, data__num_train=0,
-        data__num_test=0, data__augment__mean=(0.5,) * channels, data__augment__std=(0.2,) * channels,
-        data__augment__jitter__probability=0.0, data__augment__grayscale__probability=0.0,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("channels", [1, 4])
