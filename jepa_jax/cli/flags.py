@@ -27,14 +27,15 @@ class Parser(argparse.ArgumentParser):
             add_help=add_help,
         )
 
-    def add_config(self) -> None:
-        """Adds --config; `parse` then also takes --config.group.key=value."""
+    def add_config(self, default: str | None = None) -> None:
+        """Adds --config, which must be given if it has no default; `parse` then also takes --config.group.key=value."""
         self.add_flag(
             "config",
             "NAME",
             "name of a shipped config (jepa-jax configs lists them), FILE.py or FILE.py:ARGUMENT; "
             "--config.group.key=VALUE changes a key",
-            required=True,
+            default,
+            required=default is None,
         )
         self.set_defaults(overrides={})
 
