@@ -2,8 +2,8 @@
 
     jepa-jax train --config=hjepa_20epoch --workdir=runs/hjepa_20epoch --config.data.dir=DIR
 
-7,416,576 trainable parameters of 12,940,992 (jepa-jax describe). The published run aimed at 70 to 78 % linear probe
-and never got there. Loss weights of the regulariser, crop and flip are ours, the rest is the published run's.
+7,416,576 trainable parameters of 12,940,992 (jepa-jax describe). The published run aimed at 70 to 78 % linear probe and
+did not reach it. Its settings, except for the loss weights of the regulariser, crop and flip, which are ours.
 """
 
 

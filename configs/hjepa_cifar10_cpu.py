@@ -11,11 +11,11 @@ def get_config() -> dict:
     return dict(
         method=dict(
             name="hjepa",
+            level_weights=(1.0, 0.5, 0.25),
             predictor_depth=1,
             predictor_heads=2,
-            ema_start=0.99,
             mask=dict(target_scale=(0.15, 0.25)),
-            level_weights=(1.0, 0.5, 0.25),
+            ema_start=0.99,
             regulariser="none",
         ),
         model=dict(name="vit", width=64, depth=3, heads=2, patch_size=4, positions="sincos"),

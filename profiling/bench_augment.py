@@ -1,30 +1,41 @@
-"""Augmented views a second: two views of random 32x32 images with the augmentation of the CIFAR-10 recipes.
+"""Measures augmented views per second: two views of random images with the augmentation of the CIFAR-10 recipes.
 
-python profiling/bench_augment.py
+  python profiling/bench_augment.py [--batch_size=256] [--image_size=32] [--repeats=10]
+
+Figures are medians of the repeats, per second of wall time and per second of CPU time.
 """
 
-import json
+import argparse
 import os
 import platform
 import statistics
+import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
-from absl import app, flags
 
-from jepa_jax.config.groups import AugmentConfig, GrayscaleConfig, JitterConfig, SolarizeConfig
-from jepa_jax.data.augment import augment_views
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
 
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Images in a batch.", lower_bound=1)
-IMAGE_SIZE = flags.DEFINE_integer("image_size", 32, "Height and width of the images.", lower_bound=1)
-VIEWS = flags.DEFINE_integer("views", 2, "Views of an image.", lower_bound=1)
-REPEATS = flags.DEFINE_integer("repeats", 10, "Measurements; the result is their median.", lower_bound=1)
-SECONDS = flags.DEFINE_float("seconds", 0.5, "Length of a measurement.", lower_bound=0.01)
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import AugmentConfig
 
 
-def reference_augment() -> AugmentConfig:
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("batch_size", "N", "images per batch", 256, least=1)
+    parser.add_flag("image_size", "N", "height and width of the images", 32, least=1)
+    parser.add_flag("views", "N", "views per image", 2, least=1)
+    parser.add_flag("repeats", "N", "measurements, of which the median is the result", 10, least=1)
+    parser.add_flag("seconds", "SECONDS", "length of a measurement", 0.5, least=0.01)
+
+
+def reference_augment() -> "AugmentConfig":
     """Returns crop .2-1, jitter .4 .4 .2 .1 (p .8), grayscale .2, solarize .1, flip .5, normalise."""
+    from jepa_jax.config.groups import AugmentConfig, GrayscaleConfig, JitterConfig, SolarizeConfig
+
     return AugmentConfig(
         jitter=JitterConfig(probability=0.8),
         grayscale=GrayscaleConfig(probability=0.2),
@@ -32,8 +43,10 @@ def reference_augment() -> AugmentConfig:
     )
 
 
-def rates(step, key, images, views: int, seconds: float) -> tuple[float, float]:
-    """Views per second of wall and of CPU time, a new key and a wait each step as in training."""
+def rates(step: Callable[..., Any], key: Any, images: Any, views: int, seconds: float) -> tuple[float, float]:
+    """Returns views per second of wall and of CPU time; each step has a new key and is waited for."""
+    import jax
+
     wall, cpu, steps = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - wall < seconds:
         step(jax.random.fold_in(key, steps), images).block_until_ready()
@@ -42,23 +55,27 @@ def rates(step, key, images, views: int, seconds: float) -> tuple[float, float]:
     return done / (time.perf_counter() - wall), done / (time.process_time() - cpu)
 
 
-def main(argv):
-    del argv
-    size, views = IMAGE_SIZE.value, VIEWS.value
-    shape = (BATCH_SIZE.value, size, size, 3)
+def bench(arguments: argparse.Namespace, console: Console) -> Result:
+    import jax
+
+    from jepa_jax.data.augment import augment_views
+
+    size, views = arguments.image_size, arguments.views
+    shape = (arguments.batch_size, size, size, 3)
     images = jax.device_put(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
     key, config = jax.random.key(0), reference_augment()
     start = time.perf_counter()
     step = jax.jit(lambda key, images: augment_views(key, images, config, views))
     step(key, images).block_until_ready()
     compile_seconds = time.perf_counter() - start
-    rates(step, key, images, views, SECONDS.value)  # warm-up
+    rates(step, key, images, views, arguments.seconds)  # warm-up
 
-    print(f"{'repeat':>6} {'views/s':>10} {'views/CPU-s':>12}")
     measured = []
-    for repeat in range(REPEATS.value):
-        measured.append(rates(step, key, images, views, SECONDS.value))
-        print(f"{repeat:6d} {measured[-1][0]:10,.0f} {measured[-1][1]:12,.0f}")
+    for repeat in range(arguments.repeats):
+        measured.append(rates(step, key, images, views, arguments.seconds))
+        console.line(
+            f"repeat {repeat + 1}: {measured[-1][0]:,.0f} views/s, {measured[-1][1]:,.0f} views per CPU second"
+        )
     wall, cpu = zip(*measured, strict=True)
     result = {
         "views_per_sec": round(statistics.median(wall), 1),
@@ -66,17 +83,17 @@ def main(argv):
         "views_per_sec_max": round(max(wall), 1),
         "views_per_cpu_sec": round(statistics.median(cpu), 1),
         "views_per_cpu_sec_max": round(max(cpu), 1),
-        "batch_size": BATCH_SIZE.value,
+        "batch_size": arguments.batch_size,
         "image_size": size,
         "views": views,
-        "repeats": REPEATS.value,
+        "repeats": arguments.repeats,
         "compile_seconds": round(compile_seconds, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
         "load_average": round(os.getloadavg()[0], 2),
         "jax": jax.__version__,
     }
-    print(json.dumps(result))
+    return Result([result], f"median {result['views_per_sec']:,.0f} views/s ({min(wall):,.0f} to {max(wall):,.0f})")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(Command("profiling/bench_augment.py", __doc__, add_flags, bench, program="python").main())

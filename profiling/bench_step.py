@@ -1,131 +1,151 @@
 """Times the training step of a config, and the same step with plain `lax.conv`, interleaved in one run.
 
-    python profiling/bench_step.py --config=configs/image_jepa.py --batch_size=64 --precision=float32
+  python profiling/bench_step.py --config=image_jepa --batch_size=64 --precision=float32
 
 Both programs run the same method, augmentation, loss and optimizer on random images. The plain one is what JAX does out
-of the box: `lax.conv`, and the C library's own way with freed memory; ours has both parts of `jepa_jax` that make steps
-fast on a CPU (models/conv.py, memory.py). Rates are of the median round; all rounds are in the JSON.
+of the box: `lax.conv`, and the C library's default handling of freed memory. Ours has the two parts of `jepa_jax` that
+make steps fast on a CPU (models/conv.py and runtime/allocator.py). Rates are those of the median round; the JSON
+contains all rounds.
 """
 
+import argparse
 import contextlib
+import dataclasses
 import platform
 import statistics
+import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from absl import flags
-from ml_collections import config_flags
+from random_images import build_on_random_images
 
-from jepa_jax.cli import commands
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, config_from
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file; --config.group.key=value overrides.")
-_BATCH = flags.DEFINE_integer("batch_size", 64, "Images a step.", lower_bound=2)
-_PRECISION = flags.DEFINE_enum("precision", "float32", ["float32", "bfloat16"], "What the model computes in.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed rounds; each runs both programs once.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 1, "Steps a round.", lower_bound=1)
-flags.mark_flags_as_required(["config"])
+if TYPE_CHECKING:
+    import jax
+
+    from jepa_jax.config.groups import Config
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_flag("batch_size", "N", "images per step", 64, least=2)
+    parser.add_argument(
+        "--precision", default="float32", choices=["float32", "bfloat16"],
+        help="what the model computes in (default: float32)",
+    )  # fmt: skip
+    parser.add_flag("repeats", "N", "timed rounds, each of which runs both programs once", 5, least=1)
+    parser.add_flag("steps", "N", "steps per round", 1, least=1)
+
+
+def lax_convolution(x: "jax.Array", kernel: "jax.Array", *, stride: int = 1, padding: int) -> "jax.Array":
+    """Computes `jepa_jax.models.conv.conv2d` as XLA does by default."""
+    import jax
+
+    pads, order = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=order)
 
 
 @contextlib.contextmanager
-def plain_convolution():
-    """While it is open, models are traced with `lax.conv_general_dilated` on every platform."""
-    import jax
+def plain_convolution() -> Iterator[None]:
+    """Traces models with `lax.conv_general_dilated` on every platform within a `with` block."""
+    from unittest import mock
 
     from jepa_jax.models import patchnet, resnet
 
-    def plain(x, kernel, *, stride=1, padding):
-        pads = [(padding, padding)] * 2
-        return jax.lax.conv_general_dilated(
-            x, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-
-    fast = resnet.conv2d
-    resnet.conv2d = patchnet.conv2d = plain
-    try:
+    with mock.patch.object(resnet, "conv2d", lax_convolution), mock.patch.object(patchnet, "conv2d", lax_convolution):
         yield
-    finally:
-        resnet.conv2d = patchnet.conv2d = fast
 
 
-def build(config):
-    """A compiled step, its state and a batch of random images."""
-    import jax
-    import numpy as np
+@dataclasses.dataclass
+class StepProgram:
+    """A compiled step with its state and a batch of random images."""
 
-    from jepa_jax.program.build import build_program
-    from jepa_jax.runtime.mesh import make_mesh
+    step: Callable[..., Any]
+    state: Any
+    batch: Any
+    first_step_seconds: float
 
-    size, count = config.data.image_size, config.data.batch_size
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, size, size, 3), np.uint8)
-    batch = {"image": images, "label": rng.integers(0, 10, count).astype(np.int32)}
-    program = build_program(config, num_train=50_000, num_classes=10, sample=images, mesh=make_mesh(1, 1))
-    step, factory = program.train_step, program.factory
-    start = time.perf_counter()
-    state, metrics = step(factory.create(0, images), batch)
-    jax.block_until_ready(metrics)
-    return {"step": step, "state": state, "batch": batch, "first_step_seconds": time.perf_counter() - start}
-
-
-def timed_round(program, steps):
-    """Wall and CPU seconds a step."""
-    import jax
-
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        program["state"], metrics = program["step"](program["state"], program["batch"])
-    jax.block_until_ready(metrics)
-    return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
-
-
-def main(argv: list[str]) -> int:
-    commands.refuse_arguments(argv)
-
-    def command(console):
+    @classmethod
+    def of(cls, config: "Config") -> "StepProgram":
+        """Builds the program of a config and takes its first step, which compiles it."""
         import jax
 
-        from jepa_jax.config.schema import validate
-        from jepa_jax.runtime.allocator import keep_freed_memory
-        from jepa_jax.runtime.provenance import environment
-        from jepa_jax.runtime.start import setup
+        program, batch = build_on_random_images(config, num_train=50_000)
+        start = time.perf_counter()
+        state, metrics = program.train_step(program.factory.create(0, batch), batch)
+        jax.block_until_ready(metrics)
+        return cls(program.train_step, state, batch, time.perf_counter() - start)
 
-        config = _CONFIG.value
-        config.data.batch_size, config.train.precision = _BATCH.value, _PRECISION.value
-        validate(config)
-        setup(config)
-        with plain_convolution():
-            lax_conv = build(config)
-        ours = build(config)
-        console.line(
-            f"compiled: ours {ours['first_step_seconds']:.0f} s, lax.conv {lax_conv['first_step_seconds']:.0f} s"
-        )
-        rounds: dict[str, list] = {"ours": [], "lax_conv": []}
-        for i in range(_REPEATS.value):
-            # The order alternates, so that a slow minute of the machine does not always meet the same program.
-            for name, program in [("ours", ours), ("lax_conv", lax_conv)][:: 1 if i % 2 == 0 else -1]:
-                keep_freed_memory(name == "ours")
-                timed_round(program, 1)  # settles the heap after the change; not counted
-                rounds[name].append(timed_round(program, _STEPS.value))
-                console.line(
-                    f"round {i + 1}: {name:<9} {rounds[name][-1][0]:7.3f} s a step, {rounds[name][-1][1]:7.3f} CPU s"
-                )
-        wall = {name: statistics.median(wall for wall, _ in times) for name, times in rounds.items()}
-        cpu = {name: statistics.median(cpu for _, cpu in times) for name, times in rounds.items()}
-        return {
-            "images_per_sec": config.data.batch_size / wall["ours"],
-            "lax_conv_images_per_sec": config.data.batch_size / wall["lax_conv"],
-            "ratio": wall["lax_conv"] / wall["ours"],
-            "cpu_time_ratio": cpu["lax_conv"] / cpu["ours"],
-            "rounds": rounds,
-            "batch_size": config.data.batch_size,
-            "precision": config.train.precision,
-            "device": jax.devices()[0].device_kind,
-            "machine": platform.machine(),
-            "cores": environment()["cores"],
-            "processor": environment()["processor"],
-        }
+    def timed_round(self, steps: int) -> tuple[float, float]:
+        """Returns wall and CPU seconds per step."""
+        import jax
 
-    return commands.run(command)
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self.state, metrics = self.step(self.state, self.batch)
+        jax.block_until_ready(metrics)
+        return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
+
+
+def time_rounds(
+    programs: dict[str, StepProgram], repeats: int, steps: int, console: Console
+) -> dict[str, list[tuple[float, float]]]:
+    """Returns wall and CPU seconds per step of each program in each round."""
+    from jepa_jax.runtime.allocator import keep_freed_memory
+
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    for i in range(repeats):
+        # The order alternates, so that a slow minute of the machine does not always meet the same program.
+        for name in list(programs)[:: 1 if i % 2 == 0 else -1]:
+            keep_freed_memory(name == "ours")
+            programs[name].timed_round(1)  # settles the heap after the change; not counted
+            wall, cpu = programs[name].timed_round(steps)
+            rounds[name].append((wall, cpu))
+            console.line(f"round {i + 1}: {name:<9} {wall:7.3f} s per step, {cpu:7.3f} CPU s")
+    return rounds
+
+
+def bench(arguments: argparse.Namespace, console: Console) -> Result:
+    import jax
+
+    from jepa_jax.program.config import changed_config
+    from jepa_jax.runtime.provenance import environment
+    from jepa_jax.runtime.start import setup
+
+    own = {"data.batch_size": arguments.batch_size, "train.precision": arguments.precision}
+    config = changed_config(config_from(arguments), own)
+    setup(config)
+    with plain_convolution():
+        plain = StepProgram.of(config)
+    ours = StepProgram.of(config)
+    console.line(f"compiled: ours {ours.first_step_seconds:.0f} s, lax.conv {plain.first_step_seconds:.0f} s")
+    rounds = time_rounds({"ours": ours, "lax_conv": plain}, arguments.repeats, arguments.steps, console)
+    wall = {name: statistics.median(wall for wall, _ in times) for name, times in rounds.items()}
+    cpu = {name: statistics.median(cpu for _, cpu in times) for name, times in rounds.items()}
+    machine = environment()
+    result = {
+        "images_per_sec": config.data.batch_size / wall["ours"],
+        "lax_conv_images_per_sec": config.data.batch_size / wall["lax_conv"],
+        "ratio": wall["lax_conv"] / wall["ours"],
+        "cpu_time_ratio": cpu["lax_conv"] / cpu["ours"],
+        "rounds": rounds,
+        "batch_size": config.data.batch_size,
+        "precision": config.train.precision,
+        "device": jax.devices()[0].device_kind,
+        "machine": platform.machine(),
+        "cores": machine["cores"],
+        "processor": machine["processor"],
+    }
+    text = (
+        f"{result['images_per_sec']:.1f} images/s, with lax.conv {result['lax_conv_images_per_sec']:.1f}; "
+        f"ratio {result['ratio']:.2f}, of CPU times {result['cpu_time_ratio']:.2f}"
+    )
+    return Result([result], text)
 
 
 if __name__ == "__main__":
-    commands.main(main)
+    sys.exit(Command("profiling/bench_step.py", __doc__, add_flags, bench, program="python").main())

@@ -1,21 +1,32 @@
-"""Device shares of the profiler against programs that do only a part of a step, timed on their own.
+"""Compares the profiler's device shares with programs that compute only a part of a step, timed on their own.
 
-    python profiling/check_device_shares.py
+  python profiling/check_device_shares.py [--rounds=20]
 
-For a ResNet and a ViT step: forward, backward and optimizer as read from recordings of single steps, beside the CPU
-time of separately compiled programs, interleaved: the forward pass alone, forward and backward, the whole step. A
-forward pass that is followed by a backward pass also stores what that one needs; `keeping` times it so (`jax.vjp`).
-Then an optimizer that does its work twice, which must show as more of the optimizer. Timed figures are the least of the
-rounds, those from recordings medians.
+For a ResNet and a ViT step, it prints forward, backward and optimizer as read from recordings of single steps, beside
+the CPU time of separately compiled programs, interleaved: the forward pass alone, forward and backward, the whole step.
+A forward pass that is followed by a backward pass also stores what that one needs; `keeping` times it so (`jax.vjp`).
+Then an optimizer does its work twice, which must show as a larger share of the optimizer. Timed figures are the minimum
+over the rounds, those from recordings the median.
 """
 
-import pathlib
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from absl import flags
+from random_images import build_on_random_images
 
-from jepa_jax.cli import commands
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
 
-_ROUNDS = flags.DEFINE_integer("rounds", 20, "Interleaved rounds.", lower_bound=1)
+if TYPE_CHECKING:
+    import optax
+
+    from jepa_jax.profiling.device_time import DeviceTime
 
 ENCODERS = {
     "resnet": {"name": "resnet10", "stem": "cifar", "width": 16},
@@ -25,50 +36,44 @@ ENCODERS = {
     },
 }  # fmt: skip
 BATCH_SIZE, SMALL_BATCH, TOLERANCE = 24, 4, 8.0  # images, images, points of percent
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "quickstart.py"
 LARGE_PROJECTOR = (1024, 1024, 256)  # makes the optimizer a large part of a small step
 
 
-def build(model=None, *, batch_size, projector=(64, 64)):
-    import jax
-    import numpy as np
-    from ml_collections import ConfigDict
-
-    from jepa_jax.config.schema import load_config_file
-    from jepa_jax.program.build import build_program
-    from jepa_jax.runtime.mesh import batch_sharding, make_mesh
-
-    config = load_config_file(str(CONFIG))
-    config.data.batch_size, config.data.augment.crop.size = batch_size, 0
-    config.method.views, config.method.projector = 2, projector
-    if model:
-        config.model = ConfigDict(model)
-    mesh = make_mesh(1, 1)
-    images = np.random.default_rng(0).integers(0, 256, (batch_size, 32, 32, 3), np.uint8)
-    program = build_program(config, num_train=10 * batch_size, num_classes=10, sample=images, mesh=mesh)
-    batch = {"image": images, "label": np.zeros(batch_size, np.int32)}
-    return program, program.factory.create(0, images), jax.device_put(batch, batch_sharding(mesh))
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("rounds", "N", "interleaved rounds", 20, least=1)
 
 
 class Running:
-    """A program that is trained and recorded step by step."""
+    """The program of quickstart with another encoder, which is trained and recorded step by step."""
 
-    def __init__(self, program, state, batch):
+    def __init__(self, encoder: str = "", *, batch_size: int, projector: tuple[int, ...] = (64, 64)):
         import jax
 
         from jepa_jax.profiling.compilations import CompiledStep
+        from jepa_jax.program.config import load_config
+        from jepa_jax.runtime.mesh import batch_sharding
 
-        self.program, self.state, self.batch = program, state, batch
-        self.step = CompiledStep(program.train_step)
-        self.step.compile(state, batch)
+        changes: dict[str, Any] = {
+            "data.batch_size": batch_size,
+            "data.augment.crop.size": 0,
+            "method.views": 2,
+            "method.projector": projector,
+            **({"model": ENCODERS[encoder]} if encoder else {}),
+        }
+        self.program, batch = build_on_random_images(load_config("quickstart", changes), num_train=10 * batch_size)
+        self.state = self.program.factory.create(0, batch)
+        self.batch = jax.device_put(batch, batch_sharding(self.program.mesh))
+        self.step = CompiledStep(self.program.train_step)
+        self.step.compile(self.state, self.batch)
         for _ in range(2):
             jax.block_until_ready(self())
 
-    def __call__(self):
+    def __call__(self) -> Any:
         self.state, metrics = self.step(self.state, self.batch)
         return metrics
 
-    def recorded(self):
+    def recorded(self) -> "DeviceTime":
+        """Returns the device time of one step."""
         import jax
 
         from jepa_jax.profiling.device_time import read_device_time
@@ -77,36 +82,36 @@ class Running:
         recording = ShortTrace()
         recording.start()
         jax.block_until_ready(self())
-        return read_device_time(recording.stop(), self.step.text(), steps=1)
+        found = read_device_time(recording.stop(), self.step.text(), steps=1)
+        assert found is not None, "the recording does not contain the step"
+        return found
 
 
-def partial_programs(running):
-    """Calls that compute a part of the step of `running` on its present parameters."""
+def partial_programs(running: Running) -> list[Callable[[], Any]]:
+    """Returns calls that compute a part of the step of `running` on its present parameters."""
     import jax
     import numpy as np
     from flax import nnx
 
     program, batch = running.program, running.batch
 
-    def loss(params, stats):
-        model = nnx.merge(program.factory.graphdef, params, stats, copy=True)
+    def loss(params: Any, stats: Any) -> tuple[Any, Any]:
+        model = program.factory.merge(params, stats)
         output = program.method.loss(model, None, batch, jax.random.key(0), np.int32(0))
         return output.loss, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
 
-    def keeping(params, stats):
+    def keeping(params: Any, stats: Any) -> Any:
         return jax.vjp(lambda params: loss(params, stats), params)
 
-    def call(function):
+    def call(function: Callable[..., Any]) -> Callable[[], Any]:
         compiled = jax.jit(function)
         return lambda: compiled(running.state.params["model"], running.state.stats)
 
-    return call(loss), call(keeping), call(jax.grad(loss, has_aux=True))
+    return [call(loss), call(keeping), call(jax.grad(loss, has_aux=True))]
 
 
-def cpu_seconds(call):
-    """CPU time of all threads: another process on the machine is no part of it."""
-    import time
-
+def cpu_seconds(call: Callable[[], Any]) -> float:
+    """Returns the CPU time of all threads, which contains nothing of other processes on the machine."""
     import jax
 
     start = time.process_time()
@@ -114,19 +119,18 @@ def cpu_seconds(call):
     return time.process_time() - start
 
 
-def median_phases(recordings):
-    """Median share of the step by phase, and median seconds of each."""
-    import statistics
-
+def median_phases(recordings: Sequence["DeviceTime"]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the median share of the step by phase, and the median seconds of each."""
     names = recordings[0].phases
-    shares = {name: statistics.median(r.phases[name] for r in recordings) for name in names}
-    return shares, {name: statistics.median(r.phases[name] * r.busy_seconds for r in recordings) for name in names}
+    shares = {str(name): statistics.median(r.phases[name] for r in recordings) for name in names}
+    seconds = {str(name): statistics.median(r.phases[name] * r.busy_seconds for r in recordings) for name in names}
+    return shares, seconds
 
 
-def shares_of(encoder, rounds):
-    """Percent of the step by part: traced, timed, and timed with a forward pass that keeps what the backward needs."""
-    running = Running(*build(ENCODERS[encoder], batch_size=BATCH_SIZE))
-    calls = [*partial_programs(running), running]
+def shares_of(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Returns percent of the step by part: traced, timed, and timed with a forward pass that keeps its results."""
+    running = Running(encoder, batch_size=BATCH_SIZE)
+    calls: list[Callable[[], Any]] = [*partial_programs(running), running]
     for call in calls:
         cpu_seconds(call)
     times, recordings = [], []
@@ -135,7 +139,7 @@ def shares_of(encoder, rounds):
         recordings.append(running.recorded())
     forward, keeping, both, whole = (min(column) for column in zip(*times, strict=True))
 
-    def timed(first):
+    def timed(first: float) -> dict[str, float]:
         parts = {"forward": first, "backward": both - first, "optimizer": whole - both}
         return {name: 100 * seconds / whole for name, seconds in parts.items()}
 
@@ -144,34 +148,34 @@ def shares_of(encoder, rounds):
     return {"traced": traced, "timed": timed(forward), "timed_keeping": timed(keeping)}
 
 
-def doubled_optimizer(rounds):
-    """Seconds of the optimizer in a step, as it is and doing its work twice."""
+def working_twice(tx: "optax.GradientTransformation") -> "optax.GradientTransformation":
+    """Returns an optimizer with the same updates that computes them twice."""
     import jax
     import optax
 
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        once, state = tx.update(grads, state, params)
+        # Without the barrier both would be one pass over the same memory.
+        once, state, grads = jax.lax.optimization_barrier((once, state, grads))
+        again, state = tx.update(grads, state, params)
+        return jax.tree.map(lambda a, b: (a + b) / 2, once, again), state
+
+    return optax.GradientTransformation(tx.init, update)
+
+
+def doubled_optimizer(rounds: int) -> dict[str, float]:
+    """Returns share and seconds of the optimizer in a step, as it is and doing its work twice."""
     from jepa_jax.program import optim
 
     make = optim.make_optimizer
 
-    def make_twice(*args, **kwargs):
+    def make_twice(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         tx, rate = make(*args, **kwargs)
+        return working_twice(tx), rate
 
-        def update(grads, state, params):
-            once, state = tx.update(grads, state, params)
-            # Without the barrier both would be one pass over the same memory.
-            once, state, grads = jax.lax.optimization_barrier((once, state, grads))
-            again, state = tx.update(grads, state, params)
-            return jax.tree.map(lambda a, b: (a + b) / 2, once, again), state
-
-        return optax.GradientTransformation(tx.init, update), rate
-
-    options = {"batch_size": SMALL_BATCH, "projector": LARGE_PROJECTOR}
-    plain = Running(*build(**options))
-    optim.make_optimizer = make_twice
-    try:
-        slower = Running(*build(**options))
-    finally:
-        optim.make_optimizer = make
+    plain = Running(batch_size=SMALL_BATCH, projector=LARGE_PROJECTOR)
+    with mock.patch.object(optim, "make_optimizer", make_twice):
+        slower = Running(batch_size=SMALL_BATCH, projector=LARGE_PROJECTOR)
     pairs = [(plain.recorded(), slower.recorded()) for _ in range(rounds)]
     once, twice = (median_phases(column) for column in zip(*pairs, strict=True))
     return {
@@ -182,34 +186,27 @@ def doubled_optimizer(rounds):
     }
 
 
-def main(argv):
-    commands.refuse_arguments(argv)
+def check(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.runtime.allocator import keep_freed_memory
+    from jepa_jax.runtime.start import start_compile_cache
 
-    def command(console):
-        from jepa_jax.runtime.allocator import keep_freed_memory
-        from jepa_jax.runtime.start import start_compile_cache
-
-        keep_freed_memory()
-        start_compile_cache()
-        result = {"rounds": _ROUNDS.value}
-        for encoder in ENCODERS:
-            found = result[encoder] = shares_of(encoder, _ROUNDS.value)
-            for name in ("forward", "backward", "optimizer"):
-                traced, timed, keeping = (found[kind][name] for kind in ("traced", "timed", "timed_keeping"))
-                verdict = "agrees" if abs(traced - timed) <= TOLERANCE else "differs"
-                console.line(
-                    f"{encoder:<8}{name:<12} traced {traced:5.1f} %   timed {timed:5.1f} %   "
-                    f"keeping {keeping:5.1f} %   {verdict}"
-                )
-        twice = result["doubled_optimizer"] = doubled_optimizer(_ROUNDS.value)
-        console.line(
-            f"optimizer, once and twice: {twice['share_once']:.1f} and {twice['share_twice']:.1f} % of the step, "
-            f"{1e3 * twice['seconds_once']:.2f} and {1e3 * twice['seconds_twice']:.2f} ms"
-        )
-        return result
-
-    return commands.run(command)
+    keep_freed_memory()
+    start_compile_cache()
+    result: dict[str, Any] = {"rounds": arguments.rounds}
+    for encoder in ENCODERS:
+        found = result[encoder] = shares_of(encoder, arguments.rounds)
+        for name in ("forward", "backward", "optimizer"):
+            traced, timed, keeping = (found[kind][name] for kind in ("traced", "timed", "timed_keeping"))
+            verdict = "agrees" if abs(traced - timed) <= TOLERANCE else "differs"
+            console.line(
+                f"{encoder:<8}{name:<12} traced {traced:5.1f} %   timed {timed:5.1f} %   "
+                f"keeping {keeping:5.1f} %   {verdict}"
+            )
+    twice = result["doubled_optimizer"] = doubled_optimizer(arguments.rounds)
+    shares = f"{twice['share_once']:.1f} and {twice['share_twice']:.1f} % of the step"
+    times = f"{1e3 * twice['seconds_once']:.2f} and {1e3 * twice['seconds_twice']:.2f} ms"
+    return Result([result], f"optimizer, once and twice: {shares}, {times}")
 
 
 if __name__ == "__main__":
-    commands.main(main)
+    sys.exit(Command("profiling/check_device_shares.py", __doc__, add_flags, check, program="python").main())

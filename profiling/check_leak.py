@@ -1,11 +1,10 @@
-"""Checks that a leak is found, and nothing else: measures steps with a loop that keeps something of every step.
+"""Checks that the measurement of a trial finds leaks, and nothing else, in a loop that keeps something of every step.
 
-    python profiling/check_leak.py [--config=quickstart] [--max_batches=32] [--mb_per_step=1]
+  python profiling/check_leak.py [--config=quickstart] [--max_batches=32] [--mb_per_step=1]
 
-It keeps arrays on the device (the usual way to leak), arrays of numpy, many small Python objects, or nothing; `once`
-keeps arrays of the first steps only, which is no leak. The last line is a JSON object: for each kind whether it was
-flagged and the slope over the true one. Exit code 1 if one was missed, was off by over 20 %, or was flagged without
-cause.
+The loop keeps arrays on the device (the usual way to leak), NumPy arrays, many small Python objects, or nothing; `once`
+keeps arrays of the first steps only, which is no leak. The result tells for each kind whether it was flagged and the
+measured slope over the true one. Exit code 1 if a leak was missed, was off by over 20 %, or was flagged without cause.
 """
 
 import argparse
@@ -22,9 +21,9 @@ KINDS = ("nothing", *LEAKS, "once")
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_config()
+    parser.add_config("quickstart")
     parser.add_flag("max_batches", "N", "measured batches", 32, least=8)
-    parser.add_flag("mb_per_step", "MB", "what leaks per step, in millions of bytes", 1.0, least=0.1)
+    parser.add_flag("mb_per_step", "MB", "leak per step in millions of bytes", 1.0, least=0.1)
 
 
 def keeper(kind: str, num_bytes: int) -> Callable[[Any, Any], None]:
@@ -63,5 +62,4 @@ def check_leaks(arguments: argparse.Namespace, console: Console) -> Result:
 
 
 if __name__ == "__main__":
-    command = Command("check_leak", __doc__, add_flags, check_leaks)
-    sys.exit(command.main(["--config=quickstart", *sys.argv[1:]]))  # a later --config wins
+    sys.exit(Command("profiling/check_leak.py", __doc__, add_flags, check_leaks, program="python").main())

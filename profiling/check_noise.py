@@ -1,15 +1,14 @@
-"""Runs the same sweep twice: do its intervals overlap? Is a planted slow-down found, and a knob without effect named?
+"""Runs the same sweep twice and compares the results; checks that a planted slow-down is found.
 
-    python profiling/check_noise.py [--study=profiling/sweeps/cpu.toml] [--output_dir=runs/check_noise]
+  python profiling/check_noise.py [--study=profiling/sweeps/cpu.toml] [--output_dir=runs/check_noise]
 
-1. The study is run twice: the intervals of the two have to overlap in at least 90 % of rows, and num_workers to have no
+1. The study is run twice: the intervals of the two must overlap in at least 90 % of rows, and num_workers must have no
 effect by construction where pipeline=device loads nothing.
-2. Two trials that run the same program from the same pipeline are measured in turn, often. Both wait for each step to
-be complete, and one of them a tenth of that time longer (profiling/faulty_sweep.py). It has to be found slower, by 10 %
-within the interval (widened by 1 %).
+2. Two trials that run the same program from the same pipeline are measured in turn, many times. Both wait for each step
+to be complete, and one of them a tenth of that time longer (profiling/faulty_sweep.py). It must be found slower, by
+10 % within the interval (widened by 1 %).
 
-What was measured is kept, and the same command continues. The last line is a JSON object; exit code 1 if anything
-failed.
+Measurements are kept, and the same command continues. Exit code 1 if anything failed.
 """
 
 import argparse
@@ -36,12 +35,12 @@ SLOWED = 1  # of the two trials, numbered from 0
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_flag("study", "FILE", "sweeps num_workers with pipeline=device too", "profiling/sweeps/cpu.toml")
+    parser.add_flag("study", "FILE", "study of num_workers, with pipeline=device too", "profiling/sweeps/cpu.toml")
     parser.add_flag("output_dir", "DIR", "folder of the results", "runs/check_noise")
-    parser.add_flag("repeats", "N", "of the study; by default its own", kind=int, least=2)
+    parser.add_flag("repeats", "N", "repeats of the study; by default its own", kind=int, least=2)
     parser.add_flag("max_batches", "N", "measured batches of a trial; by default the study's own", kind=int, least=2)
-    parser.add_flag("slow_batch_size", "N", "of the trial that is slowed, and of its twin", 64, least=2)
-    parser.add_flag("slow_repeats", "N", "of each of the two", 24, least=2)
+    parser.add_flag("slow_batch_size", "N", "batch size of the slowed trial and its twin", 64, least=2)
+    parser.add_flag("slow_repeats", "N", "repeats of each of the two", 24, least=2)
 
 
 def check_noise(arguments: argparse.Namespace, console: Console) -> Result:
@@ -89,6 +88,7 @@ def run_sweep(study: str, output: pathlib.Path, *more: str, faults: str = "") ->
 
 
 def overlap(a: list[float] | None, b: list[float] | None) -> bool:
+    """Returns whether two intervals overlap."""
     return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
 
 
@@ -106,4 +106,4 @@ def idle_knob(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(Command("check_noise", __doc__, add_flags, check_noise).main())
+    sys.exit(Command("profiling/check_noise.py", __doc__, add_flags, check_noise, program="python").main())

@@ -1,33 +1,32 @@
-"""Reconstruction error of a masked autoencoder on held-out images, against each image's mean visible colour.
+"""Measures the reconstruction error of a masked autoencoder on held-out images, relative to the mean visible colour.
 
-jepa-jax train --config=mae_quickstart --workdir=runs/mae_quickstart
-python profiling/check_reconstruction.py --workdir=runs/mae_quickstart
+  jepa-jax train --config=mae_quickstart --workdir=runs/mae_quickstart
+  python profiling/check_reconstruction.py --workdir=runs/mae_quickstart
+
+A ratio below 1 means that the model guesses hidden patches better than each image's mean visible colour does.
 """
 
-from absl import flags
+import argparse
+import sys
 
-from jepa_jax.cli import commands
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of method mae.")
-flags.mark_flags_as_required(["workdir"])
+
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("workdir", "DIR", "folder of a run of method mae", required=True)
 
 
-def main(argv):
-    commands.refuse_arguments(argv)
+def check(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.evals.reconstruction import held_out_reconstruction
+    from jepa_jax.evals.trained_encoder import load
 
-    def command(console):
-        from jepa_jax.evals.reconstruction import held_out_reconstruction
-        from jepa_jax.evals.trained_encoder import load
-
-        result = held_out_reconstruction(load(_WORKDIR.value))
-        console.line(
-            f"error {result['error']:.4f}, of the visible mean {result['visible_mean_error']:.4f}, "
-            f"ratio {result['ratio']:.3f} over {result['images']:,} held-out images"
-        )
-        return result
-
-    return commands.run(command)
+    result = held_out_reconstruction(load(arguments.workdir))
+    errors = f"error {result['error']:.4f}, of the visible mean {result['visible_mean_error']:.4f}"
+    ratio = f"ratio {result['ratio']:.3f} over {result['images']:,} held-out images"
+    return Result([result], f"{errors}, {ratio}")
 
 
 if __name__ == "__main__":
-    commands.main(main)
+    sys.exit(Command("profiling/check_reconstruction.py", __doc__, add_flags, check, program="python").main())

@@ -1,11 +1,11 @@
-"""Checks that a sweep survives whatever happens to it: 12 trials of a tiny config on the CPU, with drawn images.
+"""Checks that a sweep survives failing trials and being killed: 12 trials of a tiny config on the CPU.
 
-    python profiling/check_sweep.py [--output_dir=FOLDER] [--time_limit=60]
+  python profiling/check_sweep.py [--output_dir=DIR] [--time_limit=60]
 
 One trial really runs out of memory (a limit of its address space), one aborts, one hangs until its time is up
-(profiling/faulty_sweep.py). Half-way the sweep is killed with SIGKILL and then resumed. Checked: 9 good rows, 3 with
-the right reasons, no trial measured twice, none left running. Takes about three minutes. The last line is a JSON
-object; exit code 1 if anything failed.
+(profiling/faulty_sweep.py). Half-way the sweep is killed with SIGKILL and then resumed. There must be 9 good rows and 3
+with the right reasons, no trial measured twice and none left running. Takes about three minutes. Exit code 1 if
+anything failed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ REASON = {"out_of_memory": "RESOURCE_EXHAUSTED", "crash": "SIGABRT", "hang": "--
 
 def add_flags(parser: Parser) -> None:
     parser.add_flag("output_dir", "DIR", "folder of the results; by default a temporary one")
-    parser.add_flag("time_limit", "SECONDS", "of a trial; a slow machine needs more", 60.0, least=1)
+    parser.add_flag("time_limit", "SECONDS", "time limit of a trial; a slow machine needs more", 60.0, least=1)
 
 
 def sweep_command(output: pathlib.Path, time_limit: float) -> list[str]:
@@ -113,4 +113,4 @@ def check_sweep(arguments: argparse.Namespace, console: Console) -> Result:
 
 
 if __name__ == "__main__":
-    sys.exit(Command("check_sweep", __doc__, add_flags, check_sweep).main())
+    sys.exit(Command("profiling/check_sweep.py", __doc__, add_flags, check_sweep, program="python").main())

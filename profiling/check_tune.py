@@ -1,14 +1,14 @@
 """Compares tuning with the full sweep of the same settings, and the speed it promises with that of training.
 
-    python profiling/check_tune.py [--budget=5m] [--output_dir=runs/check_tune] [--config.model.width=32 ...]
+  python profiling/check_tune.py [--budget=5m] [--output_dir=runs/check_tune] [--config.model.width=32 ...]
 
 1. `jepa-jax tune` searches within the budget. 2. `jepa-jax sweep` measures every combination of the same lists. 3. The
-choice of the one and the best of the other are measured again, in turn. 4. `jepa-jax train --tuned` trains, in turn
+choice of the search and the best of the sweep are measured again, in turn. 4. `jepa-jax train --tuned` trains, in turn
 with trials of the choice: the speed of a shared machine changes from minute to minute, so what the search promised is
-measured again beside what training reaches (images per second without evaluations). What was measured is kept by 1 and
-2, and the same command continues. The last line is a JSON object; exit code 0 if the choice is as fast or faster, the
-search took at most a third of the sweep's trials (of combinations with the same program and pipeline one counts), and
-training is within 10 % of the trials beside it.
+measured again beside what training reaches (images per second without evaluations). Steps 1 and 2 keep their
+measurements, and the same command continues. Exit code 0 if the choice is as fast or faster, the search took at most a
+third of the sweep's trials (of combinations with the same program and pipeline one counts), and training is within 10 %
+of the trials beside it; otherwise 1.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from jepa_jax.tuning.rows import SweepRow
 from jepa_jax.tuning.settings import Combination, TrialRequest
 from jepa_jax.tuning.speed_statistics import FASTER, SAME, compare_speeds, geometric_mean, t_interval
 from jepa_jax.tuning.trial_process import STOP_SECONDS, run_trial
-from jepa_jax.tuning.tuned_file import read_tuned
 
 LISTS = {
     "batch_sizes": "32,64,128,256", "num_workers": "0,1", "precisions": "float32,bfloat16", "remats": "none",
@@ -43,13 +42,13 @@ LEAN = (
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_config()
+    parser.add_config("quickstart")
     parser.add_flag("budget", "TIME", "time for the search", "5m")
     parser.add_flag("output_dir", "DIR", "folder of everything", "runs/check_tune")
-    parser.add_flag("rounds", "N", "of choice against best, and of training against trial", 5, least=2)
-    parser.add_flag("repeats", "N", "of the sweep", 3, least=1)
+    parser.add_flag("rounds", "N", "rounds of choice against best, and of training against trial", 5, least=2)
+    parser.add_flag("repeats", "N", "repeats of the sweep", 3, least=1)
     parser.add_flag("max_batches", "N", "measured batches of a trial", 16, least=2)
-    parser.add_flag("train_seconds", "SECONDS", "of each training", 20.0, least=5)
+    parser.add_flag("train_seconds", "SECONDS", "length of each training", 20.0, least=5)
     for name, values in LISTS.items():
         parser.add_flag(name, "LIST", "as of jepa-jax sweep", values)
 
@@ -100,6 +99,8 @@ def distinct_executions(rows: list[dict[str, Any]]) -> int:
 
 
 def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.tuning.tuned_file import read_tuned
+
     folder, rounds = pathlib.Path(arguments.output_dir), arguments.rounds
     shared = (f"--config={arguments.config}", *override_flags(arguments))
     lists = tuple(f"--{name}={getattr(arguments, name)}" for name in LISTS)
@@ -147,5 +148,4 @@ def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
 
 
 if __name__ == "__main__":
-    command = Command("check_tune", __doc__, add_flags, check_tune)
-    sys.exit(command.main(["--config=quickstart", *sys.argv[1:]]))  # a later --config wins
+    sys.exit(Command("profiling/check_tune.py", __doc__, add_flags, check_tune, program="python").main())

@@ -1,10 +1,11 @@
 """Runs `jepa-jax sweep` with trials that fail, or are slowed, on purpose; for checks and tests.
 
-    python profiling/faulty_sweep.py --faults=3:out_of_memory,5:crash,7:hang --config=... --output_json=...
+  python profiling/faulty_sweep.py --faults=3:out_of_memory,5:crash,7:hang --config=... --output_json=...
 
-Trials are numbered from 0 in the order of the rows. Faults happen where a real trial would meet them, when the step is
-compiled and about to run: `out_of_memory` limits the address space and asks XLA for more, `crash` aborts, `hang`
-sleeps. `wait` waits for each step to be complete, and `slow` does so for a tenth of the step's time longer.
+The first flag is --faults, all others are those of jepa-jax sweep. Trials are numbered from 0 in the order of the rows.
+Faults happen where a real trial would meet them, when the step is compiled and about to run: `out_of_memory` limits the
+address space and asks XLA for more, `crash` aborts, `hang` sleeps. `wait` waits for each step to be complete, and
+`slow` waits for a tenth of the step's time longer.
 
 With two files as arguments, as a sweep starts it, this is the process of one trial.
 """
@@ -86,6 +87,9 @@ def parse_faults(text: str) -> dict[int, str]:
 
 
 def main(arguments: list[str]) -> int:
+    if len(arguments) < 2:
+        print(__doc__)
+        return 0 if arguments == ["--help"] else 2
     if arguments[0].startswith("--faults="):
         os.environ[VARIABLE] = arguments[0].partition("=")[2]  # processes of trials inherit it
         trial_process.TRIAL_COMMAND = (sys.executable, __file__)

@@ -217,7 +217,5 @@ def batch_section(peaks: dict[int, int]) -> list[str]:
     return [*lines, ""]
 
 
-main = Command("make_gpu_plans", __doc__, add_flags, make_page).main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Command("profiling/make_gpu_plans.py", __doc__, add_flags, make_page, program="python").main())

@@ -1,5 +1,6 @@
 """Facts about the documents: links, commands, flags and configs that they name exist."""
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -33,13 +34,17 @@ def test_files_and_configs_that_a_page_names_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_commands_of_a_page_have_their_flags(page):
+def test_commands_of_a_page_have_their_flags(page, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "profiling")
     for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            if line.lstrip().startswith("jepa-jax "):
-                words = shlex.split(line, comments=True)
-                assert words[1] in COMMANDS, line
+            words = shlex.split(line, comments=True) if re.match(r"\s*(jepa-jax|python profiling)\b", line) else []
+            if words:
                 parser = Parser("")
-                find(words[1]).add_flags(parser)
+                if words[0] == "python":
+                    importlib.import_module(pathlib.Path(words[1]).stem).add_flags(parser)
+                else:
+                    assert words[1] in COMMANDS, line
+                    find(words[1]).add_flags(parser)
                 flags = [word.partition("=")[0] for word in words[2:] if word.startswith("--")]
                 assert all(parser.has_flag(flag) or flag.startswith(OVERRIDE) for flag in flags), line

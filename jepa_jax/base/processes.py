@@ -26,7 +26,11 @@ TICK_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a process ended; `message` is the last error or line of its log."""
+    """How a process ended.
+
+    Attributes:
+      message: the last error or line of its log.
+    """
 
     exit_code: int
     timed_out: bool

@@ -45,6 +45,7 @@ class Command:
         run: does the work.
         expand: changes the command line before it is parsed, e.g. replaces a flag by those of a file.
         uses_jax: whether jax is imported before it runs; without it a command answers at once.
+        program: what is typed before the name.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Command:
     run: Callable[[argparse.Namespace, Console], Result]
     expand: Callable[[Parser, Sequence[str]], Sequence[str]] = lambda parser, argv: argv
     uses_jax: bool = True
+    program: str = PROGRAM
 
     @property
     def summary(self) -> str:
@@ -86,7 +88,7 @@ class Command:
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Returns the flags of the command; --help prints them and exits with code 0."""
-        parser = Parser(f"{PROGRAM} {self.name}", self.documentation)
+        parser = Parser(f"{self.program} {self.name}", self.documentation)
         self.add_flags(parser)
         if parser.get_default("json") is None:
             parser.add_switch("json", "print the result as JSON also on a terminal")

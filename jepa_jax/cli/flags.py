@@ -4,6 +4,7 @@ import argparse
 import difflib
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jepa_jax.base.errors import UserError
@@ -26,14 +27,15 @@ class Parser(argparse.ArgumentParser):
             add_help=add_help,
         )
 
-    def add_config(self) -> None:
-        """Adds --config; `parse` then also takes --config.group.key=value."""
+    def add_config(self, default: str | None = None) -> None:
+        """Adds --config, which must be given if it has no default; `parse` then also takes --config.group.key=value."""
         self.add_flag(
             "config",
             "NAME",
             "name of a shipped config (jepa-jax configs lists them), FILE.py or FILE.py:ARGUMENT; "
             "--config.group.key=VALUE changes a key",
-            required=True,
+            default,
+            required=default is None,
         )
         self.set_defaults(overrides={})
 
@@ -49,18 +51,7 @@ class Parser(argparse.ArgumentParser):
         most: float | None = None,
         required: bool = False,
     ) -> None:
-        """Adds --name=VALUE.
-
-        Args:
-            name: without dashes.
-            metavar: what stands for the value in --help.
-            help: meaning; the default is added.
-            default: value if the flag is not given.
-            kind: int, float or str; by default the type of `default`.
-            least: smallest value.
-            most: largest value.
-            required: whether the flag must be given.
-        """
+        """Adds --name=VALUE of type `kind` (default: that of `default`), within limits; --help shows the default."""
         kind = kind or (str if default is None else type(default))
         shown = f"{help} (default: {default})" if default not in (None, "") else help
         self.add_argument(
@@ -153,17 +144,18 @@ def config_name(arguments: argparse.Namespace) -> str:
     return pathlib.Path(arguments.config.partition(":")[0]).stem
 
 
+def fields_from(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """Returns the flags that are called like fields of the dataclass `cls`."""
+    return {field.name: getattr(arguments, field.name) for field in fields(cls) if hasattr(arguments, field.name)}
+
+
 def override_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Returns the config overrides as they are written on a command line, to pass them on to other processes."""
     return tuple(f"{OVERRIDE}{key}={value}" for key, value in arguments.overrides.items())
 
 
 def config_from(arguments: argparse.Namespace) -> "Config":
-    """Returns the config that --config and its overrides describe.
-
-    Raises:
-        UserError: no such config, or keys and values that it cannot have.
-    """
+    """Returns the config that --config and its overrides describe; UserError lists everything that is wrong."""
     from jepa_jax.program.config import load_config
 
     return load_config(arguments.config, arguments.overrides)

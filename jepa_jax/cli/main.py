@@ -54,16 +54,12 @@ def find(name: str) -> Command:
 
 def help_text() -> str:
     """Returns the list of sub-commands with their summaries."""
-    lines = [f"  {name:<18}{find(name).summary}" for name in COMMANDS]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} COMMAND [flags]",
-            "",
-            "Trains, evaluates, profiles, tunes and plans self-supervised vision models in JAX.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            f"{PROGRAM} COMMAND --help shows the flags of a command, {PROGRAM} --version the version.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<18}{find(name).summary}" for name in COMMANDS)
+    return f"""usage: {PROGRAM} COMMAND [flags]
+
+Trains, evaluates, profiles, tunes and plans self-supervised vision models in JAX.
+
+commands:
+{commands}
+
+{PROGRAM} COMMAND --help shows the flags of a command, {PROGRAM} --version the version."""

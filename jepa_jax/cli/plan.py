@@ -15,7 +15,7 @@ from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from jepa_jax.base.files import write_json
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name
+from jepa_jax.cli.flags import Parser, config_from, config_name, fields_from
 from jepa_jax.runtime import platforms
 
 
@@ -57,17 +57,8 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
 
     config, name = config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
-    options = PlanOptions(
-        gpus=tuple(arguments.gpu or ["rtx4090"]),
-        topology=arguments.topology,
-        batch_sizes=tuple(sizes),
-        fsdp=arguments.fsdp,
-        variants=arguments.variants,
-        loader=arguments.loader,
-        gpu_table=arguments.gpu_table,
-        price_per_hour=arguments.price_per_hour,
-    )
-    plans, about = make_plans(config, options, console)
+    lists = {"gpus": tuple(arguments.gpu or ["rtx4090"]), "batch_sizes": tuple(sizes)}
+    plans, about = make_plans(config, PlanOptions(**fields_from(arguments, PlanOptions) | lists), console)
     results = [plan_json(plan, about) for plan in plans]
     lines = [line for plan in plans for line in plan_lines(plan, about, name)]
     file = arguments.json if isinstance(arguments.json, str) else None
@@ -79,9 +70,8 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
         lines.append(check_first_plan(config, plans[0], about.data, results[0]))
         if file:
             write_json(file, results)
-    return Result(
-        results, "\n".join(lines), EXIT_OK if all(plan.estimate.fits for plan in plans) else EXIT_DOES_NOT_FIT
-    )
+    fits = all(plan.estimate.fits for plan in plans)
+    return Result(results, "\n".join(lines), EXIT_OK if fits else EXIT_DOES_NOT_FIT)
 
 
 def check_first_plan(config: Any, plan: Any, data: Any, result: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name, override_flags
+from jepa_jax.cli.flags import Parser, config_from, config_name, fields_from, override_flags
 
 LISTS = {
     "batch_sizes": "batch sizes to choose from; by default any",
@@ -49,18 +49,12 @@ def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.reports.sweep_page import sweep_page
     from jepa_jax.tuning.tune import TuneOptions, tune
 
-    options = TuneOptions(
-        output_dir=pathlib.Path(arguments.output_dir).expanduser(),
-        budget=arguments.budget,
-        values={name: getattr(arguments, name) for name in LISTS},
-        fixed_effective_batch=arguments.fixed_effective_batch,
-        margin=arguments.margin,
-        memory_limit_gb=arguments.memory_limit_gb,
-        use_dummy_data=arguments.use_dummy_data,
-        gpu_index=arguments.gpu_index,
-        resume=arguments.resume,
-        config_name=config_name(arguments),
-    )
+    others = {
+        "output_dir": pathlib.Path(arguments.output_dir).expanduser(),
+        "values": {name: getattr(arguments, name) for name in LISTS},
+        "config_name": config_name(arguments),
+    }
+    options = TuneOptions(**fields_from(arguments, TuneOptions) | others)
     code, result, document = tune(config_from(arguments), options, console)
     write_page(result["html"], sweep_page(document))
     lines = list(document["conclusion"]["text"])

@@ -23,22 +23,12 @@ class CropConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class FlipConfig(Group):
-    probability: float = key(0.5, "share of views mirrored left to right", **PROBABILITY)
-
-
-@dataclasses.dataclass(frozen=True)
 class JitterConfig(Group):
     probability: float = key(0.0, "share of views with jittered colours", **PROBABILITY)
     brightness: float = key(0.4, "largest relative change", least=0)
     contrast: float = key(0.4, "largest relative change", least=0)
     saturation: float = key(0.2, "largest relative change; needs RGB", least=0)
     hue: float = key(0.1, "largest turn of the colour wheel; needs RGB", least=0, most=0.5)
-
-
-@dataclasses.dataclass(frozen=True)
-class GrayscaleConfig(Group):
-    probability: float = key(0.0, "share of views without colour; needs RGB", **PROBABILITY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +43,16 @@ class BlurConfig(Group):
 class SolarizeConfig(Group):
     probability: float = key(0.0, "share of views with bright pixels inverted", **PROBABILITY)
     threshold: float = key(128.0, "level of 0..255 from which pixels are inverted", least=0, most=256)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlipConfig(Group):
+    probability: float = key(0.5, "share of views mirrored left to right", **PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class GrayscaleConfig(Group):
+    probability: float = key(0.0, "share of views without colour; needs RGB", **PROBABILITY)
 
 
 @dataclasses.dataclass(frozen=True)

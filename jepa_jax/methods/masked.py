@@ -32,6 +32,8 @@ class MaskedConfig(NamedGroup):
 
 @dataclasses.dataclass(frozen=True)
 class EmaTargetKeys(Group):
+    """Keys of `method.target = "ema"`."""
+
     ema_start: float = key(0.996, "momentum of the copy at the first step", **PROBABILITY)
     ema_end: float = key(1.0, "momentum of the copy at the last step, reached linearly", **PROBABILITY)
 

@@ -16,19 +16,12 @@ from jepa_jax.studies.study import Study
 
 # Field of a row -> heading of its column, format of its numbers.
 COLUMNS = {
-    "lr": ("lr", ".6g"),
-    "epochs": ("epochs", ".6g"),
-    "seed": ("seed", "d"),
-    "status": ("status", ""),
-    "probe_accuracy": ("probe %", ".2f"),
-    "untrained_probe_accuracy": ("untrained %", ".2f"),
-    "knn_accuracy": ("k-NN %", ".2f"),
-    "final_loss": ("loss", ".6g"),
-    "wall_seconds": ("time s", ".1f"),
-    "cpu_seconds": ("CPU s", ".1f"),
-    "steps": ("steps", "d"),
+    "lr": ("lr", ".6g"), "epochs": ("epochs", ".6g"), "seed": ("seed", "d"), "status": ("status", ""),
+    "probe_accuracy": ("probe %", ".2f"), "untrained_probe_accuracy": ("untrained %", ".2f"),
+    "knn_accuracy": ("k-NN %", ".2f"), "final_loss": ("loss", ".6g"),
+    "wall_seconds": ("time s", ".1f"), "cpu_seconds": ("CPU s", ".1f"), "steps": ("steps", "d"),
     "reason": ("reason", ""),
-}
+}  # fmt: skip
 # Kind of study -> field on the x axis, whether that axis is logarithmic, and (title, field, unit) of each chart.
 CHARTS = {
     "lr_search": ("lr", True, (("Linear probe", "probe_accuracy", "%"), ("Final loss", "final_loss", ""))),

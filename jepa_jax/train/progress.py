@@ -1,6 +1,7 @@
 """How far a run is: everything that a checkpoint holds."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from jepa_jax.program.step import TrainState
@@ -26,6 +27,11 @@ class Progress:
     done: dict[str, int] = dataclasses.field(default_factory=dict)
     untrained: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "Progress":
+        """Returns what a checkpoint holds; entries of earlier versions are ignored."""
+        return cls(**{field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored})
 
 
 @dataclasses.dataclass

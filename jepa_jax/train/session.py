@@ -83,7 +83,7 @@ class Session:
             loop = Loop(0, initial_state(), Progress())
         else:
             state, stored = self.checkpoints.restore(self._run.program.factory.abstract)
-            loop = Loop(stored.pop("step"), state, Progress(**stored))
+            loop = Loop(stored["step"], state, Progress.of(stored))
             self._console.line(f"resumed at step {loop.step} of {self._length.total_steps} in {self._run.folder.path}")
         self._usage.continue_from(loop.progress.wall_seconds, loop.progress.cpu_seconds)
         if self._writes:

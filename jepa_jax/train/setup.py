@@ -55,13 +55,13 @@ class Run:
     hooks: Hooks
 
     @property
-    def length(self) -> Length:
-        return self.program.length
-
-    @property
     def facts(self) -> DataFacts:
         train = self.sources[0]
         return DataFacts(len(train), len(train.classes), train.spec)
+
+    @property
+    def length(self) -> Length:
+        return self.program.length
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""

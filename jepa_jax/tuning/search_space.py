@@ -18,8 +18,6 @@ GRAIN = 8  # images: a part of a batch between two powers is a multiple of this
 FEWEST_IMAGES = 16  # of a part: fewer are no batch for losses and norms over one
 CLOSE_ENOUGH = 1.15  # no batch is tried between two whose sizes differ by a smaller factor
 
-Pick = Callable[[Sequence[int]], int]
-
 
 @dataclasses.dataclass(frozen=True)
 class SearchSpace:
@@ -46,14 +44,16 @@ class SearchSpace:
 
     def larger(self, combination: Combination) -> Combination | None:
         """Doubles the images at a time, or takes the next of the list."""
-        if not self.has_free_batch:
-            return self._listed(combination, larger=True)
-        return dataclasses.replace(combination, batch_size=2 * combination.batch_size)
+        if self.has_free_batch:
+            return dataclasses.replace(combination, batch_size=2 * combination.batch_size)
+        larger = [c for c in self._listed(combination) if c.part_size > combination.part_size]
+        return min(larger, key=lambda c: c.part_size, default=None)
 
     def smaller(self, combination: Combination) -> Combination | None:
         """Halves the images at a time, or takes the next of the list."""
         if not self.has_free_batch:
-            return self._listed(combination, larger=False)
+            smaller = [c for c in self._listed(combination) if c.part_size < combination.part_size]
+            return max(smaller, key=lambda c: c.part_size, default=None)
         half = _rounded(combination.batch_size / 2, combination.grad_accum_steps)
         if half < FEWEST_IMAGES * combination.grad_accum_steps or half >= combination.batch_size:
             return None
@@ -100,24 +100,15 @@ class SearchSpace:
         changed = [without_idle_workers(dataclasses.replace(leader, **change)) for change in alone]
         return [c for c in dict.fromkeys(changed) if c != leader and c.batch_size // c.grad_accum_steps >= 2]
 
-    def _listed(self, combination: Combination, larger: bool) -> Combination | None:
-        """Returns the next batch of the list, or the fixed batch in the next number of parts."""
-        if self.fixed_batch is not None:
-            now, parts = combination.grad_accum_steps, self._parts()
-            found = [n for n in parts if n < now] if larger else [n for n in parts if n > now]
-            pick: Pick = max if larger else min
-            return dataclasses.replace(combination, grad_accum_steps=pick(found)) if found else None
-        now, sizes = combination.batch_size, [n for n in self.batch_sizes if n % combination.grad_accum_steps == 0]
-        found = [n for n in sizes if n > now] if larger else [n for n in sizes if n < now]
-        pick = min if larger else max
-        return dataclasses.replace(combination, batch_size=pick(found)) if found else None
-
-    def _parts(self) -> tuple[int, ...]:
-        """Returns the numbers of parts that the fixed batch may be computed in."""
-        if self.grad_accum_steps or self.fixed_batch is None:
-            return self.grad_accum_steps
-        powers = [2**k for k in range(12)]
-        return tuple(n for n in powers if self.fixed_batch % n == 0 and self.fixed_batch // n >= FEWEST_IMAGES) or (1,)
+    def _listed(self, combination: Combination) -> list[Combination]:
+        """Returns the combination with every batch of the list, or with the fixed batch in every number of parts."""
+        if self.fixed_batch is None:
+            sizes = [size for size in self.batch_sizes if size % combination.grad_accum_steps == 0]
+            return [dataclasses.replace(combination, batch_size=size) for size in sizes]
+        powers = [2**k for k in range(12) if self.fixed_batch % 2**k == 0]
+        enough = [parts for parts in powers if self.fixed_batch // parts >= FEWEST_IMAGES]
+        counts = self.grad_accum_steps or enough or [1]
+        return [dataclasses.replace(combination, grad_accum_steps=count) for count in counts]
 
 
 def without_idle_workers(combination: Combination) -> Combination:

@@ -20,7 +20,7 @@ from jepa_jax.tuning.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT,
 from jepa_jax.tuning.settings import TrialRequest
 from jepa_jax.tuning.trial import shortened
 
-TRIAL_COMMAND = (sys.executable, "-m", "jepa_jax.tuning.trial")  # paths of request and result follow
+TRIAL_COMMAND: tuple[str, ...] = (sys.executable, "-m", "jepa_jax.tuning.trial")  # paths of request and result follow
 PACKAGE_PARENT = pathlib.Path(__file__).resolve().parents[2]
 REQUEST, RESULT = "request.json", "result.json"
 CACHE = "compiled"  # programs of all trials of a folder: a repeat is not compiled again

@@ -76,6 +76,13 @@ def test_the_help_of_a_command_imports_no_jax():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT).returncode == 0
 
 
+def test_the_help_of_a_script_shows_how_to_start_it(capsys):
+    command = Command("profiling/check.py", "Checks.", lambda parser: None, lambda *_: Result([], ""), program="python")
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: python profiling/check.py ")
+
+
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
 def test_scripts_run_the_same_commands(script):
     text = script.read_text()

@@ -91,3 +91,11 @@ def test_a_study_file_stands_for_its_flags_and_the_command_line_wins(tmp_path):
         expand_study(parser, [f"--study={study}"])
     with pytest.raises(UserError, match="none.toml: cannot be read"):
         expand_study(parser, ["--study", str(tmp_path / "none.toml")])
+
+
+def test_a_config_is_required_unless_there_is_a_default():
+    with pytest.raises(UserError, match="--config"):
+        parser_with(config=True).parse([])
+    parser = Parser("python check.py")
+    parser.add_config("quickstart")
+    assert parser.parse(["--config.optim.lr=1"]).config == "quickstart"

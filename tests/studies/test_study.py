@@ -58,7 +58,7 @@ if lr == 8 or (lr == 7 and not (workdir / "go").exists()):
         (workdir / "worker").write_text(str(os.getpid()))
     time.sleep(60)
 if lr == 6:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: (workdir / "asked").write_text("to stop"))
     (workdir / "worker").write_text(str(os.getpid()))
     time.sleep(60)
 if lr == 5:
@@ -84,10 +84,12 @@ def make(tmp_path):
 
 @pytest.fixture
 def leaping_clock(tmp_path, monkeypatch):
-    """Each run that hangs makes the study's clock leap by a minute: no waiting, however slowly a run starts."""
+    """The clock leaps by a minute for each run that hangs or ignores a signal: no waiting, however slow the machine."""
 
     def monotonic():
-        hanging = sum(path.stat().st_size > 0 for path in tmp_path.glob("out/*/worker"))
+        hanging = sum(
+            path.stat().st_size > 0 for path in [*tmp_path.glob("out/*/worker"), *tmp_path.glob("out/*/asked")]
+        )
         return time.monotonic() + 60 * hanging
 
     monkeypatch.setattr(processes, "time", types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
@@ -110,7 +112,7 @@ def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def wait_for(path, seconds=15):
+def wait_for(path, seconds=120):
     end = time.monotonic() + seconds
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < end, f"{path} did not appear"
@@ -138,20 +140,18 @@ def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
 
 def test_a_run_that_hangs_is_stopped_with_its_workers(make, leaping_clock):
     the_study = make()
-    begin = time.monotonic()
-    rows = execute(the_study, runs_of(8.0, 6.0), timeout=50.0, grace=0.5)
+    rows = execute(the_study, runs_of(8.0, 6.0), timeout=50.0, grace=50.0)
     assert [row.status for row in rows] == ["timeout", "timeout"]
     assert rows[0].reason == "stopped after 50 s (--timeout)"
     assert rows[0].exit_code == 143 and rows[1].exit_code == -9  # one checkpoints, one has to be killed
     for name in ("lr8.0_epochs2_seed0", "lr6.0_epochs2_seed0"):
         assert not is_alive(int((the_study.output_dir / name / "worker").read_text()))
-    assert time.monotonic() - begin < 15
 
 
 def test_what_is_done_is_not_run_again_and_the_rest_is_resumed(make, leaping_clock):
     the_study, name = make(), "lr7.0_epochs2_seed0"
     runs = runs_of(0.1, 3.0, 7.0)
-    first = execute(the_study, runs, timeout=50.0, grace=1.0)
+    first = execute(the_study, runs, timeout=50.0, grace=50.0)
     assert [row.status for row in first] == ["finished", "diverged", "timeout"]
     (the_study.output_dir / name / "go").touch()
     second = execute(the_study, runs_of(0.1, 3.0, 7.0, 0.3))
@@ -290,7 +290,7 @@ study.run_study(
 def test_a_killed_study_goes_on_and_does_nothing_twice(make, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.DEVNULL)
     workdir = tmp_path / "out" / "lr7.0_epochs2_seed0"
-    worker = int(wait_for(workdir / "worker", seconds=120))
+    worker = int(wait_for(workdir / "worker"))
     left_over = json.loads(wait_for(workdir / "process.json"))["pid"]
     process.kill()
     process.wait()
