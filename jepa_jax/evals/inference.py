@@ -121,7 +121,8 @@ class FrozenEncoder:
         """
         mesh, statistics = self.program.mesh, self.compiled.get("statistics")
         size = min(self.config.eval.batch_size, len(source)) // mesh.size * mesh.size
-        if num_images == 0 or size == 0 or not jax.tree.leaves(self.stats):
+        has_statistics = jax.tree.leaves(self.stats) and hasattr(self.program.method, "features")
+        if num_images == 0 or size == 0 or not has_statistics:
             return self
         if statistics is None:
             statistics = make_statistics_step(self.program.method, self.program.factory, mesh)

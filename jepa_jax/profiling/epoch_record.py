@@ -44,8 +44,16 @@ class Loading:
         together = self.supply + self.transfer
         return self.transfer / together if together > 0 else 0.0
 
-    def per_batch(self, seconds: float) -> float | None:
-        return seconds / self.batches if self.batches else None
+
+@dataclasses.dataclass
+class Observed:
+    """What has been seen of an epoch so far."""
+
+    blocks: list[Block] = dataclasses.field(default_factory=list)
+    batch_seconds: list[float] = dataclasses.field(default_factory=list)  # of the steps after the last block
+    loading: Loading = Loading()
+    compilations: int = 0
+    traced: bool = False  # whether a recording has split the device's time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,45 +93,41 @@ class EpochRecord:
 
 
 def make_record(
+    seen: Observed,
     *,
     epoch: int,
     last_step: int,
-    blocks: Sequence[Block],
     shares: Shares | None,
-    traced: bool,
-    loading: Loading,
-    compilations: int,
     batch_size: int,
     flops_per_step: float | None,
     peak_flops: float | None,
     samples: Sequence[monitor.Sample],
 ) -> EpochRecord:
     """Returns the record of an epoch; `peak_flops` is per second, of all devices together."""
+    blocks, loading, transfer_share = seen.blocks, seen.loading, seen.loading.transfer_share()
     spent = sum((block.spent for block in blocks), Spent())
     batch_times = [seconds for block in blocks for seconds in block.batch_seconds]
-    transfer_share = loading.transfer_share()
     batch = statistics.fmean(batch_times) if batch_times else None
     flop_rate = flops_per_step / batch if flops_per_step and batch else None
     unattributed = spent.device * (1.0 if shares is None else shares.get(Phase.OTHER, 0.0))
-    overheads = {"unattributed_device": unattributed} | {name: spent.exposed.get(name, 0.0) for name in OVERHEADS}
     return EpochRecord(
         epoch=epoch,
         last_step=last_step,
         steps=sum(block.steps for block in blocks),
         seconds=spent.seconds,
         sections=breakdown(spent, shares, transfer_share),
-        overheads=overheads,
+        overheads={"unattributed_device": unattributed} | {name: spent.exposed.get(name, 0.0) for name in OVERHEADS},
         host={section: round(value, 6) for section, value in spent.host.items()},
         device_seconds=spent.device,
-        traced=traced,
+        traced=seen.traced,
         split=shares is not None,
         batch_seconds=batch,
         batch_seconds_std=statistics.pstdev(batch_times) if batch_times else None,
-        generation_seconds=loading.per_batch(loading.generation),
-        transfer_seconds=loading.per_batch(loading.transfer),
+        generation_seconds=loading.generation / loading.batches if loading.batches else None,
+        transfer_seconds=loading.transfer / loading.batches if loading.batches else None,
         images_per_second=batch_size / batch if batch else None,
         mfu=flop_rate / peak_flops if flop_rate and peak_flops else None,
-        compilations=compilations,
+        compilations=seen.compilations,
         system=system_figures(samples),
         gpus=gpu_figures(samples),
         blocks=[_block_row(block, shares, transfer_share) for block in blocks if block.steps],

@@ -1,5 +1,6 @@
 """A thread that samples processor, memory and GPUs while a run goes on."""
 
+import itertools
 import math
 import statistics
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import psutil
 
 from jepa_jax.runtime.gpus import GPU_FIELDS, Gpus
@@ -34,10 +36,6 @@ class Monitor:
         self._history = History()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def num_gpus(self) -> int:
-        return max(len(self._gpus), len(self._devices))
 
     @property
     def gpu_problem(self) -> str:
@@ -69,12 +67,10 @@ class Monitor:
 
     def take(self) -> list[Sample]:
         """Returns the samples since the last call; at least one, taken now if necessary."""
+        if not self._recent:
+            self._sample()
         with self._lock:
             taken, self._recent = self._recent, []
-        if not taken:
-            self._sample()
-            with self._lock:
-                taken, self._recent = self._recent, []
         return taken
 
     def history(self) -> list[Sample]:
@@ -127,10 +123,8 @@ class History:
 def allocator(device: Any) -> dict[str, float | None]:
     """Returns what JAX has allocated of a device's memory; `nvidia-smi` shows the whole pool instead."""
     stats = device.memory_stats() or {}
-    keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
-    return {
-        field: stats[key] / 2**30 if key in stats else None for field, key in zip(ALLOCATOR_FIELDS, keys, strict=True)
-    }
+    bytes_of = zip(ALLOCATOR_FIELDS, ("bytes_in_use", "peak_bytes_in_use", "bytes_limit"), strict=True)
+    return {field: stats[key] / 2**30 if key in stats else None for field, key in bytes_of}
 
 
 def join_gpus(
@@ -138,11 +132,8 @@ def join_gpus(
 ) -> list[dict[str, float | None]]:
     """Returns one dict per GPU of what NVML and the allocator know; either may know fewer GPUs."""
     empty = dict.fromkeys((*GPU_FIELDS, *ALLOCATOR_FIELDS))
-    count = max(len(read), len(allocated))
-    return [
-        {**empty, **(read[i] if i < len(read) else {}), **(allocated[i] if i < len(allocated) else {})}
-        for i in range(count)
-    ]
+    unknown: Mapping[str, float | None] = {}
+    return [{**empty, **one, **other} for one, other in itertools.zip_longest(read, allocated, fillvalue=unknown)]
 
 
 def values(samples: Sequence[Mapping[str, Any]], field: str) -> list[float]:
@@ -169,11 +160,9 @@ def gpu_samples(samples: Sequence[Sample], index: int) -> list[dict[str, float |
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """Returns the least-squares slope of y over x and its standard error; (0, inf) if there is nothing to fit."""
-    n = len(x)
-    if n < 3 or max(x) == min(x):
+    if len(x) < 3 or max(x) == min(x):
         return 0.0, math.inf
-    mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    rate = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-    residual = sum((b - mean_y - rate * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
-    return rate, math.sqrt(residual / (n - 2) / spread)
+    dx, dy = np.asarray(x) - np.mean(x), np.asarray(y) - np.mean(y)
+    rate = float(dx @ dy / (dx @ dx))
+    residual = dy - rate * dx
+    return rate, math.sqrt(residual @ residual / (len(x) - 2) / (dx @ dx))

@@ -20,7 +20,7 @@ from jepa_jax.profiling.accounting import Ledger, Spent
 from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks
 from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.profiling.device_clock import DeviceClock
-from jepa_jax.profiling.epoch_record import Block, EpochRecord, Loading, make_record
+from jepa_jax.profiling.epoch_record import Block, EpochRecord, Observed, make_record
 from jepa_jax.profiling.monitor import Monitor
 from jepa_jax.profiling.sections import EpochSection, Section, Timeline
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
@@ -109,7 +109,7 @@ class Profiler(NullProfiler):
         self._marked, self._batch_mark = Spent(), 0.0
         self._written = self._write_seconds = 0.0
         self._peak: tuple[float | None, str] = (None, "")
-        self._epoch = _Epoch()
+        self._seen = Observed()
 
     def start(self, step: Callable[[], int], path: pathlib.Path) -> None:
         self._start = self._epoch_start = step()
@@ -132,17 +132,17 @@ class Profiler(NullProfiler):
 
     def dispatched(self, began: float, metrics: Mapping[str, jax.Array], info: Mapping[str, Any]) -> None:
         self._device.dispatched(began, metrics["loss"])
-        self._epoch.loading = self._epoch.loading.plus(info)
+        self._seen.loading = self._seen.loading.plus(info)
 
     def recompiled(self) -> None:
-        self._epoch.compilations += 1
+        self._seen.compilations += 1
 
     def step_done(self, step: int) -> None:
         now = self._timeline.step_seconds()
-        self._epoch.batch_seconds.append(now - self._batch_mark)
+        self._seen.batch_seconds.append(now - self._batch_mark)
         self._batch_mark = now
         done, whole = step - self._epoch_start, self._epoch_end() - self._epoch_start
-        if done * BLOCKS // whole > len(self._epoch.blocks):
+        if done * BLOCKS // whole > len(self._seen.blocks):
             self._close_block()
 
     def must_drain(self, step: int) -> bool:
@@ -150,7 +150,7 @@ class Profiler(NullProfiler):
 
     def record(self, step: int) -> None:
         with self._timeline.section(Section.PROFILER):
-            self._epoch.traced |= self._recorder.run(step)
+            self._seen.traced |= self._recorder.run(step)
 
     def waited_for_data(self) -> float:
         return self._ledger.update().exposed.get(Section.DATA_WAIT, 0.0)
@@ -159,15 +159,12 @@ class Profiler(NullProfiler):
         if step == self._epoch_start:
             return None
         self._close_block()
-        epoch, newest = self._epoch, self._recorder.newest
+        newest = self._recorder.newest
         record = make_record(
+            self._seen,
             epoch=math.ceil(step / self._length.steps_per_epoch),
             last_step=step,
-            blocks=epoch.blocks,
             shares=newest.phases if newest else None,
-            traced=epoch.traced,
-            loading=epoch.loading,
-            compilations=epoch.compilations,
             batch_size=self._config.data.batch_size,
             flops_per_step=self._compiled.flops,
             peak_flops=self._peak_flops(),
@@ -179,7 +176,7 @@ class Profiler(NullProfiler):
         found = find_bottlenecks(record, self._setting, history)
         record = dataclasses.replace(record, bottlenecks=[dataclasses.asdict(bottleneck) for bottleneck in found])
         self._records.append(record)
-        self._epoch, self._epoch_start = _Epoch(), step
+        self._seen, self._epoch_start = Observed(), step
         self._batch_mark = self._timeline.step_seconds()
         done = record.epoch - self._records[0].epoch + 1
         self._recorder.plan_next(step, self._epoch_end(), epochs_done=done, elapsed=self._ledger.total.seconds)
@@ -196,9 +193,9 @@ class Profiler(NullProfiler):
         return max(min((self._epoch_start // whole + 1) * whole, total), self._epoch_start + 1)
 
     def _close_block(self) -> None:
-        total, seconds = self._ledger.update(), self._epoch.batch_seconds
-        self._epoch.blocks.append(Block(len(seconds), total - self._marked, seconds))
-        self._marked, self._epoch.batch_seconds = total, []
+        total, seconds = self._ledger.update(), self._seen.batch_seconds
+        self._seen.blocks.append(Block(len(seconds), total - self._marked, seconds))
+        self._marked, self._seen.batch_seconds = total, []
 
     def _cut_time(self) -> dict[Section, float]:
         """Returns the host time since the last account and starts a new one."""
@@ -244,17 +241,6 @@ class Profiler(NullProfiler):
     def finish(self, path: pathlib.Path) -> None:
         self._outside["end"] = self._cut_time()
         write_json(path, self.summary())
-
-
-@dataclasses.dataclass
-class _Epoch:
-    """What has been seen of the present epoch."""
-
-    blocks: list[Block] = dataclasses.field(default_factory=list)
-    batch_seconds: list[float] = dataclasses.field(default_factory=list)  # of the present block
-    loading: Loading = Loading()
-    compilations: int = 0
-    traced: bool = False
 
 
 def _epochs_until(path: pathlib.Path, step: int) -> list[dict[str, Any]]:

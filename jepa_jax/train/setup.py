@@ -94,13 +94,14 @@ class Run:
         devices = jax.devices()
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
         train, test = self.sources
+        elements = "images" if "image" in train.spec else "elements"
         labels = f"{len(train.classes)} classes" if train.classes else "no labels"
         return [
             f"method   {config.method.name}",
             f"encoder  {config.model.name}: {total:,} parameters, {trainable:,} trainable",
             f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
-            f"data     {config.data.source}: {len(train):,} train and {len(test):,} test images, {labels}",
+            f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}, {labels}",
         ]
 
 

@@ -2,15 +2,21 @@
 
 import json
 import math
+import os
+import signal
 
 import jax
+import numpy as np
 import pytest
 
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import Diverged, UserError
+from jepa_jax.base.signals import Interrupted
+from jepa_jax.evals.evaluators import Evaluator, Stage
 from jepa_jax.train.run import train
 from jepa_jax.train.session import Session
 from jepa_jax.train.setup import Hooks
+from tests.planning.fire_method import FireMethod
 from tests.runs import Silent, rows, run, unlabelled
 from tests.tiny import tiny_config
 
@@ -171,6 +177,42 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         train(config, tmp_path / "b", console=Silent(), hooks=hooks)
     with pytest.raises(UserError, match="batch_size = 16: memory is used up; use a smaller batch"):
         train(config, tmp_path / "c", console=Silent())
+
+
+class FireError(Evaluator):
+    """Judges FireMethod: its mean squared error over the test split."""
+
+    def due(self, moment):
+        return moment.stage != Stage.UNTRAINED
+
+    def run(self, state, moment):
+        test, program = self.context.test, self.context.program
+        model = program.factory.merge(state.params["model"], state.stats)
+        batch = test.batch(np.arange(len(test)))
+        loss = program.method.loss(model, None, batch, jax.random.key(0), state.step).loss
+        return {"fire_error": float(loss)}
+
+
+class JudgedFireMethod(FireMethod):
+    evaluators = (f"{__name__}:FireError",)
+
+
+def test_inputs_that_are_not_images_are_trained_resumed_and_judged(tmp_path):
+    console, name = Silent(), f"{__name__}:JudgedFireMethod"
+    fires = dict(method__name=name, data__source="tests.data.fires:FireSource", log__pictures_every_epochs=1)
+    whole = run(tmp_path / "whole", console, **fires)
+    assert "96 train and 32 test elements, no labels" in console.lines[4]
+    assert whole["probe_accuracy"] is None and whole["lidar"] is None and whole["fire_error"] > 0
+    logged = [row["eval/fire_error"] for row in rows(tmp_path / "whole") if "eval/fire_error" in row]
+    assert logged[-1] == whole["fire_error"] < logged[0]
+
+    def interrupt(text):
+        if text.startswith("epoch 1"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(tmp_path / "cut", Silent(interrupt), **fires)
+    assert run(tmp_path / "cut", **fires)["params_sha256"] == whole["params_sha256"]
 
 
 def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):
