@@ -18,7 +18,7 @@ def warmup_cosine(
 def cosine(start: float, end: float, steps: int) -> optax.Schedule:
     """Returns half a cosine from `start` to `end` over `steps`, rising or falling, then constant."""
 
-    def schedule(count: optax.ScalarOrSchedule) -> jax.Array:
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         progress = jnp.clip(count / max(steps, 1), 0.0, 1.0)
         return end + (start - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 

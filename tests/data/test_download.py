@@ -2,8 +2,6 @@
 
 import hashlib
 import http.server
-import importlib.util
-import pathlib
 import socket
 import tarfile
 import threading
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
+from jepa_jax.cli import prepare_data
 from jepa_jax.data import cifar
 from jepa_jax.data.download import RemoteFile, download
 
@@ -145,22 +144,13 @@ def test_unwritable_folder(server, tmp_path):
         download(server.file(), tmp_path / "file" / "below")
 
 
-@pytest.fixture
-def prepare_data():
-    path = pathlib.Path(__file__).parents[2] / "scripts" / "prepare_data.py"
-    spec = importlib.util.spec_from_file_location("prepare_data", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_prepare_data_names_the_official_archive(prepare_data):
+def test_prepare_data_names_the_official_archive():
     official = prepare_data.ARCHIVES["cifar10"]
     assert official.url == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     assert (official.size, official.md5) == (170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
 
 
-def test_prepare_data_ends_with_the_flags_to_use(prepare_data, server, tmp_path, monkeypatch, capsys):
+def test_prepare_data_ends_with_the_flags_to_use(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cifar, "IMAGES_PER_FILE", 2)
     files = tmp_path / "cifar-10-batches-bin"
     files.mkdir()
@@ -179,9 +169,9 @@ def test_prepare_data_ends_with_the_flags_to_use(prepare_data, server, tmp_path,
     server.status = None
     for _ in range(2):
         assert prepare_data.main(command) == EXIT_OK
-        out = capsys.readouterr().out
-        assert "10 train and 2 test images" in out
-        assert f"--config.data.source=cifar10 --config.data.dir={tmp_path / 'd'}" in out
+        words = capsys.readouterr().err  # standard output has the JSON, as it is no terminal
+        assert "10 train and 2 test images" in words
+        assert f"--config.data.source=cifar10 --config.data.dir={tmp_path / 'd'}" in words
     assert len(server.requested) == 2
 
     def interrupt(*args):
@@ -191,8 +181,6 @@ def test_prepare_data_ends_with_the_flags_to_use(prepare_data, server, tmp_path,
     assert prepare_data.main(command) == EXIT_INTERRUPTED
 
 
-def test_prepare_data_lists_known_names(prepare_data, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        prepare_data.main(["imagenet", "--dir=x"])
-    assert exit_.value.code == EXIT_USER_ERROR
-    assert "choose from 'cifar10'" in capsys.readouterr().err.replace("cifar10)", "'cifar10')")
+def test_prepare_data_lists_known_names(capsys):
+    assert prepare_data.main(["imagenet", "--dir=x"]) == EXIT_USER_ERROR
+    assert "cifar10" in capsys.readouterr().err
