@@ -2,8 +2,8 @@
 
     jepa-jax train --config=image_jepa_sigreg --workdir=runs/image_jepa_sigreg
 
-Cost: one GPU, as image_jepa with a smaller projector. Expected: the reference (EB-JEPA) publishes 91.02 % for this
-recipe. Its figure, on its hardware. LeJEPA's form of the loss: --config.method.loss=sigreg.
+Cost: one GPU, as image_jepa with a smaller projector. EB-JEPA publishes 91.02 % for this recipe, on its own hardware;
+not reproduced here. LeJEPA's form of the loss: --config.method.loss=sigreg.
 """
 
 

@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
     def add_switch(self, name: str, help: str, default: bool = False) -> None:
         """Adds a flag that is on or off: --name, --noname, --no-name or --name=true."""
         shown = f"{help} (default: true; --no{name} switches it off)" if default else help
-        self.add_argument(f"--{name}", nargs="?", type=boolean, const=True, default=default, metavar="BOOL", help=shown)
+        self.add_argument(f"--{name}", action="store_const", const=True, default=default, help=shown)
         off = (f"--no{name}", f"--no-{name}")
         self.add_argument(*off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
@@ -79,12 +79,23 @@ class Parser(argparse.ArgumentParser):
             flag = argument.partition("=")[0]
             if flag.startswith("--") and not self.has_flag(flag):
                 raise UserError(f"{flag}: no such flag; {suggestion(flag, self._option_string_actions, self.prog)}")
-        arguments, rest = self.parse_known_args(argv)
+        arguments, rest = self.parse_known_intermixed_args([self._plain_switch(argument) for argument in argv])
         if rest:
             raise UserError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
         if overrides:
             arguments.overrides = overrides
         return arguments
+
+    def _plain_switch(self, argument: str) -> str:
+        """Returns --name or --noname for a switch that is written --name=true or --name=false."""
+        flag, equals, value = argument.partition("=")
+        action = self._option_string_actions.get(flag)
+        if not equals or action is None or action.nargs != 0:
+            return argument
+        try:
+            return flag if boolean(value) else f"--no{flag[2:]}"
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"{flag}: {error}") from None
 
     def has_flag(self, flag: str) -> bool:
         return flag in self._option_string_actions
@@ -134,8 +145,9 @@ def within_limits(text: str, kind: Callable[[str], Any], least: float | None, mo
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}") from None
     if (least is not None and not value >= least) or (most is not None and not value <= most):
-        limits = f"at least {least:g}" if most is None else f"between {least:g} and {most:g}"
-        raise argparse.ArgumentTypeError(f"{text}: must be {limits}")
+        limits = {"at least": least, "at most": most}
+        words = " and ".join(f"{word} {end:g}" for word, end in limits.items() if end is not None)
+        raise argparse.ArgumentTypeError(f"{text}: must be {words}")
     return value
 
 

@@ -226,7 +226,8 @@ class ProfileConfig(Group):
     trace_steps: str = key("", "steps A to B to record for TensorBoard, as A:B; empty = none")
 
     def problems(self, config: "Config") -> Iterator[Problem]:
-        if self.trace_steps and not re.fullmatch(r"\d+:\d+", self.trace_steps):
+        steps = re.fullmatch(r"(\d+):(\d+)", self.trace_steps)
+        if self.trace_steps and (steps is None or int(steps[1]) > int(steps[2])):
             yield Problem("profile.trace_steps", "write the first and the last step as A:B, e.g. 10:15")
 
 

@@ -5,6 +5,7 @@ sets; the entry `base` names another recipe to start from. Its docstring says ho
 """
 
 import ast
+import difflib
 import functools
 import importlib.util
 import pathlib
@@ -36,7 +37,11 @@ def recipe_path(reference: str) -> pathlib.Path:
         return path
     if path.parent.name == "configs" and path.stem in recipes:  # configs/rapid.py outside a clone
         return recipes[path.stem]
-    raise UserError(f"--config={reference}: no such file or shipped config; the shipped ones are {', '.join(recipes)}")
+    near = difflib.get_close_matches(path.stem, recipes, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(
+        f"--config={reference}: no such file or shipped config; the shipped ones are {', '.join(recipes)}{hint}"
+    )
 
 
 def summary_of(path: pathlib.Path) -> str:

@@ -4,24 +4,42 @@ import ast
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import COMMON, Config, NamedGroup
-from jepa_jax.config.schema import Entry, Group, Key, all_problems, entries, flatten, inside, nested, with_variants
+from jepa_jax.config.schema import (
+    Entry,
+    Group,
+    Key,
+    Problem,
+    all_problems,
+    entries,
+    flatten,
+    inside,
+    nested,
+    with_variants,
+)
 
 GROUPS = ("method", "model", *COMMON)
 Owner = Callable[[str], type[NamedGroup]]  # the group that a method's or model's name stands for; raises UserError
 
 
-def resolve(values: Mapping[str, Any], owners: Mapping[str, Owner], *, lenient: bool = False) -> Config:
+def resolve(
+    values: Mapping[str, Any],
+    owners: Mapping[str, Owner],
+    *,
+    lenient: bool = False,
+    more_problems: Callable[[Config], Iterator[Problem]] = lambda config: iter(()),
+) -> Config:
     """Returns the config that `values` (nested or dotted) and the defaults make.
 
     Args:
       values: what differs from the defaults; texts are read as the type of their key.
       owners: for "method" and "model", the function that finds the group of a name.
       lenient: drops keys that are not read instead of refusing them, for configs written by earlier versions.
+      more_problems: finds combinations that the groups cannot know of.
 
     Raises:
       UserError: lists every unknown key, wrong value and impossible combination.
@@ -39,12 +57,12 @@ def resolve(values: Mapping[str, Any], owners: Mapping[str, Owner], *, lenient: 
             parsed[name] = checked(name, value, known[name].key)
         except UserError as error:
             complaints.append(str(error))
-    if not complaints:
+    if len(found) == len(GROUPS):  # a value that was refused is its default here, and nothing is said of it
         config = build(found, complete(parsed, known))
-        for group in GROUPS:
-            for problem in all_problems(getattr(config, group), config):
-                value = flatten(config)[problem.key]
-                complaints.append(f"config.{problem.key} = {value!r}: {problem.why}")
+        flat, refused = flatten(config), given.keys() - parsed.keys()
+        problems = [problem for group in GROUPS for problem in all_problems(getattr(config, group), config)]
+        problems += [] if problems or complaints else more_problems(config)
+        complaints += [f"config.{key} = {flat.get(key)!r}: {why}" for key, why in problems if key not in refused]
     if complaints:
         raise UserError("\n".join(dict.fromkeys(complaints)))
     return config
@@ -114,9 +132,10 @@ def checked(name: str, value: Any, key: Key) -> Any:
 
     try:
         result = converted(value, key)
-    except (TypeError, ValueError, SyntaxError):
+    except (KeyError, TypeError, ValueError, SyntaxError):
         raise refuse(f"must be of type {key.kind.__name__}") from None
-    if key.choices and result not in key.choices:
+    own_class = name.endswith(".name") and ":" in str(result)  # a class of the user's, which was found
+    if key.choices and result not in key.choices and not own_class:
         raise refuse(f"not one of {', '.join(key.choices)}")
     if key.length is not None and len(result) != key.length:
         raise refuse(f"needs {key.length} numbers")
@@ -126,8 +145,8 @@ def checked(name: str, value: Any, key: Key) -> Any:
         if not math.isfinite(part):
             raise refuse("must be finite")
         if (key.least is not None and part < key.least) or (key.most is not None and part > key.most):
-            limits = f"at least {key.least}" if key.most is None else f"between {key.least} and {key.most}"
-            raise refuse(f"must be {limits}")
+            limits = {"at least": key.least, "at most": key.most}
+            raise refuse("must be " + " and ".join(f"{word} {end}" for word, end in limits.items() if end is not None))
     if key.increasing and result[0] > result[1]:
         raise refuse("the smallest is above the largest; swap them")
     return result
@@ -135,8 +154,10 @@ def checked(name: str, value: Any, key: Key) -> Any:
 
 def converted(value: Any, key: Key) -> Any:
     """Returns a value, or the text of one from a command line, as the type of its key; raises if it is none."""
+    if isinstance(value, str) and key.kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}[value.strip().lower()]
     if isinstance(value, str) and key.kind is not str:
-        value = ast.literal_eval(value.strip().capitalize() if key.kind is bool else value)
+        value = ast.literal_eval(value)
         if key.kind is tuple and not isinstance(value, list | tuple):
             value = (value,)
     if key.kind is tuple:
@@ -160,15 +181,28 @@ def _number(value: Any, kind: type) -> int | float:
 def unknown_key(name: str, known: Mapping[str, Entry], given: Mapping[str, Any]) -> str:
     """Returns the message for a key that does not exist, with the nearest one that does."""
     group, _, last = name.partition(".")
-    if group not in GROUPS:
-        nearest = difflib.get_close_matches(group, GROUPS, n=1)
-        hint = f"did you mean config.{nearest[0]}.{last}?" if nearest else f"the groups are {', '.join(GROUPS)}"
-        return f"config.{name}: unknown key; {hint}"
+    if name in GROUPS:
+        return f"config.{name}: a group of keys, not a key; write config.{name}.KEY"
+    if choice := other_choice(name, known):
+        return f"config.{name}: only read with {choice}"
     if near := nearest_key(name, known):
         return f"config.{name}: unknown key; did you mean config.{near}?"
+    if group not in GROUPS:
+        return f"config.{name}: unknown key; the groups are {', '.join(GROUPS)}"
     listed = ", ".join(key.removeprefix(f"{group}.") for key in known if key.startswith(f"{group}."))
     chosen = f" {given.get(f'{group}.name')}" if group in ("method", "model") else ""
     return f"config.{name}: unknown key; {group}{chosen} has the keys {listed}"
+
+
+def other_choice(name: str, known: Mapping[str, Entry]) -> str:
+    """Returns the choices, as "method.loss = vicreg", that would make a key exist; "" if none would."""
+    group, _, last = name.rpartition(".")
+    return " or ".join(
+        f"{key} = {choice}"
+        for key, entry in known.items()
+        for choice, variant in entry.key.variants.items()
+        if variant is not None and key.rpartition(".")[0] == group and last in entries(variant, "")
+    )
 
 
 def nearest_key(name: str, known: Mapping[str, Any]) -> str | None:

@@ -7,9 +7,12 @@ the keys of the choices that were not made do not exist in the resolved group.
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jepa_jax.base.errors import UserError
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
@@ -20,7 +23,7 @@ class Key:
     """What may stand under one key of a config.
 
     Attributes:
-      default: the value without any other; its type is the type of the key, that of its entries for a tuple.
+      default: the value if none is given; it sets the type of the key, and for a tuple the type of its entries.
       meaning: one line for people.
       choices: the only values allowed; empty if the limits decide.
       least, most: limits of a number, or of each number of a tuple.
@@ -103,8 +106,10 @@ def combined(base: Any, *variants: Any) -> type[Group]:
 
 def declarations(group: type[Group]) -> Iterator[tuple[str, Key | type[Group], type[Group]]]:
     """Yields name, declaration (a key, or the class of a group inside) and declaring class of each field."""
+    if "__dataclass_fields__" not in group.__dict__:
+        raise UserError(f"{group.__name__}: no dataclass; put @dataclasses.dataclass(frozen=True) above it")
     for field in dataclasses.fields(group):
-        owner = next(cls for cls in group.__mro__ if field.name in cls.__dict__.get("__annotations__", {}))
+        owner = next(cls for cls in group.__mro__ if field.name in inspect.get_annotations(cls))
         if "key" in field.metadata:
             yield field.name, field.metadata["key"], owner
         else:
@@ -114,6 +119,8 @@ def declarations(group: type[Group]) -> Iterator[tuple[str, Key | type[Group], t
 def inside(field: dataclasses.Field) -> type[Group]:
     """Returns the class of a field that `subgroup` declared."""
     factory: Any = field.default_factory
+    if not (isinstance(factory, type) and issubclass(factory, Group)):
+        raise UserError(f"config key {field.name}: write its default as key(default, meaning)")
     return factory
 
 

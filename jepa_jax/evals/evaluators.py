@@ -235,8 +235,9 @@ class Classification(Evaluator):
             on_images=progress.advance,
         )
 
-    def _online(self, state: TrainState, test: Split) -> float:
-        return top1(jax.device_get(state.params["probe"]), test.features, test.labels)
+    def _online(self, state: TrainState, test: Split) -> float | None:
+        probe = jax.device_get(state.params["probe"])
+        return top1(probe, test.features, test.labels) if probe["kernel"].any() else None  # else no loss fed it
 
     def in_words(self, figures: Figures) -> str:
         named = {self.WORDS[name.removeprefix("untrained_")]: value for name, value in figures.items()}

@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, abstract_batch, image_spec
+from jepa_jax.data.contract import Source, Spec, abstract_batch, image_spec
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
 from jepa_jax.methods.contract import Batch
+from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import changed_config, resolve_config
@@ -150,9 +151,9 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Froze
       UserError: the folder holds no run, or no checkpoint yet.
     """
     config = changed_config(run_config(workdir), {"eval.batch_size": batch_size})
-    program, state = restore_state(config, workdir, make_mesh(1, 1))
-    if not hasattr(program.method, "features"):
+    if not hasattr(build_method(config, total_steps=1), "features"):
         raise UserError(f"{workdir}: config.method.name = {config.method.name!r} learns no encoder")
+    program, state = restore_state(config, workdir, make_mesh(1, 1))
     return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
 
 
@@ -167,12 +168,18 @@ def run_config(workdir: str | pathlib.Path) -> Config:
     return config
 
 
-def restore_state(config: Config, workdir: str | pathlib.Path, mesh: Mesh) -> tuple[Program, TrainState]:
-    """Returns the program of a run and the state of its newest checkpoint; its data need not be there."""
+def restore_state(
+    config: Config, workdir: str | pathlib.Path, mesh: Mesh, spec: Spec | None = None
+) -> tuple[Program, TrainState]:
+    """Returns the program of a run and the state of its newest checkpoint.
+
+    Args:
+      spec: of one element of its data; without it the data need not be there, and elements are images.
+    """
     start_compile_cache()
     with Checkpoints(Workdir(workdir).checkpoints, read_only=True) as checkpoints:
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
-        spec = image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
+        spec = spec or image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
         classes = probe[0] if probe else 0
         program = build_program(
             config, num_train=size, num_classes=classes, sample=abstract_batch(spec, size), mesh=mesh

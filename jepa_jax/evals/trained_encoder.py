@@ -93,7 +93,7 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
     changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
     config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})
     train, test = (first(source, config.eval.max_images) for source in open_splits(config.data))
-    program, state = restore_state(config, workdir, mesh)
+    program, state = restore_state(config, workdir, mesh, train.spec)
     params, stats = evaluated_variables(state, config.eval.weights)
     encoder = EvaluatedEncoder(config, program, params, stats, train=train, test=test)
     # A checkpoint from the middle of a run has statistics of augmented views; the last one is calibrated already.

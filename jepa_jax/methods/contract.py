@@ -1,4 +1,7 @@
-"""The contract of a method: what is learned. Loop, step, profiler, sweep and planner know methods only through this."""
+"""The contract of a method: what is learned. Loop, step, profiler, sweep and planner know methods only through this.
+
+A method that learns an encoder also has `features` and, for patches, `feature_map`; see `image_method.ImageMethod`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -53,6 +56,7 @@ class Method:
 
     Attributes:
       Keys: the keys of its `method` group.
+      config, run_config: its own group, and the config of the whole run.
       evaluators: how it is judged: names of `jepa_jax.evals`, or "package.module:Class".
       levels: scales at which features can be read; 0 is the finest.
       ema: the slow copy that `loss` gets as `target`, if any.
@@ -80,8 +84,10 @@ class Method:
 
         Args:
           model: what `init` made.
+          batch: arrays by the names that the data source declares.
           target: the model with the weights and statistics of its slow copy, without gradient; None without `ema`.
-          key: random key of this step, equal on all devices.
+          key: random key of this step, or of this part of it with accumulation; equal on all devices.
+          step: number of the update, from 0.
         """
         raise NotImplementedError
 

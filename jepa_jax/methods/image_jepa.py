@@ -82,6 +82,6 @@ class ImageJepa(ImageMethod):
             )
         if config.loss == "infonce":
             return infonce_loss(z, temperature=config.temperature)
-        # The key is a function of the step alone: every device draws the same slices.
+        # The key is equal on all devices, so that all draw the same slices.
         slices = random_slices(key, z.shape[-1], config.num_slices)
         return {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss](z, slices, weight=config.sigreg_weight)

@@ -38,7 +38,10 @@ class MaskConfig(Group):
     min_context: int = key(10, "patches that the encoder sees at least", least=1)
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        grid = config.data.view_size // getattr(config.model, "patch_size", config.data.view_size)
+        view, patch = config.data.view_size, getattr(config.model, "patch_size", 0)
+        if not patch or view % patch:
+            return  # the encoder says so
+        grid = view // patch
         masks = BlockMasks.of(self, grid)
         if masks.context_tokens < self.min_context:
             yield Problem(

@@ -14,7 +14,7 @@ METHODS = {
 
 def method_config(name: str) -> type[NamedGroup]:
     """Returns the config group of a method: a known name, or "package.module:Class"."""
-    return find_class("method.name", name, METHODS).Keys
+    return find_class("method.name", name, METHODS, needs="Keys").Keys
 
 
 def build_method(config: Config, *, total_steps: int) -> Method:

@@ -44,7 +44,7 @@ class Encoder(Protocol):
 
 def model_config(name: str) -> type[NamedGroup]:
     """Returns the config group of an encoder: a known name, or "package.module:Class"."""
-    return find_class("model.name", name, MODELS).Keys
+    return find_class("model.name", name, MODELS, needs="Keys").Keys
 
 
 def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rngs) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.registry import build_method
@@ -57,8 +56,6 @@ def build_program(
     """
     length = Length.of(config, num_train)
     method = build_method(config, total_steps=length.total_steps)
-    if config.eval.weights == "target" and not (method.ema and "encoder" in method.ema.modules):
-        raise UserError("config.eval.weights = 'target': this method keeps no copy of its encoder; use online")
     tx, learning_rate = optim.make_optimizer(
         config.optim,
         batch_size=config.data.batch_size,

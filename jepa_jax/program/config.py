@@ -1,16 +1,25 @@
 """Configs of runs: recipes, overrides and defaults made complete with the keys of the chosen method and encoder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.config.recipe import read_recipe
+from jepa_jax.config.recipe import read_recipe, recipe_path
 from jepa_jax.config.resolve import overlay, resolve
-from jepa_jax.config.schema import flatten
-from jepa_jax.methods.registry import method_config
+from jepa_jax.config.schema import Problem, flatten
+from jepa_jax.methods.registry import build_method, method_config
 from jepa_jax.models.registry import model_config
 
 OWNERS = {"method": method_config, "model": model_config}
+
+
+def weights_problem(config: Config) -> Iterator[Problem]:
+    """Yields a problem if evaluations are to read a copy of the encoder that the method does not keep."""
+    if config.eval.weights == "target":
+        ema = build_method(config, total_steps=1).ema
+        if ema is None or "encoder" not in ema.modules:
+            yield Problem("eval.weights", "this method keeps no copy of its encoder; use online")
 
 
 def load_config(reference: str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -23,22 +32,33 @@ def load_config(reference: str, overrides: Mapping[str, Any] | None = None) -> C
     Raises:
       UserError: says everything that is wrong.
     """
-    config = resolve(recipe_values(reference), OWNERS)
-    return changed_config(config, overrides) if overrides else config
+    values = recipe_values(reference)
+    config = resolve_config(values)
+    if not overrides:
+        return config
+    # The rate of a recipe is meant for the batch of the recipe, also if another batch is chosen.
+    values = {**values, "optim.reference_batch": config.optim.reference_batch}
+    return resolve_config(overlay(values, flatten(overrides), OWNERS))
 
 
-def recipe_values(reference: str) -> dict[str, Any]:
+def recipe_values(reference: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns what a recipe sets, with what the recipes it is based on set, by dotted key."""
+    if reference in above:
+        raise UserError(f"--config={above[0]}: {reference} is based on itself; change its base")
     values = read_recipe(reference)
     base = values.pop("base", None)
-    return overlay(recipe_values(base), flatten(values), OWNERS) if base else flatten(values)
+    if base is None:
+        return flatten(values)
+    beside = recipe_path(reference.partition(".py:")[0] + ".py" * (".py:" in reference)).with_name(base)
+    inherited = recipe_values(str(beside) if beside.is_file() else base, (*above, reference))
+    return overlay(inherited, flatten(values), OWNERS)
 
 
 def resolve_config(values: Mapping[str, Any], *, lenient: bool = False) -> Config:
     """Returns the config of nested or dotted values; `lenient` accepts the config.json of an earlier version."""
-    return resolve(values, OWNERS, lenient=lenient)
+    return resolve(values, OWNERS, lenient=lenient, more_problems=weights_problem)
 
 
 def changed_config(config: Config, changes: Mapping[str, Any]) -> Config:
     """Returns a copy with other values by dotted key; a changed choice (a loss, an encoder) brings its defaults."""
-    return resolve(overlay(flatten(config), flatten(changes), OWNERS), OWNERS)
+    return resolve_config(overlay(flatten(config), flatten(changes), OWNERS))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import OptimConfig
 from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.methods.schedules import cosine, warmup_cosine
@@ -98,11 +99,16 @@ def make_optimizer(
     model = optax.chain(*clip, *_update_rule(config, rate, total_steps))
     if groups:
         rules = {"": optax.chain(*_update_rule(config, rate, total_steps))}
-        for group in groups:
+        for i, group in enumerate(groups):
             lr = config.lr if group.lr is None else group.lr
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
-            rules[group.pattern] = group_rule(config, group, own_rate, total_steps)
-        model = optax.chain(*clip, optax.partition(rules, lambda params: group_labels(params, groups)))
+            rules[str(i)] = group_rule(config, group, own_rate, total_steps)
+        # What never moves must not decide how far the rest is clipped.
+        still = {label: optax.identity() for label in rules} | {
+            str(i): optax.set_to_zero() for i, group in enumerate(groups) if group.frozen_steps < 0
+        }
+        parts = (optax.partition(each, lambda params: group_labels(params, groups)) for each in (still, rules))
+        model = optax.chain(next(parts), *clip, next(parts))
     # The probe reads detached features: its rate is its own, and the model's clipping never sees its gradient.
     probe = optax.adamw(
         warmup_cosine(config.probe_lr, warmup_steps=0, total_steps=total_steps), weight_decay=config.probe_weight_decay
@@ -111,14 +117,19 @@ def make_optimizer(
 
 
 def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
-    """Returns the pattern of the first group that matches the path of each parameter; "" for the rest."""
+    """Returns the number of the first group whose pattern matches, as text, for each parameter; "" for the rest."""
 
     def label(path: Any, leaf: jax.Array) -> str:
         del leaf
         name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("model/")
-        return next((group.pattern for group in groups if re.search(group.pattern, name)), "")
+        return next((str(i) for i, group in enumerate(groups) if re.search(group.pattern, name)), "")
 
-    return jax.tree_util.tree_map_with_path(label, params)
+    labels = jax.tree_util.tree_map_with_path(label, params)
+    for i, group in enumerate(groups):
+        if str(i) not in jax.tree.leaves(labels):
+            fix = "paths are like encoder/norm/scale, and the first group that matches counts"
+            raise UserError(f"ParamGroup({group.pattern!r}): no parameter is in this group; {fix}")
+    return labels
 
 
 def group_rule(config: Any, group: ParamGroup, rate: optax.Schedule, total_steps: int) -> optax.GradientTransformation:

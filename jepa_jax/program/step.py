@@ -27,6 +27,8 @@ PyTree = Any
 Metrics = dict[str, jax.Array]
 # Splitting small arrays costs a collective each and saves nothing.
 FSDP_SMALLEST_SIZE = 2**14
+# Far from the small numbers that methods fold or split into the key of a step.
+MODEL_STREAM, TARGET_STREAM = 2**31 + 1, 2**31 + 2
 
 
 @jax.tree_util.register_dataclass
@@ -65,10 +67,13 @@ class StateFactory:
 def random_variables(shapes: nnx.State, key: jax.Array) -> PyTree:
     """Returns keys folded from `key`, one per random stream, and counters at zero."""
     leaves, structure = jax.tree.flatten(shapes)
-    fresh = [
-        jax.random.fold_in(key, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros([], leaf.dtype)
-        for i, leaf in enumerate(leaves)
-    ]
+    fresh = []
+    for i, leaf in enumerate(leaves):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            own = jax.random.fold_in(key, i)
+            fresh.append(jax.random.split(own, leaf.shape) if leaf.shape else own)
+        else:
+            fresh.append(jnp.zeros(leaf.shape, leaf.dtype))
     return jax.tree.unflatten(structure, fresh)
 
 
@@ -182,11 +187,11 @@ def loss_function(method: Method, factory: StateFactory) -> Callable[..., tuple[
     def loss_fn(
         params: PyTree, stats: PyTree, state: TrainState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-        model = factory.merge(params["model"], stats["model"], jax.random.fold_in(key, 1))
+        model = factory.merge(params["model"], stats["model"], jax.random.fold_in(key, MODEL_STREAM))
         slow = None
         if method.ema:
             weights = jax.lax.stop_gradient({**params["model"], **state.target})
-            slow = factory.merge(weights, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, 2))
+            slow = factory.merge(weights, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
         output = method.loss(model, slow, batch, key, state.step)
         loss, metrics = output.loss, {"loss": output.loss, **output.terms}
         if "probe" in params and output.features is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, read_json
 from jepa_jax.config.schema import differing_keys
+from jepa_jax.program.config import resolve_config
 
 RESUME = ("auto", "never", "must")
 # Keys, or beginnings of keys, that change how a run is executed but not its result: a resumed run may change them.
@@ -54,7 +55,8 @@ class Workdir:
 
     def _refuse_another(self, config: dict[str, Any]) -> None:
         free = tuple(f"config.{key}" for key in FREE_ON_RESUME)
-        differing = [line for line in differing_keys(self.read_config(), config) if not line.startswith(free)]
+        stored = resolve_config(self.read_config(), lenient=True)  # perhaps of an earlier version
+        differing = [line for line in differing_keys(stored, config) if not line.startswith(free)]
         if differing:
             listing = "\n  ".join(differing)
             raise UserError(

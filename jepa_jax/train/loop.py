@@ -1,7 +1,7 @@
 """The training loop: one for every method.
 
-It dispatches step n before it reads the metrics of step n - 1, so the device always has work queued and never waits for
-the host. Everything else happens in actions between steps, on a state that is known to be finite.
+It dispatches step n before it reads the metrics of step n - 1, so that the device has work queued unless an action is
+due. Actions (evaluation, checkpoint) run between steps, on a state that is known to be finite.
 """
 
 from typing import Any

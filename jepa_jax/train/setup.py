@@ -20,6 +20,7 @@ from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.start import setup
+from jepa_jax.train.sinks import check_sinks
 
 PICTURED = 8  # elements of a split that pictures show
 
@@ -111,6 +112,7 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     Raises:
       UserError: the data is not there, or config, data and devices do not fit together.
     """
+    check_sinks(config)
     mesh = setup(config)
     check_batch(config, mesh)
     sources = open_splits(config.data)

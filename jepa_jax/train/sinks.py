@@ -1,10 +1,12 @@
 """Where figures go: metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import contextlib
+import importlib.util
 import json
 import logging
 import math
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,9 +101,7 @@ class WandB(Sink):
         try:
             import wandb
         except ImportError:
-            raise UserError(
-                f"config.log.wandb_project = {project!r}: wandb is not installed; pip install 'jepa_jax[wandb]'"
-            ) from None
+            raise missing_wandb(project) from None
         self._make_image = wandb.Image
         self._run = wandb.init(
             project=project,
@@ -120,6 +120,16 @@ class WandB(Sink):
 
     def close(self) -> None:
         self._run.finish()
+
+
+def missing_wandb(project: str) -> UserError:
+    return UserError(f"config.log.wandb_project = {project!r}: wandb is not installed; pip install 'jepa_jax[wandb]'")
+
+
+def check_sinks(config: Config) -> None:
+    """Raises UserError if a sink that the config asks for cannot be opened."""
+    if config.log.wandb_project and "wandb" not in sys.modules and importlib.util.find_spec("wandb") is None:
+        raise missing_wandb(config.log.wandb_project)
 
 
 def open_sinks(folder: Workdir, config: Config, start_step: int) -> list[Sink]:

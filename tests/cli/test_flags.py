@@ -99,3 +99,15 @@ def test_a_config_is_required_unless_there_is_a_default():
     parser = Parser("python check.py")
     parser.add_config("quickstart")
     assert parser.parse(["--config.optim.lr=1"]).config == "quickstart"
+
+
+def test_switches_stand_before_and_between_other_words():
+    parser = Parser("test")
+    parser.add_switch("json", "JSON")
+    parser.add_flag("output", "FILE", "where")
+    parser.add_argument("runs", nargs="*")
+    arguments = parser.parse(["--json", "a", "--output=x", "b"])
+    assert (arguments.json, arguments.output, arguments.runs) == (True, "x", ["a", "b"])
+    assert parser.parse(["--json=false", "a"]).json is False
+    with pytest.raises(UserError, match="--json: 'maybe' is neither true nor false"):
+        parser.parse(["--json=maybe"])

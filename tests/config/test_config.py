@@ -56,8 +56,29 @@ def test_a_changed_choice_takes_its_own_defaults():
     assert load_config("image_jepa_sigreg", {"method.loss": "sigreg"}).method.sigreg_weight == 0.05
 
 
+def test_a_default_that_follows_another_key_follows_its_override():
+    """The end of weight decay does; the rate stays that of the recipe's batch."""
+    config = load_config("cifar10_cpu", {"optim.weight_decay": 0.3, "data.batch_size": 64})
+    assert config.optim.weight_decay_end == 0.3 and config.optim.reference_batch == 128
+
+
+def test_a_recipe_may_stand_on_another_file(tmp_path):
+    (tmp_path / "low.py").write_text("def get_config():\n    return dict(base='quickstart', optim=dict(lr=0.5))\n")
+    (tmp_path / "high.py").write_text("def get_config():\n    return dict(base='low.py', train=dict(seed=3))\n")
+    config = load_config(str(tmp_path / "high.py"))
+    assert (config.optim.lr, config.train.seed) == (0.5, 3)
+    (tmp_path / "loop.py").write_text("def get_config():\n    return dict(base='loop.py')\n")
+    with pytest.raises(UserError, match="is based on itself"):
+        load_config(str(tmp_path / "loop.py"))
+
+
+def test_a_patch_larger_than_the_view_is_named():
+    with pytest.raises(UserError, match="config.model.patch_size = 64: does not divide the 32-pixel views"):
+        load_config("hjepa_cifar10_cpu", {"model.patch_size": 64})
+
+
 def test_overrides_are_read_as_the_type_of_their_key():
-    texts = {"optim.lr": "3", "data.augment.crop.scale": "(0.1, 1)", "eval.untrained": "false", "train.seed": "7"}
+    texts = {"optim.lr": "3", "data.augment.crop.scale": "(0.1, 1)", "eval.untrained": "0", "train.seed": "7"}
     config = load_config("quickstart", texts)
     assert config.optim.lr == 3.0 and isinstance(config.optim.lr, float)
     assert config.data.augment.crop.scale == (0.1, 1.0)
@@ -79,7 +100,7 @@ def test_overrides_are_read_as_the_type_of_their_key():
         ("data__augment__crop__scale", (1.0, 0.2), r"config.data.augment.crop.scale = .*swap"),
         ("data__augment__blur__sigma", (0.0, 2.0), r"config.data.augment.blur.sigma = .*must be at least"),
         ("data__augment__mean", (0.5, 0.5), r"config.data.augment.mean = .*needs data.channels = 3 numbers"),
-        ("data__augment__flip__probability", 1.5, r"flip.probability = 1.5: must be between 0 and 1"),
+        ("data__augment__flip__probability", 1.5, r"flip.probability = 1.5: must be at least 0 and at most 1"),
         ("optim__lr", float("nan"), r"config.optim.lr = nan: must be finite"),
         ("method__projector", (), r"config.method.projector = \(\): needs at least one"),
         ("method__name", "simclr", r"config.method.name = 'simclr': not one of image_jepa"),
@@ -99,6 +120,21 @@ def test_all_errors_come_in_one_answer():
         tiny_config(optim__learning_rate=0.1, data__batchsize=3, train__seed=-1, model__name="resnet99")
     lines = str(error.value).splitlines()
     assert len(lines) == 4 and all(line.startswith("config.") for line in lines)
+    with pytest.raises(UserError) as error:
+        tiny_config(optim__lr="abc", train__accum_steps=7)
+    assert [line.split(" = ")[0] for line in str(error.value).splitlines()] == [
+        "config.optim.lr",
+        "config.data.batch_size",
+    ]
+
+
+def test_a_key_of_another_choice_names_that_choice():
+    with pytest.raises(UserError, match=r"config.method.std_weight: only read with method.loss = vicreg"):
+        tiny_config(method__loss="sigreg", method__std_weight=3.0)
+    with pytest.raises(UserError, match=r"config.lr: unknown key; did you mean config.optim.lr"):
+        load_config("quickstart", {"lr": 3})
+    with pytest.raises(UserError, match=r"config.optim: a group of keys"):
+        load_config("quickstart", {"optim": 3})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +164,7 @@ def test_colour_needs_three_channels():
 
 def test_a_config_of_an_earlier_version_is_read_without_its_unread_keys():
     old = flatten(tiny_config()) | {"method.temperature": 0.2, "optim.momentum": 0.9}
-    with pytest.raises(UserError, match="method.temperature: unknown key"):
+    with pytest.raises(UserError, match="method.temperature: only read with method.loss = infonce"):
         resolve_config(old)
     assert differing_keys(resolve_config(nested(old), lenient=True), tiny_config()) == []
 
@@ -150,7 +186,7 @@ def test_a_broken_recipe_is_named(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         load_config(str(path))
-    with pytest.raises(UserError, match="no such file or shipped config; the shipped ones are .*rapid"):
+    with pytest.raises(UserError, match="no such file or shipped config; the shipped ones are .*did you mean rapid"):
         load_config("rapidd")
 
 

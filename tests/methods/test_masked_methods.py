@@ -24,8 +24,8 @@ FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one progr
     "name, total, trainable",
     [
         ("hjepa_quick_val", 12_051_264, 6_526_848),
-        ("hjepa_20epoch", 12_940_992, 7_416_576),
-        ("hjepa_100epoch", 54_573_312, 32_907_648),
+        pytest.param("hjepa_20epoch", 12_940_992, 7_416_576, marks=pytest.mark.slow),
+        pytest.param("hjepa_100epoch", 54_573_312, 32_907_648, marks=pytest.mark.slow),
     ],
 )
 def test_parameters_of_the_published_hierarchies(name, total, trainable):
@@ -33,6 +33,7 @@ def test_parameters_of_the_published_hierarchies(name, total, trainable):
     assert (described["params_total"], described["params_trainable"]) == (total, trainable)
 
 
+@pytest.mark.slow
 def test_dropping_tokens_saves_two_fifths_of_the_operations():
     dropped, kept = (
         describe(load_config("hjepa_quick_val", {"method.token_dropping": dropping}))["flops_per_image"]
@@ -41,7 +42,9 @@ def test_dropping_tokens_saves_two_fifths_of_the_operations():
     assert dropped <= 0.6 * kept
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["ijepa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hjepa", "mae"))]
+)
 def test_one_device_and_eight_take_the_same_steps(method):
     one_state, one_metrics = take_steps(tiny_masked_config(method), mesh_of(1, 1))
     eight_state, eight_metrics = take_steps(tiny_masked_config(method), mesh_of(8, 1))

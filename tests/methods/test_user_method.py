@@ -15,11 +15,12 @@ from jepa_jax.config.groups import NamedGroup
 from jepa_jax.config.schema import key
 from jepa_jax.methods.contract import Output, ParamGroup
 from jepa_jax.methods.image_method import ImageMethod
+from jepa_jax.models.vit import ViT
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import group_labels, make_optimizer
 from jepa_jax.program.step import make_statistics_step, with_statistics
 from tests.stepping import BATCH, assert_close, build_program, mesh_of, take_steps
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 SMALL = {"method__name": "byol:Byol", "method__projector": (16, 8), "method__predictor": 16}
@@ -33,12 +34,44 @@ def _on_the_path(monkeypatch):
 def test_its_keys_are_checked_and_have_defaults():
     config = tiny_config(**SMALL)
     assert config.method.ema_start == 0.99 and not hasattr(config.method, "loss")
-    with pytest.raises(UserError, match=r"config.method.ema_start = 2.0: must be between 0 and 1"):
+    with pytest.raises(UserError, match=r"config.method.ema_start = 2.0: must be at least 0 and at most 1"):
         tiny_config(**SMALL, method__ema_start=2.0)
     with pytest.raises(UserError, match=r"config.method.predicor: unknown key; did you mean config.method.predictor"):
         tiny_config(**SMALL, method__predicor=3)
     with pytest.raises(UserError, match="this method keeps no copy of its encoder"):
-        build_program(tiny_config(**SMALL | {"method__name": "byol:SimSiam"}, eval__weights="target"))
+        tiny_config(**SMALL | {"method__name": "byol:SimSiam"}, eval__weights="target")
+    with pytest.raises(UserError, match=r"config.method.projector = \(\): needs at least one width"):
+        tiny_config(**SMALL | {"method__projector": ()})
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainKeys(NamedGroup):
+    tau: float = 0.1
+
+
+class UndecoratedKeys(NamedGroup):
+    tau: float = key(0.1, "temperature")
+
+
+class Plain(ImageMethod):
+    Keys = PlainKeys
+
+
+class Undecorated(ImageMethod):
+    Keys = UndecoratedKeys
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (f"{__name__}:Plain", "config key tau: write its default as key"),
+        (f"{__name__}:Undecorated", "UndecoratedKeys: no dataclass"),
+        ("json:JSONDecoder", "this class has no attribute Keys"),
+    ],
+)
+def test_mistakes_in_a_method_are_named(name, message):
+    with pytest.raises(UserError, match=message):
+        tiny_config(method__name=name)
 
 
 def test_the_slow_copy_keeps_its_own_batch_statistics():
@@ -77,8 +110,10 @@ def test_a_group_of_parameters_has_its_own_rate():
 def test_groups_freeze_and_decay_by_pattern():
     groups = (ParamGroup("^a/", frozen_steps=2), ParamGroup("b", frozen_steps=-1), ParamGroup("c", weight_decay=0.5))
     params = {"model": {name: {"kernel": jnp.ones((2, 2))} for name in "abcd"}}
+    with pytest.raises(UserError, match="no parameter is in this group"):
+        group_labels(params["model"], (ParamGroup("^missing"),))
     labels = group_labels(params["model"], groups)
-    assert {name: labels[name]["kernel"] for name in "abcd"} == {"a": "^a/", "b": "b", "c": "c", "d": ""}
+    assert {name: labels[name]["kernel"] for name in "abcd"} == {"a": "0", "b": "1", "c": "2", "d": ""}
     optim = changed_config(
         tiny_config(optim__name="sgd", optim__momentum=0.0, optim__lr=0.1, optim__warmup_lr=0.1),
         {"optim.weight_decay": 0.0, "optim.weight_decay_end": 0.0},
@@ -154,6 +189,54 @@ class MeanColour(nnx.Module):
 
     def __call__(self, images, *, train=False):
         return jnp.mean(images, axis=(1, 2)) * self.scale[...]
+
+
+class MyVit(ViT):
+    """A subclass keeps the keys of its parent, and masked methods take it."""
+
+    @classmethod
+    def from_config(cls, config, sample, **options):
+        size = {"image_size": options.pop("view_size"), "patch_size": config.patch_size}
+        return cls(16, 1, 2, **size, pool="mean", channels=sample.shape[-1], **options)
+
+
+def test_a_subclass_of_our_encoder_serves_masked_methods():
+    config = changed_config(tiny_masked_config("mae"), {"model.name": f"{__name__}:MyVit", "model.patch_size": 4})
+    program = build_program(config)
+    batch = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in BATCH.items()}
+    _, metrics = jax.eval_shape(program.train_step, program.factory.abstract, batch)
+    assert metrics["loss"].shape == ()
+
+
+class Stacked(ImageMethod):
+    """Dropout in layers that are stacked, each with its own random stream."""
+
+    Keys = DroppingKeys
+
+    def init(self, key, sample):
+        rngs = nnx.Rngs(params=key, dropout=jax.random.fold_in(key, 1))
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs):
+            return nnx.Dropout(self.config.rate, rngs=rngs)
+
+        return Holder(self.encoder(sample, rngs), make(rngs))
+
+    def loss(self, model, target, batch, key, step):
+        features = model.encoder(self.whole(batch["image"]), train=True)
+
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def apply(x, layer):
+            return layer(x)
+
+        return Output(jnp.mean(jnp.square(apply(features, model.dropout))), {}, features)
+
+
+def test_dropout_in_stacked_layers():
+    program = build_program(tiny_config(method__name=f"{__name__}:Stacked"))
+    _, metrics = program.train_step(program.factory.create(0, BATCH), BATCH)
+    assert np.isfinite(metrics["loss"])
 
 
 def test_an_encoder_of_the_users_own():

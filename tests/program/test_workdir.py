@@ -5,9 +5,11 @@ import json
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.schema import flatten, nested
 from jepa_jax.program.workdir import Workdir
+from tests.tiny import tiny_config
 
-CONFIG = {"optim": {"lr": 0.1}, "log": {"every_steps": 5}}
+CONFIG = tiny_config(optim__lr=0.1).to_dict()
 
 
 @pytest.fixture
@@ -44,11 +46,19 @@ def test_a_path_that_cannot_be_a_folder_is_refused_before_it_is_created(tmp_path
 
 
 def test_another_config_is_refused_unless_it_changes_nothing_that_matters(finished):
-    finished.check(CONFIG | {"log": {"every_steps": 9}}, "auto")
+    finished.check(tiny_config(optim__lr=0.1, log__every_steps=9).to_dict(), "auto")
     with pytest.raises(UserError, match=r"another config.*\n  config\.optim\.lr: 0\.1 -> 0\.2"):
-        finished.check(CONFIG | {"optim": {"lr": 0.2}}, "auto")
+        finished.check(tiny_config(optim__lr=0.2).to_dict(), "auto")
     with pytest.raises(UserError, match="holds a run already"):
         finished.check(CONFIG, "never")
+
+
+def test_a_run_of_an_earlier_version_is_recognised(finished):
+    """Its config.json has keys that are no longer there, and lacks others."""
+    old = flatten(CONFIG) | {"optim.nesterov": False, "method.temperature": 0.2}
+    del old["data.channels"]
+    finished.config.write_text(json.dumps(nested(old)))
+    finished.check(CONFIG, "auto")
 
 
 def test_a_damaged_file_is_named(finished):
