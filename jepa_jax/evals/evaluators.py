@@ -236,8 +236,9 @@ class Classification(Evaluator):
         )
 
     def _online(self, state: TrainState, test: Split) -> float | None:
-        probe = jax.device_get(state.params["probe"])
-        return top1(probe, test.features, test.labels) if probe["kernel"].any() else None  # else no loss fed it
+        probe, step = jax.device_get((state.params["probe"], state.step))
+        was_fed = step == 0 or probe["kernel"].any()  # a loss need not return features
+        return top1(probe, test.features, test.labels) if was_fed else None
 
     def in_words(self, figures: Figures) -> str:
         named = {self.WORDS[name.removeprefix("untrained_")]: value for name, value in figures.items()}
