@@ -68,7 +68,9 @@ def test_the_features_of_an_image_do_not_depend_on_the_others(method):
     np.testing.assert_allclose(feature_map(model, {"image": other})[0], grid[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["ijepa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hjepa", "mae"))]
+)
 def test_random_masks_compile_one_step(method):
     program = build_program(tiny_masked_config(method, **FAST))
     state = program.factory.create(0, BATCH)

@@ -287,6 +287,7 @@ def real(make, monkeypatch):
     return dataclasses.replace(make(grad_accum="1,3", pipelines="grain,device", repeats=1), max_batches=4)
 
 
+@pytest.mark.slow
 def test_real_trials_make_a_file_as_the_schema_says(real):
     code, _ = run_sweep(real, time_limit=300, resume=False)
     document = json.loads(real.output.read_text())

@@ -189,6 +189,7 @@ def figures():
     return measure(request), measure(request, on_step=keep)
 
 
+@pytest.mark.slow
 def test_a_confirming_run_evaluates_features_of_the_whole_set(monkeypatch):
     seen = {}
     monkeypatch.setattr(measurement, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
