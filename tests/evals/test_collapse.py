@@ -115,5 +115,6 @@ def test_a_run_that_collapses_is_stopped_within_three_epochs(tmp_path):
     assert summary["status"] == "collapsed" and summary["epochs"] <= 3
 
 
+@pytest.mark.slow
 def test_the_same_run_with_its_safeguards_is_not_flagged(tmp_path):
     assert train(three_epochs(), tmp_path, console=Silent())["collapse_warning"] is None

@@ -85,6 +85,7 @@ def test_the_slow_copy_keeps_its_own_batch_statistics():
     assert set(state.target_stats) == {"encoder", "projector"}  # the predictor has no copy
 
 
+@pytest.mark.slow
 def test_one_device_and_eight_take_the_same_steps():
     one, one_metrics = take_steps(tiny_config(**SMALL), mesh_of(1))
     eight, eight_metrics = take_steps(tiny_config(**SMALL), mesh_of(8))

@@ -21,6 +21,7 @@ def test_one_device_and_eight_take_the_same_steps(loss, together):
     assert_close(one_state.stats, eight_state.stats)
 
 
+@pytest.mark.slow
 def test_splitting_parameters_changes_nothing():
     config = tiny_config(method__projector=(256, 256))
     whole, _ = take_steps(config, mesh_of(1, 1))
