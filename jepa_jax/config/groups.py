@@ -143,10 +143,45 @@ class SgdKeys(DecayKeys):
 
 
 @dataclasses.dataclass(frozen=True)
+class MuonKeys(AdamwKeys):
+    """Kernels are updated by Muon; biases, norms, tokens and positions by AdamW, whose betas are those of AdamwKeys."""
+
+    momentum: float = key(0.95, "momentum of kernels, before they are orthogonalised", **PROBABILITY)
+    nesterov: bool = key(True, "whether momentum looks ahead")
+    ns_steps: int = key(5, "Newton-Schulz iterations that orthogonalise an update", least=1, most=20)
+    update_rms: float = key(0.2, "root mean square of a kernel's update at rate 1; 0.2 is typical of AdamW", least=1e-6)
+    adam_lr_factor: float = key(1.0, "rate of what is no kernel, as a multiple of lr", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleFreeKeys(Group):
+    """The rate stays at its peak after the warm-up; evaluations read an average of the iterates."""
+
+    beta1: float = key(
+        0.9, "how far gradients are taken towards the average, from the newest iterate", least=0.01, most=1
+    )
+    beta2: float = key(0.999, "decay of the second moment", **PROBABILITY)
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        if config.optim.end_lr:
+            yield Problem("optim.end_lr", "schedule_free_adamw averages instead of decaying its rate; leave it at 0")
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimConfig(Group):
     """Update rule, schedule and length."""
 
-    name: str = key("adamw", "update rule", variants={"larc": LarcKeys, "adamw": AdamwKeys, "sgd": SgdKeys})
+    name: str = key(
+        "adamw",
+        "update rule",
+        variants={
+            "larc": LarcKeys,
+            "adamw": AdamwKeys,
+            "sgd": SgdKeys,
+            "muon": MuonKeys,
+            "schedule_free_adamw": ScheduleFreeKeys,
+        },
+    )
     lr: float = key(1e-3, "peak rate at the reference batch", least=0)
     weight_decay: float = key(0.05, "weight decay of kernels at the first step", least=0)
     epochs: float = key(10.0, "passes over the train split", least=0)

@@ -5,7 +5,7 @@ the warm-up rate.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import OptimConfig
 from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.methods.schedules import cosine, warmup_cosine
 
@@ -70,7 +69,7 @@ def scale_by_larc(
 
 
 def make_optimizer(
-    config: OptimConfig | Any,
+    config: Any,
     *,
     batch_size: int,
     steps_per_epoch: int,
@@ -90,13 +89,12 @@ def make_optimizer(
     warmup_steps = min(round(config.warmup_epochs * steps_per_epoch), total_steps)
 
     def rate_of(lr: float) -> optax.Schedule:
-        return warmup_cosine(
-            lr * scale, warmup_steps=warmup_steps, total_steps=total_steps, start=config.warmup_lr, end=config.end_lr
-        )
+        peak = lr * scale
+        end = peak if config.name == "schedule_free_adamw" else config.end_lr
+        return warmup_cosine(peak, warmup_steps=warmup_steps, total_steps=total_steps, start=config.warmup_lr, end=end)
 
     rate = rate_of(config.lr)
-    clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm > 0 else []
-    model = optax.chain(*clip, *_update_rule(config, rate, total_steps))
+    model = optax.chain(*_clip(config), *_update_rule(config, rate, total_steps))
     if groups:
         rules = {"": optax.chain(*_update_rule(config, rate, total_steps))}
         for i, group in enumerate(groups):
@@ -104,16 +102,33 @@ def make_optimizer(
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
             rules[str(i)] = group_rule(config, group, own_rate, total_steps)
         # What never moves must not decide how far the rest is clipped.
-        still = {label: optax.identity() for label in rules} | {
-            str(i): optax.set_to_zero() for i, group in enumerate(groups) if group.frozen_steps < 0
-        }
-        parts = (optax.partition(each, lambda params: group_labels(params, groups)) for each in (still, rules))
-        model = optax.chain(next(parts), *clip, next(parts))
+        model = optax.chain(_still(groups), *_clip(config), _by_group(rules, groups))
+    if config.name == "schedule_free_adamw":
+        # Its count starts at 1, that of the rates at 0.
+        model = optax.contrib.schedule_free(model, lambda count: rate(count - 1), b1=config.beta1)
+        model = optax.chain(model, _still(groups)) if groups else model  # no rounding where nothing moves
     # The probe reads detached features: its rate is its own, and the model's clipping never sees its gradient.
     probe = optax.adamw(
         warmup_cosine(config.probe_lr, warmup_steps=0, total_steps=total_steps), weight_decay=config.probe_weight_decay
     )
     return optax.partition({"model": model, "probe": probe}, lambda params: {name: name for name in params}), rate
+
+
+def _clip(config: Any) -> list[optax.GradientTransformation]:
+    return [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm > 0 else []
+
+
+def _by_group(
+    rules: Mapping[str, optax.GradientTransformation], groups: Sequence[ParamGroup]
+) -> optax.GradientTransformation:
+    """Returns the rule that treats each parameter by the rule of its label."""
+    return optax.partition(rules, lambda params: group_labels(params, groups))
+
+
+def _still(groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
+    """Returns the rule that zeroes the groups that never move and passes the rest."""
+    rules = {str(i): optax.set_to_zero() if g.frozen_steps < 0 else optax.identity() for i, g in enumerate(groups)}
+    return _by_group({"": optax.identity(), **rules}, groups)
 
 
 def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
@@ -153,12 +168,61 @@ def _update_rule(
             optax.trace(config.momentum),
             optax.scale_by_learning_rate(rate),
         ]
+    if config.name == "schedule_free_adamw":
+        constant = config.weight_decay if decay is None else decay
+        return [  # AdamW without momentum, for which averaging stands in
+            optax.scale_by_rms(config.beta2, eps_in_sqrt=False, bias_correction=True),
+            optax.add_decayed_weights(constant, mask=decay_mask),
+            optax.scale_by_learning_rate(rate),
+        ]
     first, last = (config.weight_decay, config.weight_decay_end) if decay is None else (decay, decay)
+    if config.name == "muon":
+        return [muon(config, rate, cosine(first, last, total_steps))]
     decayed = optax.add_decayed_weights(cosine(first, last, total_steps), mask=decay_mask)
     if config.name == "adamw":
         return [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decayed, optax.scale_by_learning_rate(rate)]
     momentum = optax.trace(config.momentum, nesterov=config.nesterov)
     return [decayed, momentum, optax.scale_by_learning_rate(rate)]
+
+
+def muon(config: Any, rate: optax.Schedule, decay: optax.Schedule) -> optax.GradientTransformation:
+    """Returns Muon for kernels, as matrices [all inputs, outputs], and AdamW without decay for the rest.
+
+    References: Jordan et al., "Muon", 2024; the scale that makes rates those of AdamW: Liu et al., "Muon is Scalable
+    for LLM Training", 2025.
+    """
+
+    def matrices(params: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda leaf: optax.contrib.MuonDimensionNumbers(range(leaf.ndim - 1), leaf.ndim - 1), params
+        )
+
+    kernels = optax.contrib.muon(
+        rate,
+        ns_steps=config.ns_steps,
+        beta=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=decay,
+        muon_weight_dimension_numbers=matrices,
+        consistent_rms=config.update_rms,
+    )
+    rest = optax.adam(lambda count: config.adam_lr_factor * rate(count), b1=config.beta1, b2=config.beta2)
+    return optax.partition({True: kernels, False: rest}, decay_mask)
+
+
+def averaged_params(params: PyTree, opt_state: PyTree) -> PyTree:
+    """Returns the model's parameters to evaluate: the average that a schedule-free rule keeps, or else `params`."""
+
+    def is_average(node: Any) -> bool:
+        return isinstance(node, optax.contrib.ScheduleFreeState)
+
+    for node in jax.tree.leaves(opt_state, is_leaf=is_average):
+        if is_average(node):
+            return _average(node._replace(z=node.z["model"]), params)
+    return params
+
+
+_average = jax.jit(optax.contrib.schedule_free_eval_params)
 
 
 def ema_update(target: PyTree, online: PyTree, momentum: jax.Array | float) -> PyTree:

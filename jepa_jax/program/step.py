@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import init_probe, probe_logits
-from jepa_jax.program.optim import ema_update
+from jepa_jax.program.optim import averaged_params, ema_update
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 PyTree = Any
@@ -240,10 +240,14 @@ def accumulate(
 
 
 def evaluated_variables(state: TrainState, weights: str) -> tuple[PyTree, PyTree]:
-    """Returns the parameters and statistics that evaluations read: as trained ("online"), or of the slow copies."""
+    """Returns the parameters and statistics that evaluations read: as trained ("online"), or of the slow copies.
+
+    As trained are the averages that a schedule-free optimizer keeps, or else the parameters of the last step.
+    """
+    params = averaged_params(state.params["model"], state.opt_state)
     if weights == "online":
-        return state.params["model"], state.stats
-    return {**state.params["model"], **state.target}, {**state.stats, **state.target_stats}
+        return params, state.stats
+    return {**params, **state.target}, {**state.stats, **state.target_stats}
 
 
 def make_feature_step(

@@ -11,6 +11,7 @@ import jax
 from jepa_jax.base.errors import Diverged
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.program.checkpoint import params_sha256
+from jepa_jax.program.step import evaluated_variables
 from jepa_jax.train.actions import Actions
 from jepa_jax.train.progress import Loop
 from jepa_jax.train.session import Session
@@ -59,7 +60,7 @@ def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
     session.save(loop)
     results = actions.final(loop)
     session.checkpoints.wait()
-    return results | {"params_sha256": params_sha256(loop.state.params["model"])}
+    return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}
 
 
 def keep_last_step(run: Run, session: Session, actions: Actions, loop: Loop) -> None:

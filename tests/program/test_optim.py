@@ -1,5 +1,6 @@
 """Optimizers against the reference's updates, schedules against their closed forms."""
 
+import dataclasses
 import pathlib
 import types
 
@@ -11,8 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.methods import schedules
+from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.program import optim
+from jepa_jax.program.config import changed_config
+from tests.tiny import tiny_config
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "eb_jepa.npz")
 CONFIG = types.SimpleNamespace(
@@ -98,3 +103,101 @@ def test_ema_of_a_constant_converges_geometrically():
     for _ in range(10):
         target = optim.ema_update(target, online, 0.9)
     np.testing.assert_allclose(target["w"], 1 - 0.9**10, rtol=1e-5)
+
+
+def optim_group(name, **keys):
+    changes = {"optim.name": name, "optim.warmup_epochs": 0.0, **{f"optim.{key}": value for key, value in keys.items()}}
+    return changed_config(tiny_config(), changes).optim
+
+
+def first_update(config, params, gradients, groups=()):
+    tx, _ = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=100, groups=groups)
+    updates, _ = tx.update({"model": gradients}, tx.init({"model": params}), {"model": params})
+    return updates["model"]
+
+
+def test_muon_turns_the_gradient_of_a_kernel_into_a_nearly_orthogonal_matrix():
+    """A convolution is the matrix [kh kw inputs, outputs]; what is no kernel moves by Adam, whose first step is lr."""
+    config = optim_group("muon", lr=0.1, weight_decay=0.0, update_rms=1.0, adam_lr_factor=0.5)
+    rng = np.random.default_rng(0)
+    shapes = {"dense": {"kernel": (24, 8), "bias": (8,)}, "conv": {"kernel": (3, 3, 2, 8)}, "position": (1, 4, 8)}
+    params = jax.tree.map(jnp.ones, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+    gradients = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+    updates = first_update(config, params, gradients)
+    for layer, inputs in (("dense", 24), ("conv", 18)):
+        matrix = -np.asarray(updates[layer]["kernel"]).reshape(inputs, 8) / (0.1 * np.sqrt(inputs))
+        u, _, v = np.linalg.svd(np.asarray(gradients[layer]["kernel"]).reshape(inputs, 8), full_matrices=False)
+        sizes = np.diag(u.T @ matrix @ v.T)
+        assert np.all((sizes > 0.65) & (sizes < 1.25))  # the iteration ends near 1, not at 1
+        np.testing.assert_allclose(u.T @ matrix @ v.T, np.diag(sizes), atol=2e-4)  # with the gradient's directions
+    signs = np.sign(gradients["dense"]["bias"]), np.sign(gradients["position"])
+    np.testing.assert_allclose(updates["dense"]["bias"], -0.05 * signs[0], rtol=1e-3)
+    np.testing.assert_allclose(updates["position"], -0.05 * signs[1], rtol=1e-3)
+
+
+def test_muon_decays_kernels_and_obeys_groups():
+    groups = (ParamGroup("^still/", frozen_steps=-1), ParamGroup("^late/", frozen_steps=1), ParamGroup("^own/", lr=0.3))
+    params = {name: {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)} for name in ("still", "late", "own", "rest")}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates = first_update(optim_group("muon", lr=0.1, weight_decay=0.5), params, zeros, groups)
+    np.testing.assert_allclose([updates[name]["kernel"][0, 0] for name in params], [0, 0, -0.15, -0.05], rtol=1e-5)
+    assert not any(updates[name]["bias"].any() for name in params)
+
+
+@pytest.mark.parametrize("groups", [(), (ParamGroup("^still/", frozen_steps=-1), ParamGroup("^own/", lr=0.1))])
+def test_schedule_free_follows_the_published_recursion_on_a_quadratic(groups):
+    """Defazio et al., "The Road Less Scheduled", algorithm 1, on the loss sum (w - 1)^2 / 2 with decay and warm-up."""
+    rate, beta1, beta2, decay = 0.2, 0.8, 0.9, 0.1
+    config = optim_group("schedule_free_adamw", lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay)
+    config = dataclasses.replace(config, warmup_epochs=0.3, warmup_lr=0.05)
+    tx, rates = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=20, groups=groups)
+    start = np.array([[3.0, -2.0]], np.float32)
+    params = {"model": {name: {"kernel": jnp.asarray(start)} for name in ("rest", "still", "own")}}
+    state = tx.init(params)
+    z, x, second, weights = start, start, 0.0, 0.0
+    for step in range(20):
+        y = (1 - beta1) * z + beta1 * x
+        np.testing.assert_allclose(params["model"]["rest"]["kernel"], y, rtol=1e-4, atol=1e-5)
+        gradient = y - 1
+        second = beta2 * second + (1 - beta2) * gradient**2
+        lr = [0.05, 0.1, 0.15, rate][min(step, 3)]
+        assert rates(step) == pytest.approx(lr)
+        z = z - lr * (gradient / (np.sqrt(second / (1 - beta2 ** (step + 1))) + 1e-8) + decay * y)
+        weights += lr**2
+        x = (1 - lr**2 / weights) * x + lr**2 / weights * z
+        updates, state = tx.update(jax.tree.map(lambda w: w - 1, params), state, params)
+        params = optax.apply_updates(params, updates)
+    averaged = optim.averaged_params(params["model"], state)
+    np.testing.assert_allclose(averaged["rest"]["kernel"], x, rtol=1e-4, atol=1e-5)
+    assert np.abs(x - np.asarray(params["model"]["rest"]["kernel"])).max() > 1e-3
+    if groups:
+        np.testing.assert_array_equal(params["model"]["still"]["kernel"], start)
+        np.testing.assert_allclose(averaged["still"]["kernel"], start, rtol=1e-6)
+        assert np.abs(averaged["own"]["kernel"] - averaged["rest"]["kernel"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["muon", "schedule_free_adamw"])
+def test_clipping_bounds_what_the_rule_sees(name):
+    """Both rules are blind to the scale of one gradient, not to that of the next one beside it."""
+
+    def second_update(clip_norm, size):
+        tx, _ = optim.make_optimizer(
+            optim_group(name, clip_norm=clip_norm, weight_decay=0.0), batch_size=16, steps_per_epoch=10, total_steps=100
+        )
+        params = {"model": {"kernel": jnp.ones((2, 2))}}
+        _, state = tx.update({"model": {"kernel": jnp.eye(2)}}, tx.init(params), params)
+        return tx.update({"model": {"kernel": size * jnp.array([[0.0, 1.0], [-1.0, 0.5]])}}, state, params)[0]["model"][
+            "kernel"
+        ]
+
+    np.testing.assert_allclose(second_update(1.0, 10.0), second_update(1.0, 1000.0), rtol=1e-4)
+    assert np.abs(second_update(0.0, 10.0) - second_update(0.0, 1000.0)).max() > 1e-5
+
+
+def test_keys_of_other_schedules_are_refused():
+    with pytest.raises(UserError, match=r"config.optim.end_lr = 0.01: schedule_free_adamw averages instead"):
+        optim_group("schedule_free_adamw", end_lr=0.01)
+    with pytest.raises(UserError, match=r"config.optim.weight_decay_end: only read with optim.name = adamw or"):
+        optim_group("schedule_free_adamw", weight_decay_end=0.1)
+    with pytest.raises(UserError, match=r"config.optim.beta1 = 0: must be at least 0.01"):
+        optim_group("schedule_free_adamw", beta1=0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jepa_jax.program.config import changed_config
-from jepa_jax.program.step import fsdp_spec
+from jepa_jax.program.optim import averaged_params
+from jepa_jax.program.step import evaluated_variables, fsdp_spec
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config
 
@@ -79,3 +80,18 @@ def test_without_labels_there_is_no_probe_and_the_model_learns_the_same():
     without, metrics = unlabelled.train_step(unlabelled.factory.create(0, {"image": IMAGES}), {"image": IMAGES})
     assert "probe" not in without.params and "probe_loss" not in metrics
     jax.tree.map(np.testing.assert_array_equal, with_labels.params["model"], without.params["model"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "schedule_free_adamw"])
+def test_evaluations_read_the_average_of_a_schedule_free_run_and_the_last_parameters_of_others(name):
+    program = build_program(tiny_config(optim__name=name, optim__warmup_lr=1e-2))
+    state = program.factory.create(0, BATCH)
+    for _ in range(3):
+        state, metrics = program.train_step(state, BATCH)
+    assert np.isfinite(metrics["loss"]) and metrics["update_norm"] > 0
+    with jax.transfer_guard("disallow"):  # as between the steps of a run
+        params, stats = evaluated_variables(state, "online")
+    last = state.params["model"]
+    same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), params["encoder"], last["encoder"])
+    assert all(jax.tree.leaves(same)) == (name != "schedule_free_adamw") and stats is state.stats
+    jax.tree.map(np.testing.assert_array_equal, params, averaged_params(last, state.opt_state))
