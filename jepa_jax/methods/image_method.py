@@ -71,7 +71,7 @@ class ImageMethod(Method):
         """
         del level
         encoder = model.encoder
-        if getattr(encoder, "fixed_size", False):  # its positions are those of one size
+        if getattr(encoder, "evaluated_at_view_size", False):
             view = self.whole(batch["image"], self.view_size)
             return encoder(view, train=train, normalised=normalised).astype(jnp.float32)
         return encoder(self.whole(batch["image"]), train=train).astype(jnp.float32)

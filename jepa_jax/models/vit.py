@@ -1,9 +1,11 @@
 """Vision transformer: pre-norm, exact GELU; any subset of an image's patches can be encoded.
 
-Positions are learned or fixed sines and cosines of row and column. A CLS token is optional.
+Positions are learned or fixed sines and cosines of row and column, and cover an image of any size: the positions of the
+size that the encoder was built for are interpolated. A CLS token is optional.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -90,7 +92,7 @@ class ViT(nnx.Module):
     """Maps images to the CLS token, or to the mean over patches."""
 
     Keys = VitConfig
-    fixed_size = True  # positions are those of one image size
+    evaluated_at_view_size = True  # patches have the scale that they were trained at
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class ViT(nnx.Module):
     def embed(self, images: Images, keep: Places | None = None) -> Tokens:
         """Returns patch tokens with positions, without CLS, of all patches or of those at `keep`."""
         patches = patchify(images, self.patch_size)
-        positions = jnp.broadcast_to(self._positions()[:, self.num_cls :], (1, self.grid**2, self.feature_dim))
+        positions = self._positions(images.shape[1] // self.patch_size)
         if keep is not None:  # dropped before anything is computed of them
             patches = take_tokens(patches, keep)
             positions = take_tokens(jnp.broadcast_to(positions, (len(images), *positions.shape[1:])), keep)
@@ -147,7 +149,8 @@ class ViT(nnx.Module):
         """Returns outputs for embedded tokens, that of CLS in front if there is one."""
         x = tokens
         if self.num_cls:
-            cls = (self.cls_token[...] + self._positions()[:, :1]).astype(tokens.dtype)
+            position = 0 if self.position is None else self.position[:, :1]
+            cls = (self.cls_token[...] + position).astype(tokens.dtype)
             x = jnp.concatenate([jnp.broadcast_to(cls, (tokens.shape[0], *cls.shape[1:])), tokens], axis=1)
         x = run_blocks(self.blocks, x, remat=self.remat)
         return self.norm(x) if normalised else x
@@ -164,10 +167,11 @@ class ViT(nnx.Module):
         """Returns one vector per image from what `encode` gave."""
         return outputs[:, 0] if self.pool == "cls" else jnp.mean(outputs[:, self.num_cls :], axis=1)
 
-    def _positions(self) -> Float[Array, "1 places d"]:
-        if self.position is not None:
-            return self.position[...]
-        return jnp.asarray(sincos_positions(self.grid, self.feature_dim, leading=self.num_cls))[None]
+    def _positions(self, grid: int) -> Float[Array, "1 patches d"]:
+        """Returns the positions of `grid` patches per side, without that of CLS."""
+        if self.position is None:
+            return jnp.asarray(sincos_positions(self.grid, self.feature_dim, grid))[None]
+        return interpolated(self.position[:, self.num_cls :], grid)
 
 
 def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: bool) -> Tokens:
@@ -178,14 +182,27 @@ def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: bool) -> Tokens:
     return x
 
 
-def sincos_positions(grid: int, width: int, leading: int = 0) -> np.ndarray:
-    """Returns fixed positions [leading + grid^2, width]: sines and cosines of row and column; zeros for CLS."""
+def sincos_positions(grid: int, width: int, new_grid: int | None = None) -> np.ndarray:
+    """Returns fixed positions [new_grid^2, width]: sines and cosines of row and column, which run from 0 to grid - 1.
+
+    With another `new_grid`, the same area has patches of another size, and rows and columns are those of their centres.
+    """
+    size = new_grid or grid
     frequencies = 1 / 10_000 ** (np.arange(width // 4) / (width // 4))
-    angles = np.arange(grid)[:, None] * frequencies  # [grid, width / 4]
-    axis = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # [grid, width / 2]
-    rows, columns = np.repeat(axis, grid, axis=0), np.tile(axis, (grid, 1))
-    table = np.concatenate([rows, columns], axis=1).astype(np.float32)
-    return np.pad(table, ((leading, 0), (0, 0)))
+    angles = ((np.arange(size) + 0.5) * (grid / size) - 0.5)[:, None] * frequencies  # [size, width / 4]
+    axis = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # [size, width / 2]
+    rows, columns = np.repeat(axis, size, axis=0), np.tile(axis, (size, 1))
+    return np.concatenate([rows, columns], axis=1).astype(np.float32)
+
+
+def interpolated(positions: Float[Array, "1 old d"], grid: int) -> Float[Array, "1 new d"]:
+    """Returns the positions of a square grid for `grid` patches per side of the same area: bicubic, antialiased."""
+    _, places, width = positions.shape
+    old = math.isqrt(places)
+    if grid == old:
+        return positions
+    square = jax.image.resize(positions.reshape(old, old, width), (grid, grid, width), "cubic")
+    return square.reshape(1, grid**2, width)
 
 
 def patchify(images: Images, size: int) -> Float[Array, "b patches numbers"]:
