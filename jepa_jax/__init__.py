@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from jepa_jax.base.selection import SELECTION_KEY
+
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
 
-__all__ = ["get_config", "load_encoder", "train"]
+__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "train"]
 
 # Imported here, the folder `jepa_jax/train` cannot replace the function of that name later.
 importlib.import_module("jepa_jax.train")

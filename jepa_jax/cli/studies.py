@@ -17,11 +17,11 @@ Each run is a process of its own; the same command continues where it stopped. W
 results.png and study.html. Exit codes: 0 at least one run finished, 1 none did, 2 something to fix, 130 Ctrl-C,
 143 SIGTERM (what was measured is kept).
 """
-ABOUT_LR_SEARCH = f"""Trains briefly at each of several learning rates and compares linear-probe accuracies.
+ABOUT_LR_SEARCH = f"""Trains briefly at several learning rates and compares linear probes on held-out train images.
 
   jepa-jax lr-search --config=quickstart --lrs=1e-3,2e-3,4e-3 --epochs=5 --output_dir=runs/lr [--seeds=0,1]
 {ABOUT_RUNS}"""
-ABOUT_TRADEOFF = f"""Compares accuracy and time of training for several numbers of epochs, a whole schedule each.
+ABOUT_TRADEOFF = f"""Compares held-out accuracy and time of several numbers of epochs, a whole schedule each.
 
   jepa-jax tradeoff --config=quickstart --epochs=5,10,15,25,40 --output_dir=runs/epochs [--seeds=0,1]
 {ABOUT_RUNS}

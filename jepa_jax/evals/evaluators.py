@@ -12,6 +12,7 @@ import jax
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.console import QuietConsole
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
@@ -19,7 +20,7 @@ from jepa_jax.evals.feature_quality import lidar
 from jepa_jax.evals.features import OnCount, Split, ignore
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
-from jepa_jax.evals.linear_probe import FITS, linear_probe, top1
+from jepa_jax.evals.linear_probe import FITS, ProbeResult, linear_probe, top1
 from jepa_jax.evals.sources import OnSkipped, first
 from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import Program
@@ -191,7 +192,12 @@ class Classification(Evaluator):
             encoder = self.context.encoder(state, config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
             train, test = self._features(encoder, "untrained")
             probe, knn = self._probe(train, test), self._knn(train, test)
-            return {"untrained_probe_accuracy": probe, "untrained_knn_accuracy": knn}
+            figures: Figures = {
+                "probe_accuracy": probe.accuracy,
+                "knn_accuracy": knn,
+                SELECTION_KEY: probe.held_out_accuracy,
+            }
+            return {f"untrained_{name}": value for name, value in figures.items()}
         if moment.stage == Stage.FINAL:  # its statistics are calibrated
             return self._final(state)
         encoder = self.context.encoder(state, config.calibration_images)
@@ -206,8 +212,10 @@ class Classification(Evaluator):
     def _final(self, state: TrainState) -> Figures:
         train, test = self._features(self.context.encoder(state, 0), "linear probe")
         labelled = bool(self.context.train.classes)
+        probe = self._probe(train, test) if labelled else None
         return {
-            "probe_accuracy": self._probe(train, test) if labelled else None,
+            "probe_accuracy": probe and probe.accuracy,
+            SELECTION_KEY: probe and probe.held_out_accuracy,
             "knn_accuracy": self._knn(train, test) if labelled else None,
             "online_probe_accuracy": self._online(state, test) if labelled else None,
             "feature_dim": train.features.shape[1],
@@ -219,9 +227,9 @@ class Classification(Evaluator):
         self.context.progress.start(what, len(encoder.train) + len(encoder.test))
         return encoder.features(on_images=self.context.progress.advance)
 
-    def _probe(self, train: Split, test: Split) -> float:
+    def _probe(self, train: Split, test: Split) -> ProbeResult:
         self.context.progress.start("fits of the linear probe", FITS)
-        return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance).accuracy
+        return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance)
 
     def _knn(self, train: Split, test: Split) -> float:
         config, progress = self.context.config.eval, self.context.progress
@@ -241,8 +249,10 @@ class Classification(Evaluator):
         return top1(probe, test.features, test.labels) if was_fed else None
 
     def in_words(self, figures: Figures) -> str:
-        named = {self.WORDS[name.removeprefix("untrained_")]: value for name, value in figures.items()}
-        return "  ".join(f"{words} {value:.1f} %" for words, value in named.items())
+        values = {name.removeprefix("untrained_"): value for name, value in figures.items()}
+        return "  ".join(
+            f"{words} {values[name]:.1f} %" for name, words in self.WORDS.items() if values.get(name) is not None
+        )
 
 
 class CollapseWatch(Evaluator):

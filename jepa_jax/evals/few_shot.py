@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from jepa_jax.base.intervals import NORMAL_95
 from jepa_jax.evals.features import OnCount, Split, ignore
 from jepa_jax.evals.knn import unit_length
 
 WAYS, SHOTS, QUERIES, EPISODES = 5, (1, 5, 10), 15, 100
-NORMAL_95 = 1.959964  # 97.5th percentile of the normal distribution
 
 
 def few_shot(

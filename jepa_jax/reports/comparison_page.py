@@ -9,6 +9,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.schema import flatten
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
@@ -17,7 +18,10 @@ from jepa_jax.reports.parts import Bar, Bars, Card, Table, absent, card_grid
 from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
 from jepa_jax.reports.tables import text_table
 
-NOT_COMPARED = {"untrained_knn_accuracy", "num_classes", "probe_train_images", "probe_test_images", "params_sha256"}
+NOT_COMPARED = {
+    "untrained_knn_accuracy", f"untrained_{SELECTION_KEY}", "num_classes", "probe_train_images", "probe_test_images",
+    "params_sha256",
+}  # fmt: skip
 COMPARED = [key for key in SUMMARY_ROWS if key not in NOT_COMPARED]
 # Title, metric and options of a chart.
 CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (

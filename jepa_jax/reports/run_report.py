@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
@@ -19,6 +20,7 @@ from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe
 TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
 EVAL_NAMES = {
     "eval/probe_accuracy": "linear probe (test)",
+    f"eval/{SELECTION_KEY}": "linear probe (held-out train images)",
     "eval/online_probe_accuracy": "online probe (test)",
     "eval/knn_accuracy": "k-NN (test)",
     "train/probe_accuracy": "online probe (training batch)",

@@ -5,27 +5,31 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from jepa_jax.base.files import write_atomically
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.figures import PALETTE, new_figure, save_figure
 from jepa_jax.reports.page import Page, PageSection, write_page
 from jepa_jax.reports.parts import Card, Table, card_grid
 from jepa_jax.reports.tables import markdown_table
-from jepa_jax.studies.findings import Findings, Group, group_rows, sort_rows
+from jepa_jax.studies.findings import Findings, Group, group_rows, seed_noise, sort_rows
 from jepa_jax.studies.rows import StudyRow
 from jepa_jax.studies.study import Study
 
 # Field of a row -> heading of its column, format of its numbers.
 COLUMNS = {
     "lr": ("lr", ".6g"), "epochs": ("epochs", ".6g"), "seed": ("seed", "d"), "status": ("status", ""),
-    "probe_accuracy": ("probe %", ".2f"), "untrained_probe_accuracy": ("untrained %", ".2f"),
-    "knn_accuracy": ("k-NN %", ".2f"), "final_loss": ("loss", ".6g"),
+    SELECTION_KEY: ("held-out %", ".2f"), f"untrained_{SELECTION_KEY}": ("untrained held-out %", ".2f"),
+    "probe_accuracy": ("test %", ".2f"), "untrained_probe_accuracy": ("untrained test %", ".2f"),
+    "knn_accuracy": ("k-NN test %", ".2f"), "final_loss": ("loss", ".6g"),
     "wall_seconds": ("time s", ".1f"), "cpu_seconds": ("CPU s", ".1f"), "steps": ("steps", "d"),
     "reason": ("reason", ""),
 }  # fmt: skip
 # Kind of study -> field on the x axis, whether that axis is logarithmic, and (title, field, unit) of each chart.
+NOTE = "Nothing is chosen by the test columns. The log of a run is <run>/log.txt."
+PROBE = ("Linear probe, held-out train images", SELECTION_KEY, "%")
 CHARTS = {
-    "lr_search": ("lr", True, (("Linear probe", "probe_accuracy", "%"), ("Final loss", "final_loss", ""))),
-    "epoch_tradeoff": ("epochs", False, (("Linear probe", "probe_accuracy", "%"), ("Time", "wall_seconds", "s"))),
+    "lr_search": ("lr", True, (PROBE, ("Final loss", "final_loss", ""))),
+    "epoch_tradeoff": ("epochs", False, (PROBE, ("Time", "wall_seconds", "s"))),
 }
 
 
@@ -62,31 +66,42 @@ def study_page(study: Study, rows: Sequence[StudyRow], findings: Findings) -> Pa
         sections=[
             PageSection("Findings", [Card("", findings.sentences)]),
             PageSection("Charts", [card_grid(study_charts(study.kind, rows))]),
-            PageSection("Runs", [Card("", [Table(cells, header, best)], "The log of a run is <run>/log.txt.")]),
+            PageSection("Runs", [Card("", [Table(cells, header, best)], NOTE)]),
         ],
     )
 
 
 def study_charts(kind: str, rows: Sequence[StudyRow]) -> list[Card]:
-    """Returns one chart per figure: the mean over seeds and, if there are several, each seed."""
+    """Returns one chart per figure: the mean over seeds and, if there are several, its interval and each seed."""
     x_key, x_log, charts = CHARTS[kind]
     groups = group_rows(rows, x_key)
-    untrained = [number for group in groups for number in group.numbers("untrained_probe_accuracy")]
+    ticks = [group.value for group in groups]
+    untrained = [number for group in groups for number in group.numbers(f"untrained_{SELECTION_KEY}")]
     cards = []
     for title, key, unit in charts:
-        series = [Series(title, *means(groups, key), "both")]
-        if len({row.seed for row in rows}) > 1:
-            series = [Series("mean", *means(groups, key), "both"), Series("each seed", *points(groups, key), "dots")]
-        floor = statistics.fmean(untrained) if untrained and key == "probe_accuracy" else None
+        x, y, half_widths = means(groups, key)
+        series = [Series(title, x, y, "both")]
+        if half_widths:
+            ends = zip(y, half_widths, strict=True)
+            intervals = [None if math.isnan(mean) else (mean - half, mean + half) for mean, half in ends]
+            series = [
+                Series("mean, 95 % interval", x, y, "both", intervals),
+                Series("each seed", *points(groups, key), "dots"),
+            ]
+        floor = statistics.fmean(untrained) if untrained and key == SELECTION_KEY else None
         levels = [] if floor is None else [(f"untrained {floor:.1f} %", floor)]
-        cards.append(line_chart(title, series, x_label=x_key, y_label=unit, x_log=x_log, levels=levels))
+        cards.append(line_chart(title, series, x_label=x_key, y_label=unit, x_log=x_log, x_ticks=ticks, levels=levels))
     return cards
 
 
-def means(groups: Sequence[Group], key: str) -> tuple[list[float], list[float]]:
-    """Returns the values of what varies, and the mean of a figure at each; without those that have none."""
-    known = [(group.value, group.mean(key)) for group in groups if math.isfinite(group.mean(key))]
-    return [x for x, _ in known], [y for _, y in known]
+def means(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], list[float]]:
+    """Returns what varies, the mean of a figure at each value, and half the width of its 95 % interval.
+
+    NaN where no run has the figure. The noise between seeds is pooled over all groups; no widths with one seed each.
+    """
+    noise, counts = seed_noise(groups, key), [len(group.numbers(key)) for group in groups]
+    half_widths = [] if noise is None else [noise.half_width(count) if count else math.nan for count in counts]
+    return [group.value for group in groups], [group.mean(key) for group in groups], half_widths
 
 
 def points(groups: Sequence[Group], key: str) -> tuple[list[float], list[float]]:
@@ -101,7 +116,8 @@ def write_plot(study: Study, rows: Iterable[StudyRow]) -> None:
     groups = group_rows(rows, x_key)
     figure, panels = new_figure((10, 3.6), columns=len(charts))
     for axes, (title, key, unit) in zip(panels, charts, strict=True):
-        axes.plot(*means(groups, key), "-", color=PALETTE[0])
+        x, y, half_widths = means(groups, key)
+        axes.errorbar(x, y, half_widths or None, color=PALETTE[0], capsize=4)
         axes.plot(*points(groups, key), "o", color=PALETTE[0], alpha=0.7)
         axes.set(title=title, xlabel=x_key, ylabel=unit, xscale="log" if x_log else "linear")
         axes.set_xticks([group.value for group in groups], [f"{group.value:g}" for group in groups])

@@ -16,7 +16,10 @@ FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 KILLED, TIMEOUT, INTERRUPTED = "killed", "timeout", "interrupted"
 DONE = (FINISHED, DIVERGED)  # running these again would give the same result
 # Keys of summary.json that a row repeats.
-SUMMARY_KEYS = ("probe_accuracy", "untrained_probe_accuracy", "knn_accuracy", "wall_seconds", "cpu_seconds", "steps")
+SUMMARY_KEYS = (
+    "probe_held_out_accuracy", "untrained_probe_held_out_accuracy", "probe_accuracy", "untrained_probe_accuracy",
+    "knn_accuracy", "wall_seconds", "cpu_seconds", "steps",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,9 @@ class StudyRow:
     exit_code: int | None = None
     attempts: int = 0
     attempt_seconds: float = 0.0
-    probe_accuracy: float | None = None
+    probe_held_out_accuracy: float | None = None  # None in rows of earlier versions
+    untrained_probe_held_out_accuracy: float | None = None
+    probe_accuracy: float | None = None  # on the test split: nothing is chosen by it
     untrained_probe_accuracy: float | None = None
     knn_accuracy: float | None = None
     wall_seconds: float | None = None

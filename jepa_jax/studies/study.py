@@ -15,6 +15,7 @@ from typing import Any
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task, differing_entries
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, percent
 from jepa_jax.program.config import load_config
 from jepa_jax.studies.rows import DONE, FINISHED, INTERRUPTED, StudyRow, explain_exit, reached_epoch, with_results
@@ -180,9 +181,11 @@ def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout
 
 def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:
     finished = row.status == FINISHED
-    measured = [(r.probe_accuracy, r.name) for r in rows if r.status == FINISHED and r.probe_accuracy is not None]
+    accuracies = {r.name: getattr(r, SELECTION_KEY) for r in rows if r.status == FINISHED}
+    measured = [(accuracy, name) for name, accuracy in accuracies.items() if accuracy is not None]
     if measured:
         accuracy, name = max(measured)
-        progress.best = f"best {accuracy:.1f} % ({name})"
-    detail = f"{percent(row.probe_accuracy) if finished else row.reason}, {duration(row.attempt_seconds)}"
+        progress.best = f"best {accuracy:.1f} % held-out ({name})"
+    figures = f"{percent(getattr(row, SELECTION_KEY))} held-out, {percent(row.probe_accuracy)} test"
+    detail = f"{figures if finished else row.reason}, {duration(row.attempt_seconds)}"
     progress.report(row.name, row.status, detail, pace=row.attempt_seconds / row.epochs if finished else None)

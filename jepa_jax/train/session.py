@@ -14,6 +14,7 @@ import numpy as np
 
 from jepa_jax.base.errors import Diverged
 from jepa_jax.base.files import write_json
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
 from jepa_jax.evals.evaluators import measured_baselines
@@ -32,7 +33,7 @@ from jepa_jax.train.sinks import Sink, open_sinks
 FINITE = ("loss", "grad_norm", "update_norm")  # metrics that must be: they tell whether a step's result is
 # Final figures that every summary has; null if the data or the method does not provide them.
 FINAL_FIGURES = (
-    "probe_accuracy", "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
+    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
     "probe_test_images", "effective_rank", "lidar",
 )  # fmt: skip
 
@@ -238,7 +239,7 @@ class Session:
         progress = loop.progress
         summary = {
             "status": status,
-            **dict.fromkeys(("untrained_probe_accuracy", "untrained_knn_accuracy")),
+            **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),
             **progress.untrained.get("classification", {}),
             "images_per_sec": self._images_per_sec(progress),
             **self._usage.totals(),

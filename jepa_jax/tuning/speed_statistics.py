@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from jepa_jax.base.intervals import CONFIDENCE, NORMAL_95, student_quantile
+
 FASTER, SLOWER, SAME = "faster", "slower", "same within noise"
 UNKNOWN = "unknown: too few repeats"
 ROUNDING = 1e-9  # log-ratios below this are rounding errors
@@ -81,8 +82,7 @@ class SpeedModel:
 
     def repeats_to_resolve(self, share: float) -> int:
         """Returns about how many repeats show a relative difference of `share` in half of all sweeps."""
-        normal = 1.96
-        return max(2, math.ceil(2 * self.variance * (normal / math.log1p(share)) ** 2))
+        return max(2, math.ceil(2 * self.variance * (NORMAL_95 / math.log1p(share)) ** 2))
 
     def effect(self, row: Measured) -> float:
         """Returns the logarithm of a row's speed without the effect of its rounds, up to a constant."""
@@ -105,13 +105,6 @@ class SpeedModel:
         low, high = value - half, value + half
         verdict = FASTER if low > ROUNDING else SLOWER if high < -ROUNDING else SAME
         return SpeedRatio(math.exp(value), math.exp(low), math.exp(high), verdict)
-
-
-def student_quantile(freedom: float, level: float = CONFIDENCE) -> float:
-    """Returns Student's t that leaves (1 - level) / 2 above it."""
-    from scipy import special  # scipy.stats takes half a second to import
-
-    return float(special.stdtrit(freedom, (1 + level) / 2))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -27,7 +27,10 @@ from tests.stepping import build_program
 from tests.tiny import tiny_config
 
 UNTRAINED, FIRST, LAST = Moment(Stage.UNTRAINED, 0, 0), Moment(Stage.EPOCH, 6, 1), Moment(Stage.FINAL, 12, 2)
-NEEDS_LABELS = {"probe_accuracy", "knn_accuracy", "online_probe_accuracy", "probe_train_images", "probe_test_images"}
+NEEDS_LABELS = {
+    "probe_accuracy", "probe_held_out_accuracy", "knn_accuracy", "online_probe_accuracy", "probe_train_images",
+    "probe_test_images",
+}  # fmt: skip
 
 
 def context_of(config):
@@ -134,6 +137,16 @@ def test_with_labels_nothing_is_none():
     assert figures.keys() == NEEDS_LABELS | {"feature_dim"} and None not in figures.values()
     assert (figures["probe_train_images"], figures["probe_test_images"]) == (96, 32)
     assert set(classification.run(state, FIRST)) <= {"online_probe_accuracy", "knn_accuracy"}
+
+
+def test_the_held_out_accuracy_is_that_of_training_images():
+    context, state = context_of(tiny_config())
+    classification = build_evaluators(context)["classification"]
+    untrained, final = classification.run(state, UNTRAINED), classification.run(state, LAST)
+    # A tenth of 96 images is 10 images: a multiple of 10 %, which 32 test images give for 0, 50 and 100 % alone.
+    for share in (untrained["untrained_probe_held_out_accuracy"], final["probe_held_out_accuracy"]):
+        assert share % 10 == pytest.approx(0, abs=1e-9)
+    assert classification.in_words(untrained).count("%") == 2  # the terminal shows probe and k-NN
 
 
 def test_lidar_needs_random_views():

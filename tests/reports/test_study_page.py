@@ -2,9 +2,19 @@
 
 import pathlib
 
+import pytest
+
 from jepa_jax.reports.page import render
-from jepa_jax.reports.study_page import study_markdown, study_page, study_table, write_plot, write_tables
-from jepa_jax.studies.findings import find
+from jepa_jax.reports.study_page import (
+    means,
+    study_charts,
+    study_markdown,
+    study_page,
+    study_table,
+    write_plot,
+    write_tables,
+)
+from jepa_jax.studies.findings import find, group_rows
 from jepa_jax.studies.rows import StudyRow
 from jepa_jax.studies.study import Study
 
@@ -12,8 +22,15 @@ from jepa_jax.studies.study import Study
 def make_rows():
     rows = [
         StudyRow(
-            f"lr{lr}_{seed}", lr, 5, seed, "finished", probe_accuracy=60 + 10 * lr + seed, untrained_probe_accuracy=30.0
-        )
+            f"lr{lr}_{seed}",
+            lr,
+            5,
+            seed,
+            "finished",
+            probe_held_out_accuracy=60 + 10 * lr + seed,
+            untrained_probe_held_out_accuracy=30.0,
+            probe_accuracy=90 - 10 * lr,
+        )  # fmt: skip
         for lr in (0.1, 0.3)
         for seed in (0, 1)
     ]
@@ -26,9 +43,26 @@ def make_study(folder: pathlib.Path) -> Study:
 
 def test_columns_that_no_run_fills_are_left_out():
     header, cells = study_table(make_rows())
-    assert header == ["lr", "epochs", "seed", "status", "probe %", "untrained %", "reason"]
-    assert cells[0] == ["0.1", "5", "0", "finished", "61.00", "30.00", ""]
-    assert cells[-1] == ["20", "5", "0", "diverged", "", "", "lr = 20 | too <large>"]
+    assert header == ["lr", "epochs", "seed", "status", "held-out %", "untrained held-out %", "test %", "reason"]
+    assert cells[0] == ["0.1", "5", "0", "finished", "61.00", "30.00", "89.00", ""]
+    assert cells[-1] == ["20", "5", "0", "diverged", "", "", "", "lr = 20 | too <large>"]
+
+
+def test_charts_have_a_tick_at_every_rate_and_intervals_of_the_seeds():
+    probe, _ = study_charts("lr_search", make_rows())
+    (chart,) = probe.parts
+    assert [text for _, text in chart.x_ticks] == ["0.1", "0.3", "20"]
+    assert all(0 <= place <= 100 for place, _ in chart.x_ticks)  # also the rate that diverged
+    assert len(chart.bad_marks) == 1
+    # Two rates with two seeds 1 apart: pooled variance .5, 2 degrees of freedom, t = 4.303.
+    _, means_, half_widths = means(group_rows(make_rows(), "lr"), "probe_held_out_accuracy")
+    assert means_[:2] == [61.5, 63.5] and half_widths[:2] == pytest.approx([4.3027 * 0.5] * 2, rel=1e-4)
+    assert sum(style == "interval" for style, _, _ in chart.layers[0].paths) == 2
+
+
+def test_without_seeds_there_are_no_intervals():
+    probe, _ = study_charts("lr_search", [row for row in make_rows() if row.seed == 0])
+    assert not any(style == "interval" for style, _, _ in probe.parts[0].layers[0].paths)
 
 
 def test_everything_is_written(tmp_path):

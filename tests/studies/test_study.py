@@ -63,7 +63,8 @@ if lr == 6:
     time.sleep(60)
 if lr == 5:
     sys.exit(0)
-summary = {"status": "finished", "probe_accuracy": 60 - 100 * abs(lr - .3) + int(flags["config.train.seed"]) / 10,
+held_out = 60 - 100 * abs(lr - .3) + int(flags["config.train.seed"]) / 10
+summary = {"status": "finished", "probe_held_out_accuracy": held_out, "probe_accuracy": 100 - held_out,
            "untrained_probe_accuracy": 30.5, "knn_accuracy": float("nan"), "wall_seconds": 2.0 * epochs,
            "cpu_seconds": 3.0 * epochs, "steps": 10 * epochs}
 (workdir / "summary.json").write_text(json.dumps(summary))
@@ -133,7 +134,8 @@ def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
         0.3: ("finished", "", 0),
     }
     best = rows[-1]
-    assert (best.probe_accuracy, best.untrained_probe_accuracy, best.steps) == (60.0, 30.5, 20)
+    assert (best.probe_held_out_accuracy, best.probe_accuracy) == (60.0, 40.0)
+    assert (best.untrained_probe_accuracy, best.steps) == (30.5, 20)
     assert (best.wall_seconds, best.cpu_seconds, best.final_loss, best.knn_accuracy) == (4.0, 6.0, 0.5, None)
     assert rows[1].steps == 7 and rows[1].probe_accuracy is None
 
@@ -244,7 +246,10 @@ def test_lr_search_from_the_command_line(command, tmp_path):
     assert "optim.lr = 20: \\| too large; use: a = 1" in (tmp_path / "out" / "results.md").read_text()
     assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
     assert "Best learning rate: 0.3" in (tmp_path / "out" / "study.html").read_text()
-    assert "lr0.3_epochs2_seed1 · finished · 60.1 %" in said
+    # Test accuracies (60 % at 0.1, 40 % at 0.3) disagree with held-out ones (40 % and 60 %), which decide.
+    assert result["chosen_by"] == "probe_held_out_accuracy"
+    assert result["probe_held_out_accuracy"] == 60.05 and result["probe_accuracy"] == 39.95
+    assert "lr0.3_epochs2_seed1 · finished · 60.1 % held-out, 39.9 % test" in said
 
 
 def test_epoch_tradeoff_from_the_command_line(command):

@@ -21,6 +21,7 @@ from tests.runs import Silent, rows, run, unlabelled
 from tests.tiny import tiny_config
 
 SUMMARY_KEYS = {
+    "probe_held_out_accuracy", "untrained_probe_held_out_accuracy",
     "probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy", "online_probe_accuracy",
     "feature_dim", "images_per_sec", "wall_seconds", "cpu_seconds", "steps", "epochs", "peak_memory_bytes",
     "compilations", "params_sha256", "status", "effective_rank", "lidar", "collapse_warning", "skipped_images",
@@ -238,6 +239,7 @@ def test_without_labels_everything_but_accuracies_is_measured(tmp_path, channels
     summary = run(tmp_path / "run", console, **unlabelled(tmp_path, channels))
     assert "no labels" in console.lines[4]
     missing = {"probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy"}
+    missing |= {"probe_held_out_accuracy", "untrained_probe_held_out_accuracy"}
     missing |= {"online_probe_accuracy", "probe_train_images", "probe_test_images", "collapse_warning"}
     assert summary.keys() == SUMMARY_KEYS
     assert {name for name, value in summary.items() if value is None} == missing
