@@ -2,10 +2,15 @@
 
     jepa-jax train --config=ijepa_in1k_vitb --workdir=runs/ijepa_vitb --config.data.dir=DIR
 
-DIR holds imagenet2012 prepared for tensorflow-datasets. Schedules, masks and sizes are those of the I-JEPA paper for
-this encoder; unlike it, images are mirrored at random and crops are taken from a centre crop. For 8 GPUs; `jepa-jax
-plan --config=ijepa_in1k_vitb` says what fits yours. Never trained here: no accuracy is claimed.
+DIR holds imagenet2012 prepared for tensorflow-datasets. For 8 GPUs. Never trained here: no accuracy is claimed.
+
+Shared with I-JEPA's released ImageNet configs: rate, weight decay and EMA with their schedules, batch, sizes of masks,
+crops of 30 to 100 % of the area, no flip, no colour. Predictor and number of epochs are the paper's for ViT-B/16. Not
+shared: crops come from a centre crop instead of the whole photograph, masks have fixed counts of patches, one pass
+predicts all targets, and initial weights follow Xavier's rule.
 """
+
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 def get_config() -> dict:
@@ -17,16 +22,16 @@ def get_config() -> dict:
             image_size=224,
             batch_size=2048,
             num_workers=16,
-            augment=dict(crop=dict(scale=(0.3, 1.0)), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+            augment=dict(crop=dict(scale=(0.3, 1.0)), flip=dict(probability=0.0), **IMAGENET),
         ),
         optim=dict(
             lr=1e-3,
+            warmup_lr=2e-4,
+            end_lr=1e-6,
             weight_decay=0.04,
             weight_decay_end=0.4,
             epochs=600.0,
             warmup_epochs=40.0,
-            warmup_lr=2e-4,
-            end_lr=1e-6,
         ),
         train=dict(precision="bfloat16"),
         eval=dict(weights="target", every_epochs=10, knn_every_epochs=50),

@@ -153,6 +153,24 @@ def test_an_unknown_key_suggests_the_right_one(wrong, right):
     assert nearest_key(wrong, flatten(tiny_config())) == right
 
 
+def test_recipes_that_stem_from_published_ones_have_their_values():
+    """The values are those of in1k_vith14_ep300.yaml (I-JEPA), default.yaml (EB-JEPA) and rapid's authors."""
+    ijepa = load_config("ijepa_in1k_vitb")
+    augment, optim, mask = ijepa.data.augment, ijepa.optim, ijepa.method.mask
+    random = ("flip", "jitter", "grayscale", "blur", "solarize")
+    assert {name: getattr(augment, name).probability for name in random} == dict.fromkeys(random, 0.0)
+    assert augment.crop.scale == (0.3, 1.0) and ijepa.data.batch_size == 16 * 128
+    assert (optim.lr, optim.warmup_lr, optim.end_lr, optim.warmup_epochs) == (1e-3, 2e-4, 1e-6, 40)
+    assert (optim.weight_decay, optim.weight_decay_end) == (0.04, 0.4)
+    assert (ijepa.method.ema_start, ijepa.method.ema_end, mask.num_targets, mask.min_context) == (0.996, 1.0, 4, 10)
+    assert (mask.target_scale, mask.target_aspect, mask.context_scale) == ((0.15, 0.2), (0.75, 1.5), (0.85, 1.0))
+    eb_jepa, rapid = load_config("image_jepa"), load_config("rapid")
+    assert (eb_jepa.method.std_weight, eb_jepa.method.cov_weight, eb_jepa.method.projector) == (1, 80, (2048,) * 3)
+    assert (eb_jepa.optim.lr, eb_jepa.optim.warmup_lr, eb_jepa.optim.epochs) == (0.3, 3e-5, 300)
+    assert (rapid.method.std_weight, rapid.method.cov_weight, rapid.method.projector) == (25, 1, (4096,) * 3)
+    assert (rapid.data.batch_size, rapid.optim.lr, rapid.optim.warmup_epochs) == (3072, 0.707, 5)
+
+
 def test_colour_needs_three_channels():
     grey = {"data__channels": 1, "data__augment__mean": (0.5,), "data__augment__std": (0.2,)}
     with pytest.raises(UserError) as error:
