@@ -231,6 +231,12 @@ class EvalConfig(Group):
     """What a run measures of its encoder."""
 
     weights: str = key("online", "the encoder as trained, or its slowly following copy", choices=("online", "target"))
+    pool: str = key(
+        "mean",
+        "features: mean of all cells or patches, of each quadrant (4 x the numbers), or the CLS token",
+        choices=("mean", "grid2", "cls"),
+        default_from="model.pool",
+    )
     every_epochs: int = key(1, "epochs between tests of the online probe; 0 = at the end only", least=0)
     knn_every_epochs: int = key(10, "epochs between tests of k-NN; 0 = at the end only", least=0)
     knn_k: int = key(20, "neighbours that vote", least=1)

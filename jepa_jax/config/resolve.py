@@ -108,7 +108,7 @@ def complete(parsed: Mapping[str, Any], known: Mapping[str, Entry]) -> dict[str,
     values = {**defaults, **parsed}
     for name, entry in known.items():
         if entry.key.default_from and name not in parsed:
-            values[name] = values[entry.key.default_from]
+            values[name] = values.get(entry.key.default_from, entry.key.default)
     return values
 
 

@@ -29,7 +29,7 @@ class Key:
       least, most: limits of a number, or of each number of a tuple.
       length: how many numbers a tuple has; None for any.
       increasing: whether a tuple is (smallest, largest).
-      default_from: dotted key whose value is the default, e.g. "data.batch_size".
+      default_from: dotted key whose value is the default, e.g. "data.batch_size"; `default` where there is no such key.
       variants: further keys by choice.
     """
 

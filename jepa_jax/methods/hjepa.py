@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
@@ -28,6 +27,7 @@ from jepa_jax.methods.contract import Batch, Output, Terms
 from jepa_jax.methods.image_method import EncoderWith, Images
 from jepa_jax.methods.masked import JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
+from jepa_jax.models.pooling import EncoderOutputs, area_means
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, layer_norm, linear
@@ -157,18 +157,20 @@ class HJepa(JepaMethod):
                 z = jnp.stack([image_feature(context), image_feature(other)])
                 regulariser, more = self._regulariser(z, slice_key)
                 loss, terms = loss + self.config.regulariser_weight * regulariser, terms | more
-        return Output(loss, terms, image_feature(goal))
+        return Output(loss, terms, self.probe_features(goal))
 
     def features(
         self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
     ) -> Float[Array, "b d"]:
-        """Returns the mean over a level's cells: of the encoder's patches at level 0, of its head's outputs above.
+        """Returns pooled cells of a level: the encoder's patches at level 0, its head's outputs above.
 
-        Without `normalised`, that of the encoder's patches, at any level.
+        Without `normalised`, the encoder's patches, at any level.
         """
-        del train
-        patches = model.encoder.patches(self.whole(batch["image"], self.view_size), normalised=normalised)
-        return image_feature(model.hierarchy(patches)[level] if normalised and level else patches)
+        if not (normalised and level):
+            return super().features(model, batch, normalised=normalised, train=train)
+        patches = model.encoder.patches(self.whole(batch["image"], self.view_size))
+        side = level_side(self.grid, level)
+        return self.pooled(EncoderOutputs(model.hierarchy(patches)[level].reshape(len(patches), side, side, -1)))
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, all targets, and the view as each coarser level sees it."""
@@ -235,16 +237,5 @@ def level_side(grid: int, level: int) -> int:
 
 def resample(cells: Tokens, side: int, new_side: int) -> Float[Array, "b m d"]:
     """Returns square maps with another number of cells per side, each the mean over the area it covers."""
-    if side == new_side:
-        return cells
-    weights = jnp.asarray(area_weights(side, new_side), cells.dtype)
     square = cells.reshape(len(cells), side, side, cells.shape[-1])
-    pooled = jnp.einsum("ih,jw,bhwd->bijd", weights, weights, square)
-    return pooled.reshape(len(cells), new_side**2, cells.shape[-1])
-
-
-def area_weights(size: int, new_size: int) -> np.ndarray:
-    """Returns which part of each new interval the old ones cover [new_size, size]; 14 to 4 gives intervals of 3.5."""
-    old, new = np.arange(size + 1) / size, np.arange(new_size + 1) / new_size
-    overlap = np.minimum(new[1:, None], old[None, 1:]) - np.maximum(new[:-1, None], old[None, :-1])
-    return np.maximum(overlap, 0).astype(np.float32) * new_size
+    return area_means(square, new_side).reshape(len(cells), new_side**2, cells.shape[-1])

@@ -64,7 +64,7 @@ class IJepa(JepaMethod):
             predicted = model.predictor(context, masks.context, wanted)
         with jax.named_scope("loss"):
             loss = prediction_loss(predicted, take_tokens(standardised(goal), wanted))
-        return Output(loss, {}, jnp.mean(goal, axis=1).astype(jnp.float32))
+        return Output(loss, {}, self.probe_features(goal))
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, and each of the target blocks."""

@@ -68,11 +68,11 @@ class ImageJepa(ImageMethod):
         return self.views(batch["image"], key, self.config.views)
 
     def _embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b f"], Float[Array, "b d"]]:
-        """Returns features and their projection; both update batch statistics."""
+        """Returns features for the online probe, and embeddings; both update batch statistics."""
         with jax.named_scope("encoder"):
-            features = model.encoder(view, train=True)
+            projected, features = self.encode(model.encoder, view)
         with jax.named_scope("projector"):
-            return features, model.projector(features, train=True)
+            return features, model.projector(projected, train=True)
 
     def _objective(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         config = self.config

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.data.augment import augment_views, normalise, whole_view
 from jepa_jax.methods.contract import Batch, Method
+from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES, build_encoder
 
 Images = UInt8[Array, "b H W c"]
@@ -71,18 +72,29 @@ class ImageMethod(Method):
         """
         del level
         encoder = model.encoder
-        if getattr(encoder, "evaluated_at_view_size", False):
-            view = self.whole(batch["image"], self.view_size)
-            return encoder(view, train=train, normalised=normalised).astype(jnp.float32)
-        return encoder(self.whole(batch["image"]), train=train).astype(jnp.float32)
+        view_size = self.view_size if getattr(encoder, "evaluated_at_view_size", False) else None
+        view = self.whole(batch["image"], view_size)
+        if not hasattr(encoder, "outputs"):
+            return encoder(view, train=train).astype(jnp.float32)
+        return self.pooled(encoder.outputs(view, train=train, normalised=normalised))
+
+    def pooled(self, outputs: EncoderOutputs) -> Features:
+        """Returns the features that `eval.pool` makes of an encoder's outputs."""
+        return pooled(outputs, self.run_config.eval.pool)
+
+    def encode(self, encoder: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b d"], Features]:
+        """Returns what a projector reads of a view in training, and what the online probe reads of the same pass."""
+        if not hasattr(encoder, "outputs"):
+            features = encoder(view, train=True)
+            return features, features
+        outputs = encoder.outputs(view, train=True)
+        return pooled(outputs, encoder.pool), self.pooled(outputs)
 
     def feature_map(self, model: Any, batch: Batch) -> Float[Array, "b rows columns f"] | None:
         """Returns features of each patch; None for an encoder without a grid of patches."""
         if not hasattr(model.encoder, "patches"):
             return None
-        patches = model.encoder.patches(self.whole(batch["image"], self.view_size)).astype(jnp.float32)
-        grid = model.encoder.grid
-        return patches.reshape(len(patches), grid, grid, -1)
+        return model.encoder.outputs(self.whole(batch["image"], self.view_size)).cells.astype(jnp.float32)
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns two random views of each image."""

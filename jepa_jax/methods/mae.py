@@ -74,14 +74,16 @@ class MaskedAutoencoder(MaskedMethod):
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
         visible, hidden = random_split(mask_key, len(view), self.tokens, self.visible_tokens)
-        outputs, painted = self._paint(model, view, visible, hidden)
+        painted = self._paint(model, view, visible, hidden)
         with jax.named_scope("loss"):
             wanted = take_tokens(patchify(view, self.patch_size), hidden)
             if self.config.norm_pix:
                 mean, deviation = patch_statistics(wanted)
                 wanted = (wanted - mean) / deviation
             loss = jnp.mean(jnp.square(painted.astype(jnp.float32) - wanted))
-        return Output(loss, {}, model.encoder.pooled(outputs).astype(jnp.float32))
+        # No features for the online probe: it would be trained on a quarter of the patches, and of other weights, than
+        # those that it is scored on, and whole images would double the cost of a step.
+        return Output(loss, {})
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view and what the encoder sees of it."""
@@ -105,19 +107,19 @@ class MaskedAutoencoder(MaskedMethod):
 
         A model of normalised patches predicts their pattern, not their mean and deviation, which come from the image.
         """
-        _, painted = self._paint(model, view, visible, hidden)
-        painted = painted.astype(jnp.float32)
+        painted = self._paint(model, view, visible, hidden).astype(jnp.float32)
         if self.config.norm_pix:
             mean, deviation = patch_statistics(take_tokens(patchify(view, self.patch_size), hidden))
             painted = painted * deviation + mean
         return painted
 
-    def _paint(self, model: Any, view: View, visible: Places, hidden: Places) -> tuple[Float[Array, "b k d"], Patches]:
-        """Returns the encoder's outputs (CLS in front if there is one) and the decoder's patches at `hidden`."""
+    def _paint(self, model: Any, view: View, visible: Places, hidden: Places) -> Patches:
+        """Returns the decoder's patches at `hidden`; as in the original, it also reads a CLS token."""
         with jax.named_scope("encoder"):
             outputs = model.encoder.encode(model.encoder.embed(view, visible))
         with jax.named_scope("predictor"):
-            return outputs, model.decoder(outputs[:, model.encoder.num_cls :], visible, hidden)
+            leading, context = jnp.split(outputs, [model.encoder.num_cls], axis=1)
+            return model.decoder(context, visible, hidden, leading=leading)
 
 
 def patch_statistics(patches: Patches) -> tuple[Float[Array, "b n 1"], Float[Array, "b n 1"]]:

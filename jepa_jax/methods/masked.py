@@ -13,8 +13,9 @@ from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key, subgroup
 from jepa_jax.methods import schedules
 from jepa_jax.methods.contract import Ema
-from jepa_jax.methods.image_method import ImageMethod, Images
+from jepa_jax.methods.image_method import Features, ImageMethod, Images
 from jepa_jax.methods.masking import BlockMasks, MaskConfig, covers
+from jepa_jax.models.pooling import EncoderOutputs
 from jepa_jax.models.vit import VitConfig, patchify, unpatchify
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
@@ -55,6 +56,8 @@ class JepaConfig(MaskedConfig):
     def problems(self, config: Config) -> Iterator[Problem]:
         if getattr(config.model, "pool", "mean") != "mean":
             yield Problem("model.pool", f"{config.method.name} learns patch features; use mean")
+        if config.eval.pool == "cls":
+            yield Problem("eval.pool", f"{config.method.name} trains no CLS output; use mean or grid2")
 
 
 def width_problem(group: str, width: int, heads: int) -> Iterator[Problem]:
@@ -104,3 +107,12 @@ class JepaMethod(MaskedMethod):
         with jax.named_scope("target"):
             patches = (target if kind == "ema" else model).encoder.patches(view)
             return patches if kind == "shared" else jax.lax.stop_gradient(patches)
+
+    def probe_features(self, goal: Float[Array, "b n d"]) -> Features | None:
+        """Returns what the online probe reads of the predicted patches; None if other weights are evaluated.
+
+        With `method.target = ema` and `eval.weights = online`, features would take another pass over whole images.
+        """
+        if (self.config.target == "ema") != (self.run_config.eval.weights == "target"):
+            return None
+        return self.pooled(EncoderOutputs(goal.reshape(len(goal), self.grid, self.grid, -1)))

@@ -17,6 +17,7 @@ from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Problem, key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.resnet import ConvNorm
 
 RIDGE = 0.1  # of the mean eigenvalue, added to each: keeps noise directions from being blown up
@@ -77,6 +78,7 @@ class PatchNet(nnx.Module):
     """Maps images to `widths[-1]` features: stem, 3x3, pool, 3x3 ..., 1x1, mean over the map."""
 
     Keys = PatchNetConfig
+    pool, pools = "mean", ("mean", "grid2")
 
     def __init__(
         self,
@@ -111,7 +113,11 @@ class PatchNet(nnx.Module):
             widths=config.widths, dtype=dtype, rngs=rngs,
         )  # fmt: skip
 
-    def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b f"]:
+    def outputs(
+        self, images: Float[Array, "b h w c"], *, train: bool = False, normalised: bool = True
+    ) -> EncoderOutputs:
+        """See `jepa_jax.models.registry.Encoder`."""
+        del normalised
         filters = self.filters[...].astype(self.dtype)
         x = conv2d(images.astype(self.dtype), filters, stride=self.stride, padding=self.padding)
         x = jax.nn.relu(self.stem_norm(x, train=train))
@@ -119,4 +125,7 @@ class PatchNet(nnx.Module):
             x = layer(x, train)
             if i == 0:
                 x = max_pool(x, window=2, stride=2)
-        return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+        return EncoderOutputs(x)
+
+    def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b f"]:
+        return pooled(self.outputs(images, train=train), self.pool)

@@ -49,16 +49,25 @@ class Predictor(nnx.Module):
         context_at: Integer[Array, "b n"],
         asked_at: Integer[Array, "b m"],
         *,
+        leading: Float[Array, "b l inputs"] | None = None,
         with_context: bool = False,
     ) -> Float[Array, "b k outputs"]:
-        """Returns outputs at `asked_at`; `with_context` puts those at `context_at` in front."""
+        """Returns outputs at `asked_at`; `with_context` puts those at `context_at` in front.
+
+        Args:
+          leading: tokens without a place, such as CLS, that are read beside the context.
+        """
         batch, length = context_at.shape
         positions = jnp.broadcast_to(sincos_positions(self.grid, self.width), (batch, self.grid**2, self.width))
+        skipped = 0 if leading is None else leading.shape[1]
+        if leading is not None:
+            context = jnp.concatenate([leading, context], axis=1)
         if self.embed is not None:
             context = self.embed(context)
         if self.context_token is not None:
             context = context + self.context_token[...].astype(context.dtype)
-        context = context + take_tokens(positions, context_at).astype(context.dtype)
+        places = jnp.pad(take_tokens(positions, context_at), ((0, 0), (skipped, 0), (0, 0)))
+        context = context + places.astype(context.dtype)
         asked = (self.mask_token[...] + take_tokens(positions, asked_at)).astype(context.dtype)
         x = run_blocks(self.blocks, jnp.concatenate([context, asked], axis=1), remat=self.remat)
-        return self.out(self.norm(x if with_context else x[:, length:]))
+        return self.out(self.norm(x[:, skipped + (0 if with_context else length) :]))

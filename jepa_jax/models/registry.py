@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jepa_jax.base.classes import find_class
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 
 MODELS = {
@@ -19,7 +20,12 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class Encoder(Protocol):
-    """An nnx.Module that maps normalised images [B, H, W, C] to features [B, feature_dim]."""
+    """An nnx.Module that maps normalised images [B, H, W, C] to features [B, feature_dim].
+
+    An encoder that can be pooled in other ways than its own also has `outputs(images, *, train=False,
+    normalised=True) -> EncoderOutputs`, `pools`, the values of `eval.pool` that it allows, and `pool`, the one that
+    `__call__` uses. Without `normalised`, outputs are those before a last layer norm, if there is one.
+    """
 
     Keys: ClassVar[type[NamedGroup]]  # its keys of the `model` group
     feature_dim: int
@@ -49,7 +55,7 @@ def model_config(name: str) -> type[NamedGroup]:
 
 def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rngs) -> Any:
     """Returns the encoder that `config.model` describes, for views of `config.data.view_size` pixels."""
-    return find_class("model.name", config.model.name, MODELS).from_config(
+    encoder = find_class("model.name", config.model.name, MODELS).from_config(
         config.model,
         sample,
         view_size=config.data.view_size,
@@ -57,3 +63,10 @@ def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rng
         remat=config.train.remat == "full",
         rngs=rngs,
     )
+    pools = getattr(encoder, "pools", ("mean",))
+    if config.eval.pool not in pools:
+        raise UserError(
+            f"config.eval.pool = {config.eval.pool!r}: the outputs of model.name = {config.model.name} cannot be "
+            f"pooled like that; use {' or '.join(pools)}"
+        )
+    return encoder

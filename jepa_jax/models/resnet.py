@@ -13,6 +13,7 @@ from jepa_jax.config.groups import NamedGroup
 from jepa_jax.config.schema import key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.pooling import EncoderOutputs, pooled
 
 SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
     "resnet10": ((1, 1, 1, 1), False),
@@ -88,6 +89,7 @@ class ResNet(nnx.Module):
     """Maps images to the mean over the last feature map."""
 
     Keys = ResNetConfig
+    pool, pools = "mean", ("mean", "grid2")
 
     def __init__(
         self,
@@ -136,7 +138,9 @@ class ResNet(nnx.Module):
             dtype=dtype, remat=remat, rngs=rngs,
         )  # fmt: skip
 
-    def __call__(self, images: Map, *, train: bool = False) -> Float[Array, "b f"]:
+    def outputs(self, images: Map, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
+        """See `jepa_jax.models.registry.Encoder`."""
+        del normalised
         x = self.stem(images, train)
         if self.imagenet_stem:
             x = max_pool(x, window=3, stride=2, padding=1)
@@ -145,4 +149,7 @@ class ResNet(nnx.Module):
             run = nnx.remat(run)
         for block in self.blocks:
             x = run(block, x)
-        return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+        return EncoderOutputs(x)
+
+    def __call__(self, images: Map, *, train: bool = False) -> Float[Array, "b f"]:
+        return pooled(self.outputs(images, train=train), self.pool)

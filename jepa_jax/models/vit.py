@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.tokens import take_tokens
 
 Images = Float[Array, "b h w c"]
@@ -47,7 +48,7 @@ class VitConfig(NamedGroup):
         "vit_tiny", "size of the encoder; vit takes its own", variants={**dict.fromkeys(SIZES), "vit": CustomVitKeys}
     )
     patch_size: int = key(8, "pixels per side of a patch", least=1)
-    pool: str = key("mean", "features are the CLS token or the mean of patches", choices=("cls", "mean"))
+    pool: str = key("mean", "what a projector reads: the CLS token or the mean of patches", choices=("cls", "mean"))
     cls_token: bool = key(True, "whether there is a token beside those of the patches")
     positions: str = key("learned", "trained, or fixed sines and cosines", choices=("learned", "sincos"))
 
@@ -112,6 +113,7 @@ class ViT(nnx.Module):
     ):
         self.image_size, self.patch_size, self.pool, self.remat = image_size, patch_size, pool, remat
         self.feature_dim = width
+        self.pools = ("mean", "grid2", "cls") if cls_token else ("mean", "grid2")
         self.grid = image_size // patch_size
         self.num_cls = int(cls_token)
         initial = nnx.initializers.truncated_normal(0.02)
@@ -159,13 +161,16 @@ class ViT(nnx.Module):
         """Returns outputs of the patches alone."""
         return self.encode(self.embed(images, keep), normalised=normalised)[:, self.num_cls :]
 
-    def __call__(self, images: Images, *, train: bool = False, normalised: bool = True) -> Float[Array, "b d"]:
+    def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
+        """See `jepa_jax.models.registry.Encoder`."""
         del train  # no dropout, no batch statistics
-        return self.pooled(self.encode(self.embed(images), normalised=normalised))
+        tokens = self.encode(self.embed(images), normalised=normalised)
+        rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
+        cells = tokens[:, self.num_cls :].reshape(len(images), rows, columns, self.feature_dim)
+        return EncoderOutputs(cells, tokens[:, 0] if self.num_cls else None)
 
-    def pooled(self, outputs: Tokens) -> Float[Array, "b d"]:
-        """Returns one vector per image from what `encode` gave."""
-        return outputs[:, 0] if self.pool == "cls" else jnp.mean(outputs[:, self.num_cls :], axis=1)
+    def __call__(self, images: Images, *, train: bool = False) -> Float[Array, "b d"]:
+        return pooled(self.outputs(images, train=train), self.pool)
 
     def _positions(self, grid: int) -> Float[Array, "1 patches d"]:
         """Returns the positions of `grid` patches per side, without that of CLS."""

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from jepa_jax.losses.jepa import prediction_loss, smooth_l1, standardised
-from jepa_jax.methods.hjepa import area_weights, level_side, resample
+from jepa_jax.methods.hjepa import level_side, resample
+from jepa_jax.models.pooling import area_weights
 from jepa_jax.models.vit import patchify, sincos_positions, unpatchify
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.describe import describe
@@ -173,6 +174,50 @@ def test_reconstructions_keep_what_was_visible(norm_pix):
     assert np.all(shown.sum(axis=1) == 16)  # a quarter of 64
     np.testing.assert_array_equal(np.asarray(patchify(view, 2))[shown], np.asarray(patchify(painted, 2))[shown])
     assert not np.allclose(np.asarray(patchify(view, 2))[~shown], np.asarray(patchify(painted, 2))[~shown])
+
+
+def test_the_cls_output_of_an_autoencoder_is_trained():
+    program = build_program(tiny_masked_config("mae", model__pool="cls"))
+    state = program.factory.create(0, BATCH)
+    params = state.params["model"]
+    # Without attention in the encoder, the CLS token reaches nothing but its own output.
+    mixing = params["encoder"]["blocks"][0]["attention"]["out"]
+    mixing.update(kernel=jnp.zeros_like(mixing["kernel"]))
+
+    def loss(params):
+        model = program.factory.merge(params, state.stats)
+        return program.method.loss(model, None, {"image": jnp.asarray(IMAGES)}, jax.random.key(0), jnp.int32(0)).loss
+
+    gradient = jax.jit(jax.grad(loss))(params)["encoder"]
+    assert jnp.any(gradient["cls_token"]) and jnp.any(gradient["position"][:, 0])
+
+
+@pytest.mark.parametrize(
+    "method, options, evaluated",
+    [
+        ("ijepa", dict(eval__weights="target", eval__pool="grid2"), "target"),
+        ("ijepa", dict(eval__weights="online"), None),
+        ("ijepa", dict(eval__weights="online", method__target="online"), "model"),
+        ("hjepa", dict(eval__weights="target"), "target"),
+        ("hjepa", dict(eval__weights="online"), None),
+        ("mae", dict(eval__weights="online"), None),
+        ("mae", dict(eval__weights="target"), None),
+    ],
+)
+def test_the_online_probe_reads_what_is_evaluated_or_nothing(method, options, evaluated):
+    config = changed_config(tiny_masked_config(method, **options), STILL)
+    program = build_program(config)
+    models = {"model": model_of(program, 0), "target": model_of(program, 1)}
+
+    def read(model, target, images):
+        return program.method.loss(model, target, {"image": images}, jax.random.key(0), jnp.int32(0)).features
+
+    if evaluated is None:
+        assert nnx.eval_shape(read, models["model"], models["target"], jnp.asarray(IMAGES)) is None
+    else:
+        features = nnx.jit(program.method.features)(models[evaluated], {"image": IMAGES})
+        seen = nnx.jit(read)(models["model"], models["target"], IMAGES)
+        np.testing.assert_allclose(seen, features, rtol=1e-4, atol=1e-5)
 
 
 def test_patches_come_back_in_place_and_positions_are_distinct():

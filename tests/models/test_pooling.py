@@ -1,0 +1,82 @@
+"""Pooling of encoder outputs: closed forms, float32 whatever the encoder computes in, refusals by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.pooling import EncoderOutputs, pooled
+from jepa_jax.program.config import load_config
+from tests.stepping import BATCH, IMAGES, build_program, model_of
+from tests.tiny import tiny_config, tiny_masked_config
+
+VIT = dict(model__name="vit", model__width=16, model__depth=1, model__heads=2, model__patch_size=4)
+
+
+def test_quadrants_are_concatenated_row_by_row_and_a_middle_row_counts_half_in_each():
+    even = EncoderOutputs(jnp.arange(16.0).reshape(1, 4, 4, 1))
+    np.testing.assert_allclose(pooled(even, "grid2")[0], [2.5, 4.5, 10.5, 12.5])
+    rows = EncoderOutputs(jnp.broadcast_to(jnp.array([0.0, 3.0, 9.0])[None, :, None, None], (1, 3, 3, 2)))
+    upper, lower = (0 + 3 / 2) / 1.5, (3 / 2 + 9) / 1.5
+    np.testing.assert_allclose(pooled(rows, "grid2")[0], [upper] * 4 + [lower] * 4, rtol=1e-6)
+    np.testing.assert_allclose(pooled(rows, "mean"), [[4.0, 4.0]])
+
+
+def test_patches_in_bfloat16_are_pooled_in_float32():
+    program = build_program(tiny_masked_config("ijepa", train__precision="bfloat16"))
+    model = model_of(program)
+    # Not compiled: XLA may keep more digits than bfloat16 has between two operations that it fuses.
+    batch = {"image": jnp.asarray(IMAGES)}
+    patches = model.encoder.patches(program.method.whole(batch["image"]))
+    features = program.method.features(model, batch)
+    assert patches.dtype == jnp.bfloat16 and features.dtype == jnp.float32
+    np.testing.assert_allclose(features, np.asarray(patches, np.float64).mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["mean", "grid2", "cls"])
+def test_the_pool_of_evaluation_is_that_of_the_features_and_of_the_online_probe(pool):
+    program = build_program(tiny_config(**VIT, eval__pool=pool))
+    model = model_of(program)
+    features = nnx.jit(program.method.features)(model, {"image": IMAGES})
+    tokens = nnx.jit(lambda m, x: m.encoder.encode(m.encoder.embed(program.method.whole(x))))(model, IMAGES)
+    cells = np.asarray(tokens[:, 1:]).reshape(16, 2, 2, 2, 2, 16)  # quadrant row, row, quadrant column, column
+    expected = {"mean": cells.mean((1, 2, 3, 4)), "cls": tokens[:, 0], "grid2": cells.mean((2, 4)).reshape(16, 64)}
+    np.testing.assert_allclose(features, expected[pool], rtol=1e-4, atol=1e-5)
+    _, metrics = jax.eval_shape(program.train_step, program.factory.abstract, shapes())
+    assert metrics["probe_accuracy"].shape == ()
+    assert program.factory.abstract.params["probe"]["kernel"].shape == (64 if pool == "grid2" else 16, 10)
+
+
+def test_the_loss_does_not_depend_on_the_pool_of_evaluation():
+    def loss(pool):
+        program = build_program(tiny_config(eval__pool=pool))
+        step = nnx.jit(program.method.loss)
+        return float(step(model_of(program), None, {"image": IMAGES}, jax.random.key(0), jnp.int32(0)).loss)
+
+    assert loss("mean") == pytest.approx(loss("grid2"), rel=1e-5)
+
+
+def test_the_default_is_the_pool_of_the_model():
+    assert load_config("mae_quickstart", {"model.pool": "cls"}).eval.pool == "cls"
+    assert load_config("mae_quickstart").eval.pool == load_config("quickstart").eval.pool == "mean"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [dict(), dict(**VIT, model__cls_token=False), dict(model__name="tests.methods.test_user_method:MeanColour")],
+    ids=["convolutional", "without CLS", "own encoder"],
+)
+def test_a_pool_that_an_encoder_cannot_give_is_refused_by_name(config):
+    with pytest.raises(UserError, match=r"config.eval.pool = 'cls': .*model.name = .*; use mean"):
+        build_program(tiny_config(**config, eval__pool="cls"))
+
+
+def test_a_method_that_trains_no_cls_output_refuses_it():
+    with pytest.raises(UserError, match=r"config.eval.pool = 'cls': hjepa trains no CLS output; use mean or grid2"):
+        tiny_masked_config("hjepa", eval__pool="cls")
+
+
+def shapes():
+    return {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in BATCH.items()}
