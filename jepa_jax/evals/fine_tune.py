@@ -14,7 +14,7 @@ import optax
 
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
-from jepa_jax.evals.linear_probe import Standard, choose_penalty, top1
+from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
 from jepa_jax.evals.sources import Subset
 from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program
@@ -65,7 +65,8 @@ def fine_tune(
     train, test = sources
     fit_part, score_part = held_out_split(len(features.labels))
     standard = Standard.of(features.features)
-    _, start_accuracy, head = choose_penalty(standard(features.features), features.labels, num_classes)
+    x = standard(features.features)
+    _, start_accuracy, head = choose_penalty(x, features.labels, num_classes, gram_matrix(x))
     batch_size = fitting_batch(len(fit_part), sharding.mesh.size)
     steps_per_epoch = len(fit_part) // batch_size
     step, params, opt_state = make_step(encoder, head, standard, epochs * steps_per_epoch, flip)
@@ -117,7 +118,7 @@ def make_step(
     encoder: TunableEncoder, head: Any, standard: Standard, total_steps: int, flip: bool
 ) -> tuple[Callable[..., Any], Any, Any]:
     """Returns the compiled step, its first params {"model", "head"} and its first optimizer state."""
-    params = {"model": encoder.params, "head": jax.tree.map(jnp.asarray, head)}
+    params = {"model": encoder.params, "head": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), head)}
     schedules = {
         name: optax.warmup_cosine_decay_schedule(0.0, rate, max(1, round(WARMUP * total_steps)), total_steps + 1)
         for name, rate in (("model", ENCODER_RATE), ("head", HEAD_RATE))

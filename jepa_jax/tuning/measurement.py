@@ -31,7 +31,7 @@ from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
 from jepa_jax.evals.features import Split
 from jepa_jax.evals.knn import QUERIES, knn_accuracy
-from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax
+from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_matrix
 from jepa_jax.evals.sources import first
 from jepa_jax.profiling import memory_growth, monitor, peak
 from jepa_jax.profiling.accounting import Ledger
@@ -305,9 +305,10 @@ def evaluation_and_checkpoint(
 
 
 def evaluate_at_full_size(config: Any, num_images: int, width: int, num_classes: int) -> None:
-    """Runs k-NN on one block of queries and one iteration of the probe, with features of all train images."""
-    train = Split(np.ones([num_images, width], np.float32), np.zeros(num_images, np.int32))
+    """Runs k-NN on one block of queries and one fit of the probe, with equal features of all train images."""
+    labels = np.arange(num_images, dtype=np.int32) % num_classes
+    train = Split(np.ones([num_images, width], np.float32), labels)
     some = Split(train.features[:QUERIES], train.labels[:QUERIES])
     knn_accuracy(train, some, num_classes, k=config.knn_k, temperature=config.knn_temperature)
     standardised = Standard.of(train.features)(train.features)
-    fit_softmax(standardised, train.labels, num_classes, PENALTIES[0], iterations=1)["bias"].block_until_ready()
+    fit_softmax(standardised, train.labels, num_classes, PENALTIES[0], gram_matrix(standardised))

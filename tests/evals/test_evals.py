@@ -2,13 +2,24 @@
 
 import numpy as np
 import pytest
+import scipy.special
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
+from jepa_jax.base.errors import UserError
+from jepa_jax.evals import linear_probe as linear_probe_module
 from jepa_jax.evals.features import Split, held_out_split
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep, vote_accuracies
-from jepa_jax.evals.linear_probe import confusion_matrix, fit_softmax, linear_probe, top_k
+from jepa_jax.evals.linear_probe import (
+    Standard,
+    confusion_matrix,
+    fit_softmax,
+    gram_matrix,
+    linear_probe,
+    top1,
+    top_k,
+)
 
 
 def clusters(count, spread, seed):
@@ -30,14 +41,53 @@ def test_probe_is_within_a_point_of_logistic_regression():
     assert 60 < ours < 99  # neither chance nor trivial
 
 
-def test_solver_reaches_the_optimum():
-    x = ((TRAIN.features - TRAIN.features.mean(0)) / TRAIN.features.std(0)).astype(np.float32)
-    weights = fit_softmax(x, TRAIN.labels, 5, 1e-2, iterations=60)
-    logits = x @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
-    p = np.exp(logits - logits.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    gradient = x.T @ (p - np.eye(5)[TRAIN.labels]) / len(x) + 1e-2 * np.asarray(weights["kernel"])
-    assert np.abs(gradient).max() < 1e-4
+@pytest.fixture(scope="module", params=[1.0, 1e-3], ids=["well conditioned", "badly conditioned"])
+def hard_problem(request):
+    """Standardised features [600, 24], labels of four classes that overlap, and their Gram matrix."""
+    rng = np.random.default_rng(0)
+    scales = np.geomspace(1, request.param, 24)
+    features = rng.normal(size=(600, 24)) * scales @ np.linalg.qr(rng.normal(size=(24, 24)))[0]
+    features = Standard.of(features)(features).astype(np.float32)
+    labels = np.argmax(features @ rng.normal(size=(24, 4)) + 2 * rng.normal(size=(600, 4)), axis=1)
+    return features, labels, gram_matrix(features)
+
+
+def test_the_probe_equals_scikit_learn_at_weak_and_strong_penalties(hard_problem):
+    x, labels, gram = hard_problem
+    weights = None
+    for penalty in (1e-2, 1e-5):  # the second starts from the first, as in a probe
+        weights = fit_softmax(x, labels, 4, penalty, gram, weights)
+        their = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, solver="newton-cholesky")
+        their.fit(x.astype(np.float64), labels)
+
+        def objective(kernel, bias, penalty=penalty):
+            log_p = scipy.special.log_softmax(x.astype(np.float64) @ kernel + bias, axis=1)
+            return -np.mean(log_p[np.arange(len(x)), labels]) + penalty / 2 * np.sum(kernel**2)
+
+        best = objective(their.coef_.T, their.intercept_)
+        assert objective(weights["kernel"], weights["bias"]) == pytest.approx(best, rel=1e-5)
+        assert top1(weights, x, labels) == pytest.approx(100 * their.score(x, labels), abs=0.2)
+
+
+def test_a_fit_that_is_cut_short_says_so(hard_problem, monkeypatch):
+    x, labels, gram = hard_problem
+    monkeypatch.setattr(linear_probe_module, "MOST_ITERATIONS", 3)
+    with pytest.warns(UserWarning, match="linear probe: not solved after 3 iterations at penalty 1e-05"):
+        fit_softmax(x, labels, 4, 1e-5, gram)
+
+
+def test_one_label_and_equal_features_are_no_obstacle(recwarn):
+    x = np.zeros((50, 8), np.float32)
+    for labels in (np.zeros(50, int), np.arange(50) % 5):
+        weights = fit_softmax(x, labels, 5, 1e-5, gram_matrix(x))
+        assert not weights["kernel"].any() and np.isfinite(weights["bias"]).all()
+    assert not recwarn.list
+
+
+def test_features_that_are_not_finite_are_refused():
+    features = np.where(np.arange(16) == 3, np.inf, TRAIN.features)
+    with np.errstate(all="ignore"), pytest.raises(UserError, match="features are not finite"):
+        linear_probe(Split(features, TRAIN.labels), TEST, 5)
 
 
 def test_a_dead_dimension_changes_nothing():
