@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jepa_jax.config.schema import Group, key
+from jepa_jax.losses.cosine import unit
 
 Scalar = Float[Array, ""]
 
@@ -23,14 +24,10 @@ class InfoNceKeys(Group):
 def infonce_loss(z: Float[Array, "v b d"], *, temperature: float) -> tuple[Scalar, dict[str, Scalar]]:
     """Returns the cross-entropy over the global batch of cosine similarities / temperature, and its terms."""
     views, batch, _ = z.shape
-    z = _unit(z)
-    others = _unit((jnp.sum(z, axis=0) - z) / (views - 1))  # [V, B, D]
+    z = unit(z)
+    others = unit((jnp.sum(z, axis=0) - z) / (views - 1))  # [V, B, D]
     logits = jnp.einsum("vbd,vcd->vbc", z, others) / temperature
     own = jnp.diagonal(logits, axis1=1, axis2=2)  # [V, B]
     cross_entropy = jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own)
     found = jnp.mean(jnp.argmax(logits, axis=-1) == jnp.arange(batch))
     return cross_entropy, {"similarity": jnp.mean(own) * temperature, "retrieval": 100 * found}
-
-
-def _unit(x: Float[Array, "... d"]) -> Float[Array, "... d"]:
-    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)

@@ -9,6 +9,10 @@ METHODS = {
     "ijepa": "jepa_jax.methods.ijepa:IJepa",
     "hjepa": "jepa_jax.methods.hjepa:HJepa",
     "mae": "jepa_jax.methods.mae:MaskedAutoencoder",
+    "byol": "jepa_jax.methods.byol:Byol",
+    "simsiam": "jepa_jax.methods.simsiam:SimSiam",
+    "barlow_twins": "jepa_jax.methods.barlow_twins:BarlowTwins",
+    "dino": "jepa_jax.methods.dino:Dino",
 }
 
 

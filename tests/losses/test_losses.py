@@ -9,6 +9,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jepa_jax.losses.barlow_twins import barlow_twins_loss, batch_standardised
+from jepa_jax.losses.cosine import mean_cosine
+from jepa_jax.losses.dino import dino_loss
 from jepa_jax.losses.infonce import infonce_loss
 from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg, sigreg_loss
 from jepa_jax.losses.vicreg import invariance, off_diagonal_covariance, vicreg_loss
@@ -97,7 +100,51 @@ def test_infonce_of_two_orthogonal_images_has_a_closed_form():
     assert terms["retrieval"] == 100
 
 
-@pytest.mark.parametrize("name", ["vicreg", "sigreg", "bcs", "infonce"])
+def test_the_cosine_ignores_lengths():
+    a, b = jnp.array([[3.0, 0.0], [0.0, 2.0]]), jnp.array([[0.5, 0.0], [1.0, 1.0]])
+    np.testing.assert_allclose(mean_cosine(a, b), (1 + np.sqrt(0.5)) / 2, rtol=1e-5)
+
+
+def test_barlow_twins_of_a_known_cross_correlation():
+    """Two uncorrelated dimensions: with themselves C is the identity, and swapped it is all off the diagonal."""
+    z = jnp.array([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    same, _ = barlow_twins_loss(5 * z + 3, z, redundancy_weight=0.1)  # scale and offset of a dimension do not count
+    swapped, terms = barlow_twins_loss(z, z[:, ::-1], redundancy_weight=0.1)
+    np.testing.assert_allclose(same, 0, atol=1e-6)
+    np.testing.assert_allclose([terms["invariance"], terms["redundancy"], swapped], [2, 2, 2.2], rtol=1e-4)
+    first, second = jnp.array([[2.0, 0.0], [-2.0, 0.0]]), jnp.array([[1.0, 3.0], [-1.0, -3.0]])
+    standard = np.asarray(batch_standardised(first))
+    np.testing.assert_allclose(standard, [[1, 0], [-1, 0]], rtol=1e-4)  # a constant dimension stays zero
+    _, terms = barlow_twins_loss(first, second, redundancy_weight=0.1)  # C = [[1, 1], [0, 0]]
+    np.testing.assert_allclose([terms["invariance"], terms["redundancy"]], [1, 1], rtol=1e-4)
+
+
+def test_dino_equals_its_definition():
+    """Two views for both networks and a third for the student alone, against loops over pairs of views."""
+    rng = np.random.default_rng(0)
+    student, teacher = rng.normal(size=(3, 4, 5)), rng.normal(size=(2, 4, 5))
+    centre = rng.normal(size=5)
+
+    def softmax(x):
+        return np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
+
+    wanted, seen = softmax((teacher - centre) / 0.04), softmax(student / 0.1)
+    pairs = [-(wanted[g] * np.log(seen[v])).sum(-1).mean() for g in range(2) for v in range(3) if g != v]
+    arrays = (jnp.asarray(array, jnp.float32) for array in (student, teacher, centre))
+    loss, terms = dino_loss(*arrays, student_temperature=0.1, teacher_temperature=0.04)
+    np.testing.assert_allclose(loss, np.mean(pairs), rtol=1e-5)
+    np.testing.assert_allclose(terms["teacher_entropy"], -(wanted * np.log(wanted)).sum(-1).mean(), rtol=1e-4)
+
+
+def test_dino_of_a_centred_teacher_that_says_the_same_of_all_images_is_the_log_of_the_prototypes():
+    logits = jnp.broadcast_to(jnp.array([5.0, 0.0, -5.0, 1.0]), (2, 6, 4))
+    loss, terms = dino_loss(
+        jnp.zeros((2, 6, 4)), logits, logits[0, 0], student_temperature=0.1, teacher_temperature=0.04
+    )
+    np.testing.assert_allclose([loss, terms["teacher_entropy"]], np.log(4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vicreg", "sigreg", "bcs", "infonce", "barlow_twins", "dino"])
 def test_value_and_gradient_do_not_depend_on_how_the_batch_is_split(name):
     slices = random_slices(jax.random.key(0), VIEWS.shape[-1], 16)
     loss = {
@@ -105,6 +152,8 @@ def test_value_and_gradient_do_not_depend_on_how_the_batch_is_split(name):
         "sigreg": lambda z: sigreg_loss(z, slices, weight=0.05)[0],
         "bcs": lambda z: bcs_loss(z, slices, weight=10.0)[0],
         "infonce": lambda z: infonce_loss(z, temperature=0.2)[0],
+        "barlow_twins": lambda z: barlow_twins_loss(z[0], z[1], redundancy_weight=0.01)[0],
+        "dino": lambda z: dino_loss(z, z, jnp.mean(z, (0, 1)), student_temperature=1.0, teacher_temperature=0.5)[0],
     }[name]
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.device_put(VIEWS, NamedSharding(mesh, P(None, "data")))

@@ -1,0 +1,15 @@
+"""Cosine similarity: what methods that predict the direction of an embedding compare."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def unit(x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+    """Returns vectors of length 1 along the last axis; a zero vector stays zero."""
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)
+
+
+def mean_cosine(a: Float[Array, "b d"], b: Float[Array, "b d"]) -> Float[Array, ""]:
+    """Returns the mean over the batch of the cosine between a and b."""
+    return jnp.mean(jnp.sum(unit(a) * unit(b), axis=-1))

@@ -1,0 +1,121 @@
+"""DINO: self-distillation with a slowly following teacher, whose outputs are centred and sharpened.
+
+Reference: Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021. The defaults are the
+paper's for ViT-S, without local crops; what it gives in epochs is a part of the run here.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
+from jepa_jax.config.schema import Problem, key
+from jepa_jax.losses.cosine import unit
+from jepa_jax.losses.dino import dino_loss
+from jepa_jax.methods.contract import Batch, Ema, Output, ParamGroup
+from jepa_jax.methods.image_method import EncoderWith, ImageMethod
+from jepa_jax.methods.schedules import cosine, linear
+
+
+@dataclasses.dataclass(frozen=True)
+class DinoConfig(NamedGroup):
+    head: tuple[int, ...] = key((2048, 2048), "hidden widths of the head, with GELU", least=1)
+    bottleneck: int = key(256, "width before the last layer, where vectors get length 1", least=1)
+    prototypes: int = key(65536, "outputs of the last layer, whose columns have length 1", least=2)
+    student_temperature: float = key(0.1, "divisor of the student's logits", least=1e-3)
+    teacher_temperature_start: float = key(0.04, "divisor of the teacher's logits at the first step", least=1e-3)
+    teacher_temperature: float = key(0.07, "divisor of the teacher's logits after its warm-up", least=1e-3)
+    teacher_warmup: float = key(0.3, "part of the run in which the teacher's temperature rises linearly", **PROBABILITY)
+    centre_momentum: float = key(0.9, "momentum of the mean of the teacher's logits", **PROBABILITY)
+    frozen_last_layer: float = key(0.01, "part of the run, at its start, in which the last layer stays", **PROBABILITY)
+    ema_start: float = key(0.996, "momentum of the teacher at the first step", **PROBABILITY)
+    ema_end: float = key(1.0, "momentum of the teacher at the last step, reached by half a cosine", **PROBABILITY)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        for name in ("teacher_temperature_start", "teacher_temperature"):
+            if getattr(self, name) > self.student_temperature:
+                limit = f"above method.student_temperature = {self.student_temperature}"
+                yield Problem(f"method.{name}", f"{limit}: a teacher that is not sharper than its student collapses")
+
+
+class DinoHead(nnx.Module):
+    """Applies an MLP, scales its output to length 1 and compares it with prototypes of length 1; returns float32."""
+
+    def __init__(self, inputs: int, config: Any, *, dtype: Any, rngs: nnx.Rngs):
+        sizes = [inputs, *config.head, config.bottleneck]
+        initial = nnx.initializers.truncated_normal(0.02)
+        self.layers = nnx.List([
+            nnx.Linear(i, o, kernel_init=initial, dtype=dtype, rngs=rngs)
+            for i, o in zip(sizes[:-1], sizes[1:], strict=True)
+        ])  # fmt: skip
+        self.last = nnx.Linear(config.bottleneck, config.prototypes, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b inputs"]) -> Float[Array, "b prototypes"]:
+        for layer in self.layers[:-1]:
+            x = jax.nn.gelu(layer(x), approximate=False)
+        x = unit(self.layers[-1](x).astype(jnp.float32))
+        prototypes = unit(self.last.kernel[...].T).T  # the direction of each column; its length means nothing
+        return (x.astype(self.last.dtype) @ prototypes.astype(self.last.dtype)).astype(jnp.float32)
+
+
+class Centre(nnx.Variable):
+    """Running mean of the teacher's logits: part of the state, not trained."""
+
+
+class DinoModel(EncoderWith):
+    """Encoder and head, which have a slow copy, and the centre of that copy's outputs."""
+
+    def __init__(self, encoder: Any, head: DinoHead, prototypes: int):
+        super().__init__(encoder, head=head)
+        self.centre = Centre(jnp.zeros(prototypes))
+
+
+class Dino(ImageMethod):
+    """See `jepa_jax.methods.contract.Method`."""
+
+    Keys = DinoConfig
+
+    def __init__(self, config: Config, total_steps: int):
+        super().__init__(config, total_steps)
+        own = self.config
+        self.ema = Ema(("encoder", "head"), cosine(own.ema_start, own.ema_end, total_steps))
+        self.teacher_temperature = linear(
+            own.teacher_temperature_start, own.teacher_temperature, round(own.teacher_warmup * total_steps)
+        )
+        if frozen := round(own.frozen_last_layer * total_steps):
+            self.param_groups = (ParamGroup("^head/last/", frozen_steps=frozen),)
+
+    def init(self, key: jax.Array, sample: Batch) -> DinoModel:
+        rngs = nnx.Rngs(params=key)
+        encoder = self.encoder(sample, rngs)
+        head = DinoHead(encoder.feature_dim, self.config, dtype=self.dtype, rngs=rngs)
+        return DinoModel(encoder, head, self.config.prototypes)
+
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+        views = self.views(batch["image"], key, 2)
+        with jax.named_scope("encoder"):
+            features = [model.encoder(view, train=True) for view in views]
+        with jax.named_scope("projector"):
+            student = jnp.stack([model.head(f) for f in features])  # [V, B, K]
+        with jax.named_scope("target"):
+            slow = [target.encoder(view, train=True) for view in views]
+            teacher = jnp.stack([target.head(f) for f in slow])
+        with jax.named_scope("loss"):
+            centre, temperature = model.centre[...], self.teacher_temperature(step)
+            loss, terms = dino_loss(
+                student,
+                teacher,
+                centre,
+                student_temperature=self.config.student_temperature,
+                teacher_temperature=temperature,
+            )
+            # Over the global batch, also where it is split over devices; this step's loss has read the centre before.
+            momentum = self.config.centre_momentum
+            model.centre[...] = momentum * centre + (1 - momentum) * jnp.mean(teacher, axis=(0, 1))
+        read = slow if self.run_config.eval.weights == "target" else features
+        return Output(loss, terms, read[0])
