@@ -99,12 +99,12 @@ class Dino(ImageMethod):
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         views = self.views(batch["image"], key, 2)
         with jax.named_scope("encoder"):
-            features = [model.encoder(view, train=True) for view in views]
+            encoded = [self.encode(model.encoder, view) for view in views]
         with jax.named_scope("projector"):
-            student = jnp.stack([model.head(f) for f in features])  # [V, B, K]
+            student = jnp.stack([model.head(x) for x, _ in encoded])  # [V, B, K]
         with jax.named_scope("target"):
-            slow = [target.encoder(view, train=True) for view in views]
-            teacher = jnp.stack([target.head(f) for f in slow])
+            slow = [self.encode(target.encoder, view) for view in views]
+            teacher = jnp.stack([target.head(x) for x, _ in slow])
         with jax.named_scope("loss"):
             centre, temperature = model.centre[...], self.teacher_temperature(step)
             loss, terms = dino_loss(
@@ -117,5 +117,5 @@ class Dino(ImageMethod):
             # Over the global batch, also where it is split over devices; this step's loss has read the centre before.
             momentum = self.config.centre_momentum
             model.centre[...] = momentum * centre + (1 - momentum) * jnp.mean(teacher, axis=(0, 1))
-        read = slow if self.run_config.eval.weights == "target" else features
-        return Output(loss, terms, read[0])
+        read = slow if self.run_config.eval.weights == "target" else encoded
+        return Output(loss, terms, read[0][1])

@@ -61,13 +61,6 @@ class ImageMethod(Method):
         """Returns images as they are, normalised; resized to `size` pixels per side if given."""
         return whole_view(images, self.run_config.data.augment, size)
 
-    def embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Features, Float[Array, "b d"]]:
-        """Returns features of a view and what the model's `projector` makes of them; both update batch statistics."""
-        with jax.named_scope("encoder"):
-            features = model.encoder(view, train=True)
-        with jax.named_scope("projector"):
-            return features, model.projector(features, train=True)
-
     def features(
         self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
     ) -> Features:
@@ -96,6 +89,13 @@ class ImageMethod(Method):
             return features, features
         outputs = encoder.outputs(view, train=True)
         return pooled(outputs, encoder.pool), self.pooled(outputs)
+
+    def embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Features, Float[Array, "b d"]]:
+        """Returns features of a view for the online probe, and what the model's `projector` makes of the view."""
+        with jax.named_scope("encoder"):
+            projected, features = self.encode(model.encoder, view)
+        with jax.named_scope("projector"):
+            return features, model.projector(projected, train=True)
 
     def feature_map(self, model: Any, batch: Batch) -> Float[Array, "b rows columns f"] | None:
         """Returns features of each patch; None for an encoder without a grid of patches."""
