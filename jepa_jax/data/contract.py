@@ -43,6 +43,23 @@ def abstract_batch(spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruc
     return {key: jax.ShapeDtypeStruct((batch_size, *one.shape), one.dtype) for key, one in spec.items()}
 
 
+def fixed_order(length: int) -> np.ndarray:
+    """Returns the permutation of `length` elements by which every limited part of a data set is drawn."""
+    return np.random.default_rng(0).permutation(length)
+
+
+def sample(length: int, count: int) -> np.ndarray:
+    """Returns which `count` of `length` elements to use where a limit applies; all of them, in order, if none does.
+
+    The first elements of a data set are no sample of it: files are often sorted by class.
+
+    Args:
+      length: elements that there are.
+      count: the limit; 0 = none.
+    """
+    return fixed_order(length)[:count] if 0 < count < length else np.arange(length)
+
+
 def element_bytes(spec: Spec) -> int:
     """Returns the size of one element in bytes."""
     return sum(one.size * one.dtype.itemsize for one in spec.values())

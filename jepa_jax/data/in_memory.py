@@ -9,6 +9,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import sample
 
 Arrays = dict[str, np.ndarray]  # [N, ...] each, e.g. {"image": uint8 [N, H, W, C], "label": int32 [N]}
 
@@ -55,8 +56,10 @@ def open_arrays(
 def _load(read: Callable[[DataConfig, str], Arrays], data: DataConfig, split: str) -> Arrays:
     arrays = read(data, split)
     count = num_used(data, split, len(arrays["image"]))
-    first = {key: array[:count] for key, array in arrays.items()}
-    return first | {"image": with_channels(first["image"], data)}
+    if count < len(arrays["image"]):
+        chosen = sample(len(arrays["image"]), count)
+        arrays = {key: array[chosen] for key, array in arrays.items()}
+    return arrays | {"image": with_channels(arrays["image"], data)}
 
 
 def num_used(data: DataConfig, split: str, available: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import image_spec
+from jepa_jax.data.contract import image_spec, sample
 from jepa_jax.data.folder import check_file_channels, decode
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
 
@@ -34,13 +34,14 @@ class TfdsSource:
         height, width = features["image"].shape[:2]
         if height and width:  # unknown for photographs of any size, which are resized
             check_image_size(height, width, data)
-        self._length = num_used(data, split, builder.info.splits[self._split].num_examples)
+        available = builder.info.splits[self._split].num_examples
+        self._chosen = sample(available, num_used(data, split, available))
         self.classes = tuple(features["label"].names) if "label" in features else ()
         self.spec = image_spec(data.image_size, data.channels, labelled="label" in features)
         self._forget()
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._chosen)
 
     def batch(self, indices: np.ndarray) -> Arrays:
         indices = np.asarray(indices)
@@ -56,7 +57,7 @@ class TfdsSource:
     def _decode(self, indices: np.ndarray) -> Arrays:
         if self._records is None:
             self._records = _open_records(_open_builder(self._name, self._directory), self._split)
-        records = self._records.__getitems__(indices.tolist())
+        records = self._records.__getitems__(self._chosen[indices].tolist())
         size, _, channels = self.spec["image"].shape
         batch = {key: np.empty((len(indices), *one.shape), one.dtype) for key, one in self.spec.items()}
         for place, record in enumerate(records):
@@ -64,8 +65,8 @@ class TfdsSource:
                 batch["image"][place] = decode(io.BytesIO(record["image"]), size, channels)
             except Exception as error:  # image libraries raise nearly anything on damaged data
                 raise UserError(
-                    f"tfds:{self._name}, {self._split} record {indices[place]}: cannot be read as an image "
-                    f"({type(error).__name__}: {error}); prepare the set again"
+                    f"tfds:{self._name}, {self._split} record {self._chosen[indices[place]]}: cannot be read as an "
+                    f"image ({type(error).__name__}: {error}); prepare the set again"
                 ) from error
             if "label" in batch:
                 batch["label"][place] = record["label"]
@@ -74,10 +75,10 @@ class TfdsSource:
     def _forget(self) -> None:
         self._records = None
         self._cached = None
-        if self._length * self.spec["image"].size <= CACHE_LIMIT_BYTES:
+        if len(self) * self.spec["image"].size <= CACHE_LIMIT_BYTES:
             # The pages of np.empty cost nothing until they are written.
-            self._cached = {key: np.empty((self._length, *one.shape), one.dtype) for key, one in self.spec.items()}
-            self._known = np.zeros(self._length, bool)
+            self._cached = {key: np.empty((len(self), *one.shape), one.dtype) for key, one in self.spec.items()}
+            self._known = np.zeros(len(self), bool)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in ("_records", "_cached", "_known")}

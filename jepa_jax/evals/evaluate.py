@@ -16,6 +16,7 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.data.contract import sample
 from jepa_jax.evals.features import Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
 from jepa_jax.evals.trained_encoder import TrainedEncoder, load
@@ -113,7 +114,7 @@ def in_words(name: str, result: Mapping[str, Any]) -> str:
 def scatter_points(encoder: TrainedEncoder, level: int, limits: Limits) -> Split:
     """Returns the features of randomly chosen test images, from the cache."""
     _, test = encoder.features(level)
-    chosen = np.random.default_rng(0).permutation(len(test.features))[: limits.pictured_points]
+    chosen = sample(len(test.features), limits.pictured_points)
     return Split(test.features[chosen], test.labels[chosen] if len(test.labels) else test.labels)
 
 
@@ -121,7 +122,7 @@ def patch_maps(encoder: TrainedEncoder) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns some test images and their patch features; None without images, or without a grid of patches."""
     if "image" not in encoder.test.spec or not encoder.has_patches:
         return None
-    images = encoder.test.batch(np.arange(min(PICTURED_IMAGES, len(encoder.test))))["image"]
+    images = encoder.test.batch(sample(len(encoder.test), PICTURED_IMAGES))["image"]
     return images, encoder.patch_tokens(images)
 
 

@@ -17,11 +17,11 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
 from jepa_jax.evals.feature_quality import lidar
-from jepa_jax.evals.features import OnCount, Split, ignore
+from jepa_jax.evals.features import OnCount, Split, check_classes, ignore
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import FITS, ProbeResult, linear_probe, top1
-from jepa_jax.evals.sources import OnSkipped, first
+from jepa_jax.evals.sources import OnSkipped, part_of
 from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import TrainState, evaluated_variables
@@ -80,6 +80,7 @@ class EvaluationContext:
       program: its method, model structure and mesh.
       train, test: its data, or the part of it that is evaluated.
       progress: see `Progress`.
+      smoke: whether the run ends within its first epoch, so that its accuracies mean nothing.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class EvaluationContext:
         on_skipped: OnSkipped = lambda names: None,
     ):
         self.config, self.program, self.progress = config, program, progress or QuietConsole()
-        smoke = program.length.total_steps < program.length.steps_per_epoch
-        limit = config.eval.max_images or (SMOKE_IMAGES if smoke else 0)
-        self.train, self.test = (first(source, limit, on_skipped) for source in sources)
+        self.smoke = program.length.total_steps < program.length.steps_per_epoch
+        limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
+        self.train, self.test = (part_of(source, limit, on_skipped) for source in sources)
         self._compiled: dict[Any, Any] = {}
         self._newest: tuple[TrainState, int, EvaluatedEncoder] | None = None
 
@@ -228,6 +229,8 @@ class Classification(Evaluator):
         return encoder.features(on_images=self.context.progress.advance)
 
     def _probe(self, train: Split, test: Split) -> ProbeResult:
+        if not self.context.smoke:
+            check_classes(train, test, self.context.train.classes)
         self.context.progress.start("fits of the linear probe", FITS)
         return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance)
 

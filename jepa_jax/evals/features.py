@@ -5,12 +5,13 @@ import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.contract import Source
 from jepa_jax.data.pipeline import eval_batches
@@ -19,6 +20,7 @@ from jepa_jax.runtime.mesh import whole_array
 
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64
+MOST_NAMED = 10  # classes in a message
 
 OnCount = Callable[[int], None]  # called with the amount of work done; may raise to interrupt it
 Item = TypeVar("Item")
@@ -40,6 +42,19 @@ def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
     order = np.random.default_rng(0).permutation(count)
     held_out = max(1, round(HELD_OUT * count))
     return order[held_out:], order[:held_out]
+
+
+def check_classes(train: Split, test: Split, classes: Sequence[str]) -> None:
+    """Raises UserError if test images show classes that no training image shows: no probe can name those."""
+    missing = np.setdiff1d(test.labels, train.labels)
+    if len(missing):
+        names = ", ".join(classes[label] for label in missing[:MOST_NAMED])
+        more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+        raise UserError(
+            f"linear probe: the {len(train.labels)} training images show none of {len(missing)} classes of the test "
+            f"images ({names}{more}); use more of them (data.num_train, eval.max_images), or give both splits the same "
+            "classes"
+        )
 
 
 def extract(

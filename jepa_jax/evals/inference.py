@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, Spec, abstract_batch, image_spec
+from jepa_jax.data.contract import Source, Spec, abstract_batch, fixed_order, image_spec
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.registry import build_method
@@ -128,9 +128,9 @@ class FrozenEncoder:
         if statistics is None:
             statistics = make_statistics_step(self.program.method, self.program.factory, mesh)
             self.compiled["statistics"] = statistics
-        seen = []
+        order, seen = fixed_order(len(source)), []
         for start in range(0, num_images, size):
-            indices = np.arange(start, start + size) % len(source)
+            indices = order[np.arange(start, start + size) % len(source)]
             own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
             sharding = batch_sharding(mesh)
             batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}

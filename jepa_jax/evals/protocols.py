@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import sample
 from jepa_jax.evals import fine_tune as fine_tuning
 from jepa_jax.evals.feature_quality import feature_quality, lidar
-from jepa_jax.evals.features import OnCount, Split
+from jepa_jax.evals.features import OnCount, Split, check_classes
 from jepa_jax.evals.few_shot import SHOTS, few_shot
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep
 from jepa_jax.evals.linear_probe import FITS, PENALTIES, linear_probe
@@ -44,6 +45,7 @@ class Protocol:
 
 def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     train, test = encoder.features(level)
+    check_classes(train, test, encoder.classes)
     result = linear_probe(train, test, len(encoder.classes), progress)
     figures = {
         "accuracy": result.accuracy,
@@ -75,7 +77,9 @@ def run_knn(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCou
 
 def run_feature_quality(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     _, test = encoder.features(level)
-    figures = feature_quality(test.features[:QUALITY_IMAGES], encoder.raw_features(level).features)
+    figures = feature_quality(
+        test.features[sample(len(test.features), QUALITY_IMAGES)], encoder.raw_features(level).features
+    )
     figures |= {"lidar": None, "lidar_images": 0, "lidar_views": limits.lidar_views}
     if encoder.config.data.augment.is_random:
         images = min(limits.lidar_images, len(encoder.test))
@@ -109,9 +113,8 @@ def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress:
 
 
 def fine_tune_images(encoder: TrainedEncoder, limits: Limits) -> np.ndarray:
-    """Returns a random part of the train split, in order; a folder's first images would be of one class."""
-    count = min(limits.fine_tune_images or len(encoder.train), len(encoder.train))
-    return np.sort(np.random.default_rng(0).permutation(len(encoder.train))[:count])
+    """Returns which images of the train split fine-tuning uses."""
+    return sample(len(encoder.train), limits.fine_tune_images)
 
 
 def run_few_shot(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:

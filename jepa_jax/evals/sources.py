@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jepa_jax.data.augment import augment_views
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Source, sample
 
 OnSkipped = Callable[[Iterable[str]], None]  # called with the names of unreadable files
 
@@ -30,23 +30,22 @@ class Subset:
         return batch
 
 
-def first(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
-    """Returns the first `count` elements of a source (0 = all)."""
-    return Subset(source, np.arange(min(count or len(source), len(source))), on_skipped)
+def part_of(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
+    """Returns a sample of `count` elements of a source (0 = all)."""
+    return Subset(source, sample(len(source), count), on_skipped)
 
 
 class ViewSource:
-    """Augmented views of the first images of a source; view v of image i is element i * views + v."""
+    """Augmented views of all images of a source; view v of image i is element i * views + v."""
 
-    def __init__(self, augment: Any, source: Source, images: int, views: int):
+    def __init__(self, augment: Any, source: Source, views: int):
         self._augment, self._source, self._views = augment, source, views
-        self._images = min(images, len(source))
         height, width, channels = source.spec["image"].shape
         shape = (augment.crop.size or height, augment.crop.size or width, channels)
         self.classes, self.spec = source.classes, {**source.spec, "image": jax.ShapeDtypeStruct(shape, np.uint8)}
 
     def __len__(self) -> int:
-        return self._images * self._views
+        return len(self._source) * self._views
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
         whole = np.unique(indices // self._views)

@@ -12,7 +12,7 @@ from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import FeatureCache, OnCount, Split, fingerprint, ignore
 from jepa_jax.evals.inference import FrozenEncoder, restore_state, run_config
-from jepa_jax.evals.sources import ViewSource, first
+from jepa_jax.evals.sources import ViewSource, part_of
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import evaluated_variables
@@ -58,13 +58,13 @@ class EvaluatedEncoder(FrozenEncoder):
         return self.train_features(level, on_images), self.test_features(level, on_images)
 
     def raw_features(self, level: int = 0, images: int = QUALITY_IMAGES, on_images: OnCount = ignore) -> Split:
-        """Returns features before the encoder's last normalisation, of the first test images."""
-        source = first(self.test, images)
+        """Returns features before the encoder's last normalisation, of a sample of test images."""
+        source = part_of(self.test, images)
         return self.remembered(f"level{level}_raw", lambda: self.extract(source, level, False, on_images))
 
     def view_features(self, level: int, images: int, views: int, on_images: OnCount = ignore) -> np.ndarray:
-        """Returns features [images, views, F] of augmented views of the first test images."""
-        source = ViewSource(self.config.data.augment, self.test, images, views)
+        """Returns features [images, views, F] of augmented views of a sample of test images."""
+        source = ViewSource(self.config.data.augment, part_of(self.test, images), views)
         name = f"level{level}_views_{images}x{views}"
         split = self.remembered(name, lambda: self.extract(source, level, True, on_images))
         return split.features.reshape(-1, views, split.features.shape[-1])
@@ -92,7 +92,7 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
     config, mesh, folder = run_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
     changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
     config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})
-    train, test = (first(source, config.eval.max_images) for source in open_splits(config.data))
+    train, test = (part_of(source, config.eval.max_images) for source in open_splits(config.data))
     program, state = restore_state(config, workdir, mesh, train.spec)
     params, stats = evaluated_variables(state, config.eval.weights)
     encoder = EvaluatedEncoder(config, program, params, stats, train=train, test=test)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import sample
 from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
@@ -72,5 +73,5 @@ def build_program(
 
 def initial_sample(source: Any) -> dict[str, np.ndarray]:
     """Returns the elements of a source that a method may look at to initialise itself."""
-    batch = source.batch(np.arange(min(INITIAL_ELEMENTS, len(source))))
+    batch = source.batch(sample(len(source), INITIAL_ELEMENTS))
     return {name: batch[name] for name in source.spec}

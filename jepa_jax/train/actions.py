@@ -99,13 +99,13 @@ class Evaluate(Action):
 
 
 class DrawPictures(Action):
-    """Draws what the model makes of the first test images, as PNG and for the sinks that show images."""
+    """Draws what the model makes of some test images, as PNG and for the sinks that show images."""
 
     name = "pictures"
 
     def __init__(self, run: Run, session: Session):
         super().__init__(run, session)
-        self._batch = run.first_elements(1)
+        self._batch = run.some_elements(1)
         self._draw = jax.jit(self._pictures)
 
     def _pictures(self, params: Any, stats: Any, batch: Any) -> Any:

@@ -74,7 +74,7 @@ def start_folder(run: Run) -> None:
     run.folder.create()
     write_json(run.folder.config, run.config.to_dict())
     write_json(run.folder.environment, environment())
-    pictured = run.first_elements(0)
+    pictured = run.some_elements(0)
     views = (
         None if run.folder.views.exists() else jax.jit(run.program.method.example_views)(pictured, jax.random.key(0))
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.pipeline import TrainBatches, train_batches
 from jepa_jax.data.sources import open_splits
@@ -68,10 +68,10 @@ class Run:
         """Returns the state before the first step."""
         return self.program.factory.create(self.config.train.seed, self.sample)
 
-    def first_elements(self, split: int, count: int = PICTURED) -> dict[str, np.ndarray]:
-        """Returns the first elements of a split (0 = train, 1 = test)."""
+    def some_elements(self, split: int, count: int = PICTURED) -> dict[str, np.ndarray]:
+        """Returns a sample of the elements of a split (0 = train, 1 = test)."""
         source = self.sources[split]
-        elements = source.batch(np.arange(min(count, len(source))))
+        elements = source.batch(sample(len(source), count))
         return {name: elements[name] for name in source.spec}
 
     def batches(self, start_step: int) -> TrainBatches:

@@ -32,7 +32,7 @@ from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, S
 from jepa_jax.evals.features import Split
 from jepa_jax.evals.knn import QUERIES, knn_accuracy
 from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_matrix
-from jepa_jax.evals.sources import first
+from jepa_jax.evals.sources import part_of
 from jepa_jax.profiling import memory_growth, monitor, peak
 from jepa_jax.profiling.accounting import Ledger
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep, traced_flops
@@ -286,7 +286,7 @@ def evaluation_and_checkpoint(
     Features are extracted from a few hundred images: more of them take more time, but no more memory at once. What
     grows with the data set, the neighbours of k-NN and the data of the linear probe, has its full size.
     """
-    few = first(sources[0], SMOKE_IMAGES), first(sources[1], SMOKE_IMAGES)
+    few = part_of(sources[0], SMOKE_IMAGES), part_of(sources[1], SMOKE_IMAGES)
     context = EvaluationContext(config, program, few)
     moment = Moment(Stage.EPOCH, step=1, epoch=config.eval.knn_every_epochs or config.eval.every_epochs)
     evaluators = build_evaluators(context)
@@ -297,7 +297,7 @@ def evaluation_and_checkpoint(
     train = sources[0]
     if "classification" in evaluators and train.classes:
         width = state.params["probe"]["kernel"].shape[0]
-        evaluate_at_full_size(config.eval, len(first(train, config.eval.max_images)), width, len(train.classes))
+        evaluate_at_full_size(config.eval, len(part_of(train, config.eval.max_images)), width, len(train.classes))
     with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder) / "checkpoints") as checkpoints:
         checkpoints.save(1, state, {"step": 1})
         yield
