@@ -99,12 +99,15 @@ class EvaluationContext:
         self._compiled: dict[Any, Any] = {}
         self._newest: tuple[TrainState, int, EvaluatedEncoder] | None = None
 
-    def encoder(self, state: TrainState, calibration_images: int) -> EvaluatedEncoder:
-        """Returns the encoder of a state with calibrated statistics; remembers it, and it remembers its features."""
+    def encoder(self, state: TrainState, calibration_images: int, *, quietly: bool = False) -> EvaluatedEncoder:
+        """Returns the encoder of a state with calibrated statistics; remembers it, and it remembers its features.
+
+        Reports progress, and can therefore be interrupted, unless told otherwise.
+        """
         if self._newest is None or self._newest[0] is not state or self._newest[1] != calibration_images:
-            if calibration_images:
+            if calibration_images and not quietly:
                 self.progress.start("batch statistics", calibration_images)
-            params, stats = self.calibrated(state, calibration_images, self.progress.advance)
+            params, stats = self.calibrated(state, calibration_images, ignore if quietly else self.progress.advance)
             encoder = EvaluatedEncoder(
                 self.config, self.program, params, stats, self._compiled, train=self.train, test=self.test
             )
@@ -122,12 +125,11 @@ class EvaluationContext:
         """Frees the newest encoder; the next training step reuses the memory of its state."""
         self._newest = None
 
-    def calibrated_state(self, state: TrainState) -> TrainState:
-        """Returns the state to keep at the end of a run: the evaluated weights have calibrated statistics."""
-        _, stats = self.calibrated(state, self.config.eval.calibration_images)
-        if self.config.eval.weights == "online":
-            return dataclasses.replace(state, stats=stats)
-        return dataclasses.replace(state, target_stats={name: stats[name] for name in state.target_stats})
+    def evaluated_statistics(self, state: TrainState) -> Any:
+        """Returns the statistics that evaluations read; None if they are those of training."""
+        stats = self.encoder(state, self.config.eval.calibration_images, quietly=True).stats
+        own = jax.tree.leaves(evaluated_variables(state, self.config.eval.weights)[1])
+        return None if all(a is b for a, b in zip(jax.tree.leaves(stats), own, strict=True)) else stats
 
 
 class Evaluator:
@@ -199,9 +201,9 @@ class Classification(Evaluator):
                 SELECTION_KEY: probe.held_out_accuracy,
             }
             return {f"untrained_{name}": value for name, value in figures.items()}
-        if moment.stage == Stage.FINAL:  # its statistics are calibrated
-            return self._final(state)
         encoder = self.context.encoder(state, config.calibration_images)
+        if moment.stage == Stage.FINAL:
+            return self._final(state, encoder)
         progress.start("test", len(encoder.test))
         test = encoder.test_features(on_images=progress.advance)
         figures = {"online_probe_accuracy": self._online(state, test)}
@@ -210,8 +212,8 @@ class Classification(Evaluator):
             figures["knn_accuracy"] = self._knn(encoder.train_features(on_images=progress.advance), test)
         return figures
 
-    def _final(self, state: TrainState) -> Figures:
-        train, test = self._features(self.context.encoder(state, 0), "linear probe")
+    def _final(self, state: TrainState, encoder: EvaluatedEncoder) -> Figures:
+        train, test = self._features(encoder, "linear probe")
         labelled = bool(self.context.train.classes)
         probe = self._probe(train, test) if labelled else None
         return {
@@ -272,7 +274,7 @@ class CollapseWatch(Evaluator):
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         final, progress = moment.stage == Stage.FINAL, self.context.progress
-        encoder = self.context.encoder(state, 0 if final else self.context.config.eval.calibration_images)
+        encoder = self.context.encoder(state, self.context.config.eval.calibration_images)
         progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
         spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
         if not final:

@@ -23,6 +23,8 @@ from jepa_jax.program.step import (
     evaluated_variables,
     make_feature_step,
     make_statistics_step,
+    pooled_statistics,
+    with_evaluated_statistics,
     with_statistics,
 )
 from jepa_jax.program.workdir import Workdir
@@ -116,7 +118,7 @@ class FrozenEncoder:
         return dataclasses.replace(self, params=params, stats=stats)
 
     def calibrated(self: Self, source: Source, num_images: int, on_images: OnCount = ignore) -> Self:
-        """Returns the encoder with batch statistics averaged over unaugmented images of a source; 0 changes nothing.
+        """Returns the encoder with batch statistics of unaugmented images of a source; 0 changes nothing.
 
         An encoder that is trained on small crops has running statistics of crops, but it is used on whole images.
         """
@@ -136,8 +138,7 @@ class FrozenEncoder:
             batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
             seen.append(statistics(self.params, self.stats, batch))
             on_images(size)
-        mean = jax.tree.map(lambda *leaves: leaves[0] if len(leaves) == 1 else sum(leaves) / len(leaves), *seen)
-        return self.with_weights(self.params, with_statistics(self.stats, mean))
+        return self.with_weights(self.params, with_statistics(self.stats, pooled_statistics(seen)))
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:
@@ -171,7 +172,7 @@ def run_config(workdir: str | pathlib.Path) -> Config:
 def restore_state(
     config: Config, workdir: str | pathlib.Path, mesh: Mesh, spec: Spec | None = None
 ) -> tuple[Program, TrainState]:
-    """Returns the program of a run and the state of its newest checkpoint.
+    """Returns the program of a run and the state of its newest checkpoint, with the statistics that evaluations read.
 
     Args:
       spec: of one element of its data; without it the data need not be there, and elements are images.
@@ -184,4 +185,6 @@ def restore_state(
         program = build_program(
             config, num_train=size, num_classes=classes, sample=abstract_batch(spec, size), mesh=mesh
         )
-        return program, checkpoints.restore(program.factory.abstract)[0]
+        state, _ = checkpoints.restore(program.factory.abstract)
+        stats = checkpoints.evaluated_stats(program.factory.abstract.stats)
+    return program, state if stats is None else with_evaluated_statistics(state, config.eval.weights, stats)

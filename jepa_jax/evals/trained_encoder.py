@@ -95,12 +95,9 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
     train, test = (part_of(source, config.eval.max_images) for source in open_splits(config.data))
     program, state = restore_state(config, workdir, mesh, train.spec)
     params, stats = evaluated_variables(state, config.eval.weights)
-    encoder = EvaluatedEncoder(config, program, params, stats, train=train, test=test)
-    # A checkpoint from the middle of a run has statistics of augmented views; the last one is calibrated already.
-    encoder = encoder.calibrated(train, config.eval.calibration_images)
     identity = {
         "step": int(state.step),
-        "encoder": params_sha256({"params": encoder.params, "stats": encoder.stats}),
+        "encoder": params_sha256({"params": params, "stats": stats}),
         "train": fingerprint(train),
         "test": fingerprint(test),
         "augment": config.to_dict()["data"]["augment"],
@@ -109,4 +106,14 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
         cache = FeatureCache(folder / "eval" / "features", identity)
     except OSError as error:
         raise disk_error(error, folder) from error
-    return TrainedEncoder(**vars(encoder), cache=cache, step=int(state.step), digest=params_sha256(params))
+    return TrainedEncoder(
+        config,
+        program,
+        params,
+        stats,
+        train=train,
+        test=test,
+        cache=cache,
+        step=int(state.step),
+        digest=params_sha256(params),
+    )

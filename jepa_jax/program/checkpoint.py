@@ -29,18 +29,35 @@ class Checkpoints:
         self.directory = directory
         if not read_only and jax.process_index() == 0:
             self._remove_unfinished()  # left by a process that was killed
-        handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
+        handlers = {
+            "state": ocp.StandardCheckpointHandler(),
+            "progress": ocp.JsonCheckpointHandler(),
+            "evaluated_stats": ocp.StandardCheckpointHandler(),
+        }
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest checkpoint, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
-        """Copies the state and returns; writing continues in the background. `progress` is any JSON object."""
+    def save(self, step: int, state: TrainState, progress: dict[str, Any], evaluated_stats: Any = None) -> None:
+        """Copies the state and returns; writing continues in the background.
+
+        Args:
+          step: of the state; nothing happens if the newest checkpoint is of this step.
+          state: what training continues from.
+          progress: any JSON object.
+          evaluated_stats: batch statistics that evaluations read, if they differ from those of training.
+        """
         if step == self.latest_step():
             return
-        items = ocp.args.Composite(state=ocp.args.StandardSave(_by_path(state)), progress=ocp.args.JsonSave(progress))
+        named: dict[str, Any] = {
+            "state": ocp.args.StandardSave(_by_path(state)),
+            "progress": ocp.args.JsonSave(progress),
+        }
+        if evaluated_stats is not None:
+            named["evaluated_stats"] = ocp.args.StandardSave(_by_path(evaluated_stats))
+        items = ocp.args.Composite(**named)
         with self._disk_errors():
             self._manager.save(step, args=items)
 
@@ -51,9 +68,15 @@ class Checkpoints:
         self._check_shapes(wanted)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), progress=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
-        paths, structure = jax.tree_util.tree_flatten_with_path(abstract)
-        state = jax.tree.unflatten(structure, [restored["state"][_name(path)] for path, _ in paths])
-        return state, restored["progress"]
+        return _like(abstract, restored["state"]), restored["progress"]
+
+    def evaluated_stats(self, abstract: Any) -> Any:
+        """Returns the statistics that evaluations read, laid out like `abstract`; None if training has the same."""
+        step = self.latest_step()
+        if self._manager.item_metadata(step).get("evaluated_stats") is None:
+            return None
+        items = ocp.args.Composite(evaluated_stats=ocp.args.StandardRestore(_by_path(abstract)))
+        return _like(abstract, self._manager.restore(step, args=items)["evaluated_stats"])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of one array of the newest checkpoint without reading it; None if it has no such array."""
@@ -110,6 +133,12 @@ class Checkpoints:
 def _by_path(tree: Any) -> dict[str, Any]:
     """Returns a flat dict by the path of each leaf, which Orbax stores without knowing our types."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _like(tree: Any, flat: dict[str, Any]) -> Any:
+    """Returns a tree with the structure of another one, and the leaves of these paths."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return jax.tree.unflatten(structure, [flat[_name(path)] for path, _ in paths])
 
 
 def _name(path: Any) -> str:

@@ -8,7 +8,7 @@ statistics of a part, so accumulation is also a smaller statistical batch. Compa
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -250,6 +250,13 @@ def evaluated_variables(state: TrainState, weights: str) -> tuple[PyTree, PyTree
     return {**params, **state.target}, {**state.stats, **state.target_stats}
 
 
+def with_evaluated_statistics(state: TrainState, weights: str, stats: PyTree) -> TrainState:
+    """Returns the state in which `evaluated_variables` finds these statistics."""
+    if weights == "online":
+        return dataclasses.replace(state, stats=stats)
+    return dataclasses.replace(state, target_stats={name: stats[name] for name in state.target_stats})
+
+
 def make_feature_step(
     method: Any, factory: StateFactory, mesh: Mesh, *, level: int = 0, normalised: bool = True
 ) -> Callable[[PyTree, PyTree, Batch], jax.Array]:
@@ -275,6 +282,19 @@ def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Call
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
     return jax.jit(statistics, in_shardings=shardings, out_shardings=replicated(mesh))
+
+
+def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:
+    """Returns the statistics of several batches of one size together, from those of each.
+
+    The variance over all images is the mean of the batches' variances plus the variance of their means.
+    """
+    if not isinstance(batches[0], Mapping):
+        return sum(batches) / len(batches) if len(batches) > 1 else batches[0]
+    pooled = {name: pooled_statistics([batch[name] for batch in batches]) for name in batches[0]}
+    if {"mean", "var"} <= pooled.keys():
+        pooled["var"] += sum(jnp.square(batch["mean"] - pooled["mean"]) for batch in batches) / len(batches)
+    return pooled
 
 
 def with_statistics(stats: PyTree, new: PyTree) -> PyTree:

@@ -134,14 +134,18 @@ class DrawPictures(Action):
 
 
 class SaveCheckpoint(Action):
-    """Saves a checkpoint; the last one waits for calibrated statistics."""
+    """Saves a checkpoint; that of the last step is saved by the end of the run."""
+
+    def __init__(self, run: Run, session: Session, context: EvaluationContext):
+        super().__init__(run, session)
+        self._context = context
 
     def due(self, step: int) -> bool:
         every = self._run.config.train.checkpoint_every_steps
         return (step % every == 0 if every else self._ends_epoch(step)) and not self._is_last(step)
 
     def run(self, loop: Loop) -> None:
-        self._session.save(loop)
+        self._session.save(loop, self._context.evaluated_statistics)
 
 
 class CloseEpoch(Action):
@@ -178,8 +182,9 @@ class Actions:
         self.context = EvaluationContext(run.config, run.program, run.sources, progress=session, on_skipped=on_skipped)
         evaluators = build_evaluators(self.context)
         self._evaluations = [Evaluate(run, session, name, evaluator) for name, evaluator in evaluators.items()]
-        last: list[Action] = [kind(run, session) for kind in (DrawPictures, SaveCheckpoint, CloseEpoch)]
-        self._all = [Record(run, session), *self._evaluations, *last]
+        self._save = SaveCheckpoint(run, session, self.context)
+        last = [DrawPictures(run, session), self._save, CloseEpoch(run, session)]
+        self._all: list[Action] = [Record(run, session), *self._evaluations, *last]
 
     def due(self, step: int) -> list[Action]:
         """Returns the actions to run after this many steps."""
@@ -200,6 +205,10 @@ class Actions:
                 if action.name:
                     loop.progress.done[action.name] = loop.step
         self.context.forget()
+
+    def save(self, loop: Loop) -> None:
+        """Saves a checkpoint of this step, unless there is one."""
+        self._save.run(loop)
 
     def final(self, loop: Loop) -> Figures:
         """Returns the figures of all evaluators of the trained model."""

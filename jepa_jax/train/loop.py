@@ -56,8 +56,7 @@ def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> Non
 
 def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
     """Saves and evaluates the trained model; returns the final figures for the summary."""
-    loop.state = actions.context.calibrated_state(loop.state)
-    session.save(loop)
+    actions.save(loop)
     results = actions.final(loop)
     session.checkpoints.wait()
     return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}
@@ -67,7 +66,5 @@ def keep_last_step(run: Run, session: Session, actions: Actions, loop: Loop) -> 
     """Saves an interrupted run."""
     run.console.stop()
     session.drain()
-    if loop.step == run.length.total_steps:  # the checkpoint of the last step is kept: it must be calibrated
-        loop.state = actions.context.calibrated_state(loop.state)
-    session.save(loop)
+    actions.save(loop)
     session.checkpoints.wait()

@@ -177,13 +177,15 @@ class Session:
         for sink in self._sinks:
             sink.picture(step, name, image)
 
-    def save(self, loop: Loop) -> None:
-        """Saves a checkpoint; the writing goes on in the background."""
+    def save(self, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
+        """Saves a checkpoint with what evaluations read of it; the writing goes on in the background."""
+        if loop.step == self.checkpoints.latest_step():
+            return
         with self.timeline.section(Section.CHECKPOINT):
             progress = loop.progress
             progress.images_per_sec = self._images_per_sec(progress)
             stored = dataclasses.asdict(progress) | self._usage.totals() | {"step": loop.step}
-            self.checkpoints.save(loop.step, loop.state, stored)
+            self.checkpoints.save(loop.step, loop.state, stored, evaluated_statistics(loop.state))
 
     def close_epoch(self, step: int) -> None:
         """Accounts for the epoch, or the part of one, that ends here."""

@@ -1,6 +1,7 @@
 """`load_encoder`: what it says of itself, features as they were measured, patches where there is a grid."""
 
 import dataclasses
+import signal
 
 import jax
 import numpy as np
@@ -8,9 +9,12 @@ import pytest
 
 from jepa_jax import load_encoder
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.signals import Interrupted
 from jepa_jax.evals import trained_encoder
+from jepa_jax.program.checkpoint import Checkpoints
 from tests.evals.untrained_run import write_run
-from tests.runs import unlabelled
+from tests.runs import Silent, unlabelled
+from tests.runs import run as train_tiny
 from tests.tiny import tiny_config, tiny_masked_config
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 16, 16, 3), np.uint8)
@@ -37,6 +41,28 @@ def test_its_features_are_those_that_evaluations_read(run):
     images = evaluated.test.batch(np.arange(len(evaluated.test)))["image"]
     expected = evaluated.test_features().features
     np.testing.assert_allclose(load_encoder(run)(images), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unfinished_run_gives_what_was_evaluated(tmp_path):
+    """Trained on crops of 8 of 16 pixels, and interrupted: its batch statistics are not those of crops."""
+
+    class Stops(Silent):
+        def line(self, text):
+            super().line(text)
+            if text.startswith("epoch 1/"):
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train_tiny(tmp_path, Stops(), data__augment__crop__size=8, eval__calibration_images=96)
+    evaluated = trained_encoder.load(tmp_path)
+    assert evaluated.step == 6
+    expected = evaluated.calibrated(evaluated.train, 96)(IMAGES)
+    for encoder in (load_encoder(tmp_path), evaluated):
+        np.testing.assert_allclose(encoder(IMAGES), expected, rtol=1e-4, atol=1e-4)
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
+        state, _ = checkpoints.restore(evaluated.program.factory.abstract)
+    crops = evaluated.with_weights(evaluated.params, state.stats)(IMAGES)  # what training continues with
+    assert np.linalg.norm(crops - expected) > 0.05 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(

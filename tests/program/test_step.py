@@ -7,7 +7,7 @@ import pytest
 
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import averaged_params
-from jepa_jax.program.step import evaluated_variables, fsdp_spec
+from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statistics
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config
 
@@ -95,3 +95,11 @@ def test_evaluations_read_the_average_of_a_schedule_free_run_and_the_last_parame
     same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), params["encoder"], last["encoder"])
     assert all(jax.tree.leaves(same)) == (name != "schedule_free_adamw") and stats is state.stats
     jax.tree.map(np.testing.assert_array_equal, params, averaged_params(last, state.opt_state))
+
+
+def test_statistics_of_batches_pool_to_those_of_all_their_images():
+    x = np.random.default_rng(0).normal(size=(4, 8, 3)) + np.arange(4)[:, None, None]  # batches with other means
+    each = [{"norm": {"mean": jnp.asarray(part.mean(0)), "var": jnp.asarray(part.var(0))}} for part in x]
+    pooled = pooled_statistics(each)["norm"]
+    np.testing.assert_allclose(pooled["mean"], x.reshape(32, 3).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(pooled["var"], x.reshape(32, 3).var(0), rtol=1e-5)
