@@ -35,7 +35,10 @@ def facts_text(facts: Mapping[str, Any]) -> str:
             f"{'total':<32} {facts['params_total']:>12,}   trainable {facts['params_trainable']:,}",
             "",
             f"features: {facts['feature_dim']} numbers",
-            f"training: {facts['flops_per_image'] / 1e9:,.2f} GFLOP per image (forward and backward, all views)",
+            f"encoder: {facts['encoder_macs_per_image'] / 1e9:,.3f} GMACs per image "
+            "(as usually published: forward, with padding)",
+            f"training: {facts['flops_per_image'] / 1e9:,.2f} GFLOP per image "
+            "(2 per multiply-add: forward and backward, all views, without padding and recomputation)",
             f"length: {facts['steps_total']:,} steps, {facts['steps_per_epoch']:,} per epoch "
             f"of {facts['images_per_epoch']:,} images{assumed}",
         ]

@@ -15,6 +15,7 @@ from jepa_jax.data.contract import sample
 from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
+from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
 
 INITIAL_ELEMENTS = 1024  # of the train split, that a method may use to initialise itself
@@ -42,6 +43,7 @@ class Program:
     method: Any  # a jepa_jax.methods.contract.Method
     factory: StateFactory
     train_step: Callable
+    useful_step: Callable  # the same step without recomputation (`train.remat`), whose operations MFU counts; never run
     length: Length
     mesh: Mesh
 
@@ -68,7 +70,12 @@ def build_program(
     train_step = make_train_step(
         method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
     )
-    return Program(method, factory, train_step, length, mesh)
+    useful_step = train_step
+    if config.train.remat != "none":
+        plain = changed_config(config, {"train.remat": "none"})
+        shapes: Any = {"num_train": num_train, "num_classes": num_classes, "sample": sample, "mesh": mesh}
+        useful_step = build_program(plain, **shapes).train_step
+    return Program(method, factory, train_step, useful_step, length, mesh)
 
 
 def initial_sample(source: Any) -> dict[str, np.ndarray]:

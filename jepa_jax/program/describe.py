@@ -1,5 +1,6 @@
 """Describes a config without training: its parameters, its cost per image and its length."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
 from jepa_jax.program.build import Program, build_program
-from jepa_jax.program.flops import count_flops
+from jepa_jax.program.flops import Rules, count_flops
 from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
 
+PUBLISHED = Rules(platform="cuda", padding=True)
 FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState))
 
 
@@ -31,13 +33,27 @@ def describe(config: Config) -> dict[str, Any]:
         "params_trainable": count(params),
         "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
-        "flops_per_image": count_flops(program.train_step, state, batch) / config.data.batch_size,
+        "flops_per_image": count_flops(program.useful_step, state, batch) / config.data.batch_size,
+        "encoder_macs_per_image": encoder_macs(program, batch) / config.data.batch_size,
         "feature_dim": feature_width(program.method, program.factory.graphdef, abstract_model(program), batch) or None,
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
         "steps_total": program.length.total_steps,
     }
+
+
+def encoder_macs(program: Program, batch: Mapping[str, Any]) -> int:
+    """Returns the multiply-adds of a batch's features as they are usually published: products with padding count."""
+    if not hasattr(program.method, "features"):
+        return 0
+    state = program.factory.abstract
+
+    def features(params: Any, stats: Any, batch: Any) -> jax.Array:
+        return program.method.features(program.factory.merge(params, stats), batch)
+
+    # On GPUs convolutions are convolutions; on CPUs some are matrix products of patches.
+    return count_flops(features, state.params["model"], state.stats, batch, rules=PUBLISHED) // 2
 
 
 def abstract_model(program: Program) -> nnx.Module:

@@ -29,6 +29,7 @@ class Rules:
 
     platform: str | None = None  # "cpu", "cuda", ... for programs that differ by platform; None: the most expensive
     loops_once: bool = False  # count a loop body once, as XLA's own analysis does
+    padding: bool = False  # also count products with the padding of convolutions, as published MACs do
     elementwise: bool = False  # also count additions, comparisons, conversions and reductions, as XLA does
 
 
@@ -61,7 +62,7 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
     if name == "dot_general":
         return _dot_flops(equation)
     if name == "conv_general_dilated":
-        return _conv_flops(equation)
+        return _conv_flops(equation, rules)
     if name.startswith("dot_product_attention"):
         return _attention_flops(equation)
     if rules.elementwise and name in ELEMENTWISE:
@@ -113,7 +114,7 @@ def _attention_flops(equation: Any) -> int:
     return products * 2 * batch * heads * length * equation.invars[1].aval.shape[1] * width
 
 
-def _conv_flops(equation: Any) -> int:
+def _conv_flops(equation: Any, rules: Rules) -> int:
     params = equation.params
     numbers = params["dimension_numbers"]
     left, right = (v.aval.shape for v in equation.invars)
@@ -121,6 +122,9 @@ def _conv_flops(equation: Any) -> int:
     products = 1  # pairs of output position and kernel tap that meet a real input, over all spatial axes
     spatial = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
     for axis, (in_left, in_right, in_out) in enumerate(spatial):
+        if rules.padding:
+            products *= right[in_right] * out[in_out]
+            continue
         products *= _meeting_pairs(
             size=left[in_left], taps=right[in_right], outputs=out[in_out], stride=params["window_strides"][axis],
             before=params["padding"][axis][0], hole=params["lhs_dilation"][axis], spread=params["rhs_dilation"][axis],

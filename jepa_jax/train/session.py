@@ -51,7 +51,7 @@ class Session:
         self._writes = jax.process_index() == 0
         self.timeline = Timeline(clock, keep_segments=run.config.profile.enabled)
         self.trace = TraceWindow(run.config.profile.trace_steps, run.folder.path / "trace")
-        self._train_step = train_step or CompiledStep(run.program.train_step)
+        self._train_step = train_step or CompiledStep(run.program.train_step, run.program.useful_step)
         self.profiler = NullProfiler(self.timeline)
         if run.config.profile.enabled:
             self.profiler = Profiler(run.config, run.length, self.timeline, self.trace, self._train_step)

@@ -35,13 +35,12 @@ from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_m
 from jepa_jax.evals.sources import part_of
 from jepa_jax.profiling import memory_growth, monitor, peak
 from jepa_jax.profiling.accounting import Ledger
-from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep, traced_flops
+from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
-from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime import memory as process_memory
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
@@ -129,9 +128,8 @@ def measure(
         contextlib.ExitStack() as stack,
     ):
         delivery = next(batches)
-        step = CompiledStep(program.train_step)
+        step = CompiledStep(program.train_step, program.useful_step)
         compiled = compile_step(step, state, delivery[0])
-        flops = step.flops if config.train.remat == "none" else useful_flops(config, state, delivery[0], **shapes)
         before_steps()
         process_memory.reset_peak()  # compiling may have taken more than any step will
         loop = StepLoop(step, state, itertools.chain([delivery], batches), device, on_step)
@@ -147,8 +145,8 @@ def measure(
     return dataclasses.replace(
         figures,
         **compiled,
-        flops_per_batch=flops,
-        mfu=flops * figures.samples_per_sec / config.data.batch_size / most if flops and most else None,
+        flops_per_batch=step.flops,
+        mfu=step.flops * figures.samples_per_sec / config.data.batch_size / most if step.flops and most else None,
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,
         devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
@@ -168,12 +166,6 @@ def compile_step(step: CompiledStep, state: TrainState, batch: Any) -> dict[str,
         # The text holds no source locations, so equal programs have equal texts.
         "program_fingerprint": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
-
-
-def useful_flops(config: Config, state: Any, batch: Any, **shapes: Any) -> int:
-    """Returns the operations of a step that computes nothing twice; remat adds some that are of no use."""
-    jitted: Any = build_program(changed_config(config, {"train.remat": "none"}), **shapes).train_step
-    return traced_flops(jitted.trace(state, batch))
 
 
 def check_device(request: TrialRequest) -> None:

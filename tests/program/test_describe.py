@@ -1,6 +1,7 @@
 """What a config describes, without labels and with numbers that are not trained."""
 
 import numpy as np
+import pytest
 
 from jepa_jax.program.describe import describe
 from tests.tiny import tiny_config
@@ -23,3 +24,8 @@ def test_unlabelled_images_of_one_channel_have_no_probe(tmp_path):
     source = dict(data__source="npz", data__dir=str(tmp_path / "set.npz"))
     result = describe(tiny_config(**source, **one_channel, **colour))
     assert (result["params_probe"], result["feature_dim"], result["images_per_epoch"]) == (0, 16, 96)
+
+
+def test_macs_of_a_known_encoder_are_the_published_ones():
+    macs = describe(tiny_config(model__name="resnet18", data__image_size=32))["encoder_macs_per_image"]
+    assert macs == pytest.approx(0.5554e9, rel=1e-3)  # ResNet-18 for 32 pixels, without its last layer

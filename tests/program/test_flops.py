@@ -1,5 +1,8 @@
 """The operation counter: closed forms, and XLA's own analysis of whole models."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -114,3 +117,12 @@ def test_the_products_of_a_resnet_are_known_in_closed_form():
     function, variables = gradient(model, jnp.zeros((1, 32, 32, 3)))
     counted = count_flops(function, variables, rules=Rules(platform="cuda"))
     assert 6 / 7 * 0.99 < counted / (3 * 2 * 0.556e9) < 6 / 7 * 1.02
+
+
+def test_published_macs_count_products_with_padding():
+    kernel = shape(3, 3, 5, 7)  # on 4 x 4 positions nine taps each; without padding 10 x 10 pairs meet
+    conv = functools.partial(conv2d, padding="SAME")
+    on_gpu = Rules(platform="cuda")
+    assert count_flops(conv, shape(2, 4, 4, 5), kernel, rules=on_gpu) == 2 * 2 * 5 * 7 * 10 * 10
+    padded = dataclasses.replace(on_gpu, padding=True)
+    assert count_flops(conv, shape(2, 4, 4, 5), kernel, rules=padded) == 2 * 2 * 5 * 7 * 16 * 9

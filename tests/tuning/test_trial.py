@@ -22,7 +22,7 @@ from jepa_jax.base.runner import Runner
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import batches_ready
 from jepa_jax.profiling import memory_growth
-from jepa_jax.profiling.compilations import traced_flops
+from jepa_jax.profiling.compilations import CompiledStep, traced_flops
 from jepa_jax.program.build import build_program
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime import provenance
@@ -244,10 +244,12 @@ def test_what_remat_computes_again_is_no_use_of_the_device():
     shapes = {"num_train": 96, "num_classes": 8, "sample": batch, "mesh": make_mesh(1, 1)}
     program = build_program(config, **shapes)
     state = program.factory.abstract
-    useful = measurement.useful_flops(config, state, batch, **shapes)
-    assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * useful
-    plain = changed_config(config, {"train.remat": "none"})
-    assert useful == measurement.useful_flops(plain, state, batch, **shapes)
+    step = CompiledStep(program.train_step, program.useful_step)  # as training and trials make it
+    step.compile(state, batch)
+    assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * step.flops
+    plain = build_program(changed_config(config, {"train.remat": "none"}), **shapes)
+    assert step.flops == traced_flops(plain.train_step.trace(state, batch))
+    assert plain.useful_step is plain.train_step
 
 
 @pytest.mark.parametrize(
