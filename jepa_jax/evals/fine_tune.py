@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
@@ -175,6 +176,7 @@ def train_mode(program: Program, level: int) -> Callable[[Any, Any, Batch], tupl
 
     def apply(params: Any, stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
         model = program.factory.merge(params, stats)
+        model.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)  # there is no key per step
         features = program.method.features(model, batch, level=level, train=True)
         return features, variables_of(model)
 

@@ -2,7 +2,8 @@
 
 Level l lives on the patch grid pooled by 2^l, so each of its cells is an area of the image. A level's target is the
 standardised mean of the slow encoder's patches over that area, whether they are hidden or not; its prediction is a
-head's reading of the predicted patches pooled over the same area. A cell counts as much as it is hidden.
+head's reading of the predicted patches pooled over the same area. A cell counts as much as it is hidden. Features of a
+level above 0 are its targets: heads read what the predictor gives, and mean nothing of what the encoder gives.
 
 A second term keeps the features of images from collapsing: the visible patches of two views of the *same* image, each
 with its own crop, colours and mask, agree in their mean feature, and those means fill the space (VICReg or SIGReg).
@@ -33,7 +34,7 @@ from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT, layer_norm, linear
 
 Tokens = Float[Array, "b n d"]
-Maps = Float[Array, "b _ d"]  # of a level: as many cells as it has
+Maps = Float[Array, "_ _ d"]  # of a level: as many cells as it has, for each mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ class HJepa(JepaMethod):
         del step
         view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
         view = self.view(batch["image"], view_key)
-        masks = self.masks.sample(mask_key, len(view))
+        masks = self.sample_masks(mask_key, view)
         goal = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
             context = self._context(model.encoder, view, masks.context)
@@ -154,7 +155,7 @@ class HJepa(JepaMethod):
         if self.config.regulariser != "none":
             other = self._second_context(model.encoder, batch["image"], second_key)
             with jax.named_scope("loss"):
-                z = jnp.stack([image_feature(context), image_feature(other)])
+                z = jnp.stack([image_feature(context[:: self.config.masks_per_image]), image_feature(other)])
                 regulariser, more = self._regulariser(z, slice_key)
                 loss, terms = loss + self.config.regulariser_weight * regulariser, terms | more
         return Output(loss, terms, self.probe_features(goal))
@@ -162,21 +163,21 @@ class HJepa(JepaMethod):
     def features(
         self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
     ) -> Float[Array, "b d"]:
-        """Returns pooled cells of a level: the encoder's patches at level 0, its head's outputs above.
+        """Returns pooled cells of a level: the encoder's patches at level 0, the targets of the level's loss above.
 
         Without `normalised`, the encoder's patches, at any level.
         """
         if not (normalised and level):
             return super().features(model, batch, normalised=normalised, train=train)
-        patches = model.encoder.patches(self.whole(batch["image"], self.view_size))
+        patches = model.encoder.patches(self.whole(batch["image"], self.view_size), train=train)
         side = level_side(self.grid, level)
-        return self.pooled(EncoderOutputs(model.hierarchy(patches)[level].reshape(len(patches), side, side, -1)))
+        return self.pooled(EncoderOutputs(level_cells(patches, self.grid, level).reshape(len(patches), side, side, -1)))
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, all targets, and the view as each coarser level sees it."""
         view_key, mask_key, _, _ = jax.random.split(key, 4)
         view = self.view(batch["image"], view_key)
-        masks = self.masks.sample(mask_key, len(view))
+        masks = self.first_masks(mask_key, view)
         size = self.view_size
         flat = view.reshape(len(view), size * size, -1)
         coarse = []
@@ -186,13 +187,14 @@ class HJepa(JepaMethod):
             coarse.append(cells.reshape(view.shape))
         return jnp.stack([view, self.shown(view, masks.context), self.shown(view, masks.targets), *coarse])
 
-    def _context(self, encoder: ViT, view: View, index: Integer[Array, "b context"]) -> Tokens:
+    def _context(self, encoder: ViT, view: View, index: Integer[Array, "bm context"]) -> Float[Array, "bm context d"]:
         """Returns outputs of the visible patches, computed from them alone or with zeros for the hidden ones."""
         if self.config.token_dropping:
-            return encoder.patches(view, index)
+            return self.context_patches(encoder, view, index)
         visible = covers(index, self.grid**2)[..., None]
-        tokens = encoder.embed(view)
-        return take_tokens(encoder.encode(tokens * visible.astype(tokens.dtype))[:, encoder.num_cls :], index)
+        tokens = jnp.repeat(encoder.embed(view), len(index) // len(view), axis=0)
+        outputs = encoder.encode(tokens * visible.astype(tokens.dtype), train=True)
+        return take_tokens(outputs[:, encoder.num_cls :], index)
 
     def _second_context(self, encoder: ViT, images: Images, key: jax.Array) -> Tokens:
         """Returns outputs of the visible patches of another view of the same images."""
@@ -201,13 +203,12 @@ class HJepa(JepaMethod):
         with jax.named_scope("encoder"):
             return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
 
-    def _level_losses(self, predicted: list[Maps], goal: Tokens, coverage: Float[Array, "b tokens"]) -> Terms:
+    def _level_losses(self, predicted: list[Maps], goal: Tokens, coverage: Float[Array, "bm tokens"]) -> Terms:
         """Returns each level's loss; `coverage` says how many target blocks a patch is in."""
         terms = {}
         for level, maps in enumerate(predicted):
-            side = level_side(self.grid, level)
-            target = standardised(resample(goal.astype(jnp.float32), self.grid, side))
-            weights = resample(coverage[..., None], self.grid, side)[..., 0]
+            target = jnp.repeat(level_cells(goal, self.grid, level), self.config.masks_per_image, axis=0)
+            weights = resample(coverage[..., None], self.grid, level_side(self.grid, level))[..., 0]
             terms[f"level_{level}"] = prediction_loss(maps, target, weights)
         return terms
 
@@ -233,6 +234,11 @@ def image_feature(patches: Tokens) -> Float[Array, "b d"]:
 def level_side(grid: int, level: int) -> int:
     """Returns the cells per side of a level: the grid over 2^level, rounded up."""
     return math.ceil(grid / 2**level)
+
+
+def level_cells(patches: Tokens, grid: int, level: int) -> Float[Array, "b cells d"]:
+    """Returns what a level is to predict of each of its cells: the mean of its patches, standardised."""
+    return standardised(resample(patches.astype(jnp.float32), grid, level_side(grid, level)))
 
 
 def resample(cells: Tokens, side: int, new_side: int) -> Float[Array, "b m d"]:

@@ -54,22 +54,23 @@ class IJepa(JepaMethod):
         del step
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
-        masks = self.masks.sample(mask_key, len(view))
-        wanted = masks.targets.reshape(len(view), -1)  # [B, targets * target_tokens]
+        masks = self.sample_masks(mask_key, view)
+        wanted = masks.targets.reshape(len(masks.targets), -1)  # [B M, targets * target_tokens]
 
         goal = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
-            context = model.encoder.patches(view, masks.context)
+            context = self.context_patches(model.encoder, view, masks.context)
         with jax.named_scope("predictor"):
             predicted = model.predictor(context, masks.context, wanted)
         with jax.named_scope("loss"):
-            loss = prediction_loss(predicted, take_tokens(standardised(goal), wanted))
+            goals = take_tokens(standardised(goal), wanted.reshape(len(view), -1))  # [B, M targets * target_tokens, D]
+            loss = prediction_loss(predicted.reshape(goals.shape), goals)
         return Output(loss, {}, self.probe_features(goal))
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, and each of the target blocks."""
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
-        masks = self.masks.sample(mask_key, len(view))
+        masks = self.first_masks(mask_key, view)
         targets = [self.shown(view, masks.targets[:, i]) for i in range(self.masks.num_targets)]
         return jnp.stack([view, self.shown(view, masks.context), *targets])

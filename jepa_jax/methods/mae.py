@@ -74,7 +74,7 @@ class MaskedAutoencoder(MaskedMethod):
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch["image"], view_key)
         visible, hidden = random_split(mask_key, len(view), self.tokens, self.visible_tokens)
-        painted = self._paint(model, view, visible, hidden)
+        painted = self._paint(model, view, visible, hidden, train=True)
         with jax.named_scope("loss"):
             wanted = take_tokens(patchify(view, self.patch_size), hidden)
             if self.config.norm_pix:
@@ -113,10 +113,10 @@ class MaskedAutoencoder(MaskedMethod):
             painted = painted * deviation + mean
         return painted
 
-    def _paint(self, model: Any, view: View, visible: Places, hidden: Places) -> Patches:
+    def _paint(self, model: Any, view: View, visible: Places, hidden: Places, *, train: bool = False) -> Patches:
         """Returns the decoder's patches at `hidden`; as in the original, it also reads a CLS token."""
         with jax.named_scope("encoder"):
-            outputs = model.encoder.encode(model.encoder.embed(view, visible))
+            outputs = model.encoder.encode(model.encoder.embed(view, visible), train=train)
         with jax.named_scope("predictor"):
             leading, context = jnp.split(outputs, [model.encoder.num_cls], axis=1)
             return model.decoder(context, visible, hidden, leading=leading)

@@ -14,9 +14,9 @@ from jepa_jax.config.schema import Group, Problem, key, subgroup
 from jepa_jax.methods import schedules
 from jepa_jax.methods.contract import Ema
 from jepa_jax.methods.image_method import Features, ImageMethod, Images
-from jepa_jax.methods.masking import BlockMasks, MaskConfig, covers
+from jepa_jax.methods.masking import BlockMasks, MaskConfig, Masks, covers
 from jepa_jax.models.pooling import EncoderOutputs
-from jepa_jax.models.vit import VitConfig, patchify, unpatchify
+from jepa_jax.models.vit import ViT, VitConfig, patchify, unpatchify
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
 View = Float[Array, "b h w c"]
@@ -52,6 +52,7 @@ class JepaConfig(MaskedConfig):
         variants={"ema": EmaTargetKeys, "online": None, "shared": None},
     )
     mask: MaskConfig = subgroup(MaskConfig)
+    masks_per_image: int = key(1, "masks that share one pass of the target encoder over an image", least=1)
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if getattr(config.model, "pool", "mean") != "mean":
@@ -100,6 +101,21 @@ class JepaMethod(MaskedMethod):
         if self.config.target == "ema":
             momentum = schedules.linear(self.config.ema_start, self.config.ema_end, total_steps)
             self.ema = Ema(("encoder",), momentum)
+
+    def sample_masks(self, key: jax.Array, view: View) -> Masks:
+        """Returns `method.masks_per_image` masks of each image, those of an image one after the other: [B M, ...]."""
+        return self.masks.sample(key, len(view) * self.config.masks_per_image)
+
+    def first_masks(self, key: jax.Array, view: View) -> Masks:
+        """Returns the first of the masks that `sample_masks` gives each image."""
+        context, hidden, targets = (index[:: self.config.masks_per_image] for index in self.sample_masks(key, view))
+        return Masks(context, hidden, targets)
+
+    def context_patches(self, encoder: ViT, view: View, index: Integer[Array, "bm n"]) -> Float[Array, "bm n d"]:
+        """Returns outputs of the patches that each mask leaves visible, computed from these alone."""
+        tokens = encoder.embed(view, index.reshape(len(view), -1))  # [B, M n, D]
+        outputs = encoder.encode(tokens.reshape(*index.shape, -1), train=True)
+        return outputs[:, encoder.num_cls :]
 
     def target_patches(self, model: Any, target: Any, view: View) -> Float[Array, "b n d"]:
         """Returns the patch outputs that are to be predicted, for `method.target`."""

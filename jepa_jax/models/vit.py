@@ -51,6 +51,9 @@ class VitConfig(NamedGroup):
     pool: str = key("mean", "what a projector reads: the CLS token or the mean of patches", choices=("cls", "mean"))
     cls_token: bool = key(True, "whether there is a token beside those of the patches")
     positions: str = key("learned", "trained, or fixed sines and cosines", choices=("learned", "sincos"))
+    drop_path: float = key(
+        0.0, "share of images that skip a branch of the last block in training; earlier blocks less", least=0, most=0.99
+    )
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if self.pool == "cls" and not self.cls_token:
@@ -75,18 +78,30 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, width: int, heads: int, *, mlp_ratio: int = 4, dtype: Any, rngs: nnx.Rngs):
+    In training a share `drop_path` of the images skips each of the two branches (stochastic depth); the others get it
+    scaled up, so that its expectation stays.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, mlp_ratio: int = 4, drop_path: float = 0.0, dtype: Any, rngs: nnx.Rngs
+    ):
         self.norm1 = layer_norm(width, dtype, rngs)
         self.attention = Attention(width, heads, dtype=dtype, rngs=rngs)
         self.norm2 = layer_norm(width, dtype, rngs)
         self.up = linear(width, mlp_ratio * width, dtype, rngs)
         self.down = linear(mlp_ratio * width, width, dtype, rngs)
+        self.drop = (
+            nnx.Dropout(drop_path, broadcast_dims=(1, 2), rngs=nnx.Rngs(dropout=rngs.params())) if drop_path else None
+        )
 
-    def __call__(self, x: Tokens) -> Tokens:
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=False))
+    def __call__(self, x: Tokens, *, train: bool = False) -> Tokens:
+        x = x + self._kept(self.attention(self.norm1(x)), train)
+        return x + self._kept(self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=False)), train)
+
+    def _kept(self, branch: Tokens, train: bool) -> Tokens:
+        return self.drop(branch) if train and self.drop is not None else branch
 
 
 class ViT(nnx.Module):
@@ -107,6 +122,7 @@ class ViT(nnx.Module):
         cls_token: bool = True,
         positions: str = "learned",
         channels: int = 3,
+        drop_path: float = 0.0,
         dtype: Any = jnp.float32,
         remat: bool = False,
         rngs: nnx.Rngs,
@@ -122,7 +138,8 @@ class ViT(nnx.Module):
             self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
         learned = (1, self.grid**2 + self.num_cls, width)
         self.position = nnx.Param(initial(rngs.params(), learned)) if positions == "learned" else None
-        self.blocks = nnx.List([Block(width, heads, dtype=dtype, rngs=rngs) for _ in range(depth)])
+        rates = np.linspace(0, drop_path, depth) if depth > 1 else [drop_path]
+        self.blocks = nnx.List([Block(width, heads, drop_path=float(p), dtype=dtype, rngs=rngs) for p in rates])
         self.norm = layer_norm(width, dtype, rngs)
 
     @classmethod
@@ -134,7 +151,7 @@ class ViT(nnx.Module):
         return cls(
             width, depth, heads, image_size=view_size, patch_size=config.patch_size, pool=config.pool,
             cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1],
-            dtype=dtype, remat=remat, rngs=rngs,
+            drop_path=config.drop_path, dtype=dtype, remat=remat, rngs=rngs,
         )  # fmt: skip
 
     def embed(self, images: Images, keep: Places | None = None) -> Tokens:
@@ -147,24 +164,23 @@ class ViT(nnx.Module):
         tokens = self.patch_embed(patches)
         return tokens + positions.astype(tokens.dtype)
 
-    def encode(self, tokens: Tokens, *, normalised: bool = True) -> Float[Array, "b m d"]:
+    def encode(self, tokens: Tokens, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
         """Returns outputs for embedded tokens, that of CLS in front if there is one."""
         x = tokens
         if self.num_cls:
             position = 0 if self.position is None else self.position[:, :1]
             cls = (self.cls_token[...] + position).astype(tokens.dtype)
             x = jnp.concatenate([jnp.broadcast_to(cls, (tokens.shape[0], *cls.shape[1:])), tokens], axis=1)
-        x = run_blocks(self.blocks, x, remat=self.remat)
+        x = run_blocks(self.blocks, x, remat=self.remat, train=train)
         return self.norm(x) if normalised else x
 
-    def patches(self, images: Images, keep: Places | None = None, *, normalised: bool = True) -> Tokens:
+    def patches(self, images: Images, keep: Places | None = None, *, train: bool = False) -> Tokens:
         """Returns outputs of the patches alone."""
-        return self.encode(self.embed(images, keep), normalised=normalised)[:, self.num_cls :]
+        return self.encode(self.embed(images, keep), train=train)[:, self.num_cls :]
 
     def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """See `jepa_jax.models.registry.Encoder`."""
-        del train  # no dropout, no batch statistics
-        tokens = self.encode(self.embed(images), normalised=normalised)
+        tokens = self.encode(self.embed(images), train=train, normalised=normalised)
         rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
         cells = tokens[:, self.num_cls :].reshape(len(images), rows, columns, self.feature_dim)
         return EncoderOutputs(cells, tokens[:, 0] if self.num_cls else None)
@@ -179,9 +195,11 @@ class ViT(nnx.Module):
         return interpolated(self.position[:, self.num_cls :], grid)
 
 
-def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: bool) -> Tokens:
+def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: bool, train: bool = False) -> Tokens:
     """Applies blocks one after the other; with `remat` the backward pass recomputes the inside of each."""
-    run = nnx.remat(lambda block, x: block(x)) if remat else (lambda block, x: block(x))
+    run: Any = lambda block, x: block(x, train=train)  # noqa: E731
+    if remat:
+        run = nnx.remat(run)
     for block in blocks:
         x = run(block, x)
     return x

@@ -1,5 +1,6 @@
 """I-JEPA, hierarchical JEPA and MAE: sizes, costs, targets, and what must not change a result."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,10 +11,12 @@ from flax import nnx
 
 from jepa_jax.losses.jepa import prediction_loss, smooth_l1, standardised
 from jepa_jax.methods.hjepa import level_side, resample
+from jepa_jax.methods.masking import BlockMasks
 from jepa_jax.models.pooling import area_weights
 from jepa_jax.models.vit import patchify, sincos_positions, unpatchify
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.describe import describe
+from jepa_jax.program.flops import count_flops
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of, take_steps
 from tests.tiny import tiny_masked_config
 
@@ -126,6 +129,70 @@ def test_a_level_is_an_area_of_the_image():
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
     np.testing.assert_allclose(weights[0, :5] * 3.5, [1, 1, 1, 0.5, 0], atol=1e-6)
     np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-7)
+
+
+def test_the_features_of_a_level_do_not_depend_on_the_basis_of_the_predictor():
+    program = build_program(tiny_masked_config("hjepa"))
+    model, changed = model_of(program), model_of(program)
+    basis = np.eye(16) + 0.5 * np.random.default_rng(0).normal(size=(16, 16))
+    out = changed.predictor.out
+    out.kernel[...], out.bias[...] = out.kernel[...] @ basis, out.bias[...] @ basis
+    for head in changed.hierarchy.heads:
+        head.linear.kernel[...] = np.linalg.inv(basis) @ head.linear.kernel[...]
+
+    def read(model, images):
+        levels = [program.method.features(model, {"image": images}, level=level) for level in range(3)]
+        return program.method.loss(model, model, {"image": images}, jax.random.key(0), jnp.int32(0)).loss, levels
+
+    (loss, features), (changed_loss, changed_features) = (nnx.jit(read)(m, IMAGES) for m in (model, changed))
+    assert float(changed_loss) == pytest.approx(float(loss), rel=1e-3)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), changed_features, features)
+    # Cells of a level are standardised after they were averaged, which no map of the features below can undo.
+    assert not np.allclose(features[1], features[2], atol=1e-2)
+
+
+@pytest.mark.parametrize("method", ["ijepa", "hjepa"])
+def test_several_masks_share_one_pass_of_the_target(method):
+    def step(masks):
+        program = build_program(tiny_masked_config(method, method__masks_per_image=masks))
+        model = nnx.eval_shape(lambda: program.method.init(jax.random.key(0), {"image": jnp.asarray(IMAGES)}))
+        graphdef, state = nnx.split(model)
+
+        def loss(state, images):
+            model = nnx.merge(graphdef, state)
+            return program.method.loss(model, model, {"image": images}, jax.random.key(0), jnp.int32(0)).loss
+
+        def target(state, images):
+            return nnx.merge(graphdef, state).encoder.patches(images)
+
+        view = jax.ShapeDtypeStruct(IMAGES.shape, jnp.float32)
+        return count_flops(loss, state, jnp.asarray(IMAGES)), count_flops(target, state, view)
+
+    (one, target), (two, _), (three, _) = map(step, (1, 2, 3))
+    assert three - two == two - one  # what a mask costs
+    assert 0.95 * target < one - (two - one) < 1.6 * target  # what it does not: the target, and making the view
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedMasks(BlockMasks):
+    """Gives each image the same mask several times."""
+
+    copies: int = 1
+
+    def sample(self, key, batch):
+        masks = super().sample(key, batch // self.copies)
+        return jax.tree.map(lambda index: jnp.repeat(index, self.copies, axis=0), masks)
+
+
+@pytest.mark.parametrize("method", ["ijepa", "hjepa"])
+def test_equal_masks_of_an_image_give_the_loss_of_one(method):
+    def loss(copies):
+        program = build_program(tiny_masked_config(method, method__masks_per_image=copies))
+        program.method.masks = RepeatedMasks(**dataclasses.asdict(program.method.masks), copies=copies)
+        step, model = nnx.jit(program.method.loss), model_of(program)
+        return float(step(model, model, {"image": IMAGES}, jax.random.key(0), jnp.int32(0)).loss)
+
+    assert loss(3) == pytest.approx(loss(1), rel=1e-5)
 
 
 @pytest.mark.parametrize("fusion", ["none", "add", "concat"])
