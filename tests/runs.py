@@ -54,3 +54,12 @@ def unlabelled(folder: pathlib.Path, channels: int = 3) -> dict[str, Any]:
         data__num_test=0, data__augment__mean=(0.5,) * channels, data__augment__std=(0.2,) * channels,
         data__augment__jitter__probability=0.0, data__augment__grayscale__probability=0.0,
     )  # fmt: skip
+
+
+def one_class(folder: pathlib.Path) -> dict[str, Any]:
+    """Writes an npz data set of random images of one class; returns the overrides of a config that uses it."""
+    overrides = unlabelled(folder)
+    with np.load(folder / "data.npz") as stored:
+        labels = {f"y_{split}": np.zeros(len(stored[f"x_{split}"]), np.int64) for split in ("train", "test")}
+        np.savez(folder / "data.npz", **labels, **stored)
+    return overrides

@@ -20,6 +20,8 @@ def compare_runs(arguments: argparse.Namespace, console: Console) -> Result:
 
     result = write_comparison(arguments.workdirs, arguments.output)
     differing = ", ".join(result["differing_keys"]) or "nothing"
+    for text in result["warnings"]:
+        console.warn(text)
     return Result([result], f"{comparison_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
 
 

@@ -2,7 +2,8 @@
 
   jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0]
 
-Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there.
+Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there. The same
+command continues an evaluation that was interrupted.
 """
 
 import argparse
@@ -19,6 +20,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
     parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8)
     parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000)
+    parser.add_switch("untrained", "also measure the encoder as it was before its first step", default=True)
 
 
 def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
@@ -31,7 +33,11 @@ def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
         protocols=arguments.protocols,
         levels=arguments.levels,
         data_dir=arguments.data_dir,
-        limits=Limits(fine_tune_epochs=arguments.fine_tune_epochs, fine_tune_images=arguments.fine_tune_images),
+        limits=Limits(
+            fine_tune_epochs=arguments.fine_tune_epochs,
+            fine_tune_images=arguments.fine_tune_images,
+            untrained=arguments.untrained,
+        ),
         console=console,
     )
     write_evaluation(evaluation)

@@ -1,6 +1,7 @@
 """Evaluates a run: the chosen protocols on the features of its newest checkpoint, at the chosen levels.
 
-A second evaluation of the same checkpoint adds to the first, whose results are read from `eval/eval.json`.
+Results are written to `eval/eval.json` after each protocol. A second evaluation of the same checkpoint adds to the
+first; one that was interrupted goes on after the last protocol that it finished.
 """
 
 import dataclasses
@@ -15,10 +16,11 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.data.contract import sample
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.features import Split, labels_differ
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
+from jepa_jax.evals.references import class_notes, untrained_encoder
 from jepa_jax.evals.trained_encoder import TrainedEncoder, load
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.provenance import environment
@@ -36,7 +38,6 @@ class Evaluation:
     record: dict[str, Any]  # what eval.json holds: these results and earlier ones of the same checkpoint
     levels: Sequence[int]  # that were measured now
     protocols: Sequence[str]  # that were measured now
-    extends_earlier: bool
     points: Mapping[int, Split]  # level -> features of some test images
     patches: tuple[np.ndarray, np.ndarray] | None  # images and their patch features [B, gh, gw, F]
 
@@ -61,44 +62,123 @@ def evaluate(
     encoder = load(workdir, data_dir=data_dir)
     names = parse_protocols(protocols, labelled=bool(encoder.classes))
     chosen = parse_levels(levels, encoder.levels)
-    folder = Workdir(workdir).path / "eval"
-    results = {str(level): measure_level(encoder, level, names, limits, console) for level in chosen}
-    earlier = _earlier_levels(folder, encoder)
-    merged = {
-        level: earlier.get(level, {}) | results.get(level, {})
-        for level in sorted(earlier.keys() | results.keys(), key=int)
-    }
+    results = Results(Workdir(workdir).path / "eval", encoder, limits)
+    compares = limits.untrained and any(PROTOCOLS[name].has_reference for name in names)
+    untrained = untrained_encoder(encoder) if compares else None
+    for level in chosen:
+        if pending := [name for name in names if not results.has(level, name)]:
+            measure_level(encoder, untrained, level, pending, results, console)
+        if len(pending) < len(names):
+            known = ", ".join(PROTOCOLS[name].title for name in names if name not in pending)
+            console.line(f"measured before the interruption: {known}")
+    names = [name for name in names if all(results.measured(level, name) for level in chosen)]
+    if not names:
+        raise UserError(f"--protocols={protocols}: {results.notes[0]} Use feature_quality.")
     points: dict[int, Split] = {}
     if "feature_quality" in names and len(encoder.test) >= FEWEST_POINTS:
         points = {level: scatter_points(encoder, level, limits) for level in chosen}
     patches = patch_maps(encoder) if "feature_quality" in names else None
-    record = describe_encoder(encoder, limits) | {"levels": merged, "seconds": time.perf_counter() - started}
-    return Evaluation(folder, _finite(record), chosen, names, bool(earlier), points, patches)
+    return Evaluation(
+        results.folder, results.finish(time.perf_counter() - started), chosen, names, points, patches=patches
+    )
+
+
+class Results:
+    """What eval.json holds: written after each protocol, begun with earlier results of the same checkpoint and data."""
+
+    def __init__(self, folder: pathlib.Path, encoder: TrainedEncoder, limits: Limits):
+        self.folder, self.limits = folder, limits
+        record, identity = read_json_or_empty(folder / "eval.json"), ("params_sha256", "step", "data_identity")
+        self._record = describe_encoder(encoder, limits)
+        is_same = all(record.get(key) == _finite(self._record[key]) for key in identity)
+        # A finished evaluation that is asked for again is measured again.
+        self._continues = (
+            is_same and not record.get("complete", True) and record.get("limits") == self._record["limits"]
+        )
+        self._record |= {"complete": False, "notes": record["notes"] if is_same else []}
+        self._record["levels"] = record["levels"] if is_same else {}
+        if not is_same:
+            for path in folder.glob("*.png"):  # figures of another checkpoint
+                path.unlink()
+
+    def has(self, level: int, name: str) -> bool:
+        """Returns whether an interrupted evaluation had measured this protocol."""
+        return self._continues and self.measured(level, name)
+
+    def measured(self, level: int, name: str) -> bool:
+        return name in self._record["levels"].get(str(level), {})
+
+    @property
+    def notes(self) -> list[str]:
+        return self._record["notes"]
+
+    def note(self, sentence: str, console: Console) -> None:
+        """Keeps a sentence for the pages, and warns of it once."""
+        if sentence not in self._record["notes"]:
+            self._record["notes"].append(sentence)
+            console.warn(sentence)
+
+    def keep(self, level: int, name: str, result: dict[str, Any]) -> None:
+        """Writes the results of a protocol."""
+        levels = self._record["levels"]
+        levels[str(level)] = levels.get(str(level), {}) | {name: result}
+        self._record["levels"] = dict(sorted(levels.items(), key=lambda item: int(item[0])))
+        self._write()
+
+    def finish(self, seconds: float) -> dict[str, Any]:
+        """Marks the evaluation as complete; returns what eval.json holds."""
+        self._record |= {"complete": True, "seconds": seconds}
+        self._write()
+        return _finite(self._record)
+
+    def _write(self) -> None:
+        write_json(self.folder / "eval.json", _finite(self._record))
 
 
 def measure_level(
-    encoder: TrainedEncoder, level: int, names: Sequence[str], limits: Limits, console: Console
-) -> dict[str, Any]:
-    """Returns protocol -> results at a level; computes the features first and shows a progress bar for each."""
+    encoder: TrainedEncoder,
+    untrained: TrainedEncoder | None,
+    level: int,
+    names: Sequence[str],
+    results: Results,
+    console: Console,
+) -> None:
+    """Measures protocols at a level; computes the features first and shows a progress bar for each."""
     where = "" if encoder.levels == 1 else f" (level {level})"
-    console.start(f"features{where}", len(encoder.train) + len(encoder.test))
-    began, hits = time.perf_counter(), encoder.cache.hits
-    encoder.features(level, console.advance)
+    train, test = extract_features(encoder, level, f"features{where}", console)
+    if encoder.classes:
+        for sentence in class_notes(train, test, encoder.classes):
+            results.note(sentence, console)
+        if not labels_differ(train, test):
+            names = [name for name in names if not PROTOCOLS[name].needs_labels]
     if "feature_quality" in names:
         encoder.raw_features(level)
-    console.stop()
-    origin = "from the cache" if encoder.cache.hits > hits else f"{time.perf_counter() - began:.1f} s"
-    console.line(f"features{where}: {len(encoder.train):,} train and {len(encoder.test):,} test images, {origin}")
-    results = {}
+    if untrained is not None and any(PROTOCOLS[name].has_reference for name in names):
+        extract_features(untrained, level, f"features of the untrained encoder{where}", console)
     for name in names:
         protocol = PROTOCOLS[name]
-        console.start(f"{protocol.title}{where}", protocol.total(encoder, limits))
+        reference = untrained if protocol.has_reference else None
+        total = protocol.total(encoder, results.limits)
+        console.start(f"{protocol.title}{where}", total if reference is None else 2 * total)
         began = time.perf_counter()
-        results[name] = protocol.run(encoder, level, limits, console.advance)
-        results[name]["seconds"] = time.perf_counter() - began
+        result = protocol.run(encoder, level, results.limits, console.advance)
+        if reference is not None:
+            result["untrained"] = small_parts(protocol.run(reference, level, results.limits, console.advance))
+        result["seconds"] = time.perf_counter() - began
+        results.keep(level, name, result)
         console.stop()
-        console.line(f"{protocol.title}{where}: {in_words(name, results[name])}, {results[name]['seconds']:.1f} s")
-    return results
+        console.line(f"{protocol.title}{where}: {in_words(name, result)}, {result['seconds']:.1f} s")
+
+
+def extract_features(encoder: TrainedEncoder, level: int, what: str, console: Console) -> tuple[Split, Split]:
+    """Returns the features of both splits; shows a progress bar, and a line that says how long it took."""
+    console.start(what, len(encoder.train) + len(encoder.test))
+    began, hits = time.perf_counter(), encoder.cache.hits
+    splits = encoder.features(level, console.advance)
+    console.stop()
+    origin = "from the cache" if encoder.cache.hits > hits else f"{time.perf_counter() - began:.1f} s"
+    console.line(f"{what}: {len(encoder.train):,} train and {len(encoder.test):,} test images, {origin}")
+    return splits
 
 
 def in_words(name: str, result: Mapping[str, Any]) -> str:
@@ -108,7 +188,9 @@ def in_words(name: str, result: Mapping[str, Any]) -> str:
     if name == "few_shot":
         shots = [f"{v['accuracy']:.1f} ± {v['interval_95']:.1f} % ({k}-shot)" for k, v in result["shots"].items()]
         return ", ".join(shots) or "too few images per class"
-    return f"{result['accuracy']:.1f} %"
+    low, high = result["interval_95"]
+    untrained = f"untrained {result['untrained']['accuracy']:.1f} %, " if "untrained" in result else ""
+    return f"{result['accuracy']:.1f} % ({low:.1f} to {high:.1f}), {untrained}chance {result['chance']:.1f} %"
 
 
 def scatter_points(encoder: TrainedEncoder, level: int, limits: Limits) -> Split:
@@ -139,6 +221,7 @@ def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:
         "classes": list(encoder.classes),
         "train_images": len(encoder.train),
         "test_images": len(encoder.test),
+        "data_identity": encoder.data,
         "limits": dataclasses.asdict(limits),
         "choices_made_on": "a held-out tenth of the train split; the test split is used once",
         "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -158,19 +241,15 @@ def checked(limits: Limits) -> Limits:
 def without_large_parts(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the record for one line of JSON: without matrices, spectra and environment."""
     levels = {
-        level: {
-            name: {key: value for key, value in result.items() if key not in LARGE} for name, result in results.items()
-        }
+        level: {name: small_parts(result) for name, result in results.items()}
         for level, results in record["levels"].items()
     }
     return {key: value for key, value in record.items() if key not in ("environment", "classes")} | {"levels": levels}
 
 
-def _earlier_levels(folder: pathlib.Path, encoder: TrainedEncoder) -> dict[str, Any]:
-    """Returns the results in eval.json if they are of the same checkpoint."""
-    record = read_json_or_empty(folder / "eval.json")
-    same = (record.get("params_sha256"), record.get("step")) == (encoder.digest, encoder.step)
-    return record.get("levels", {}) if same else {}
+def small_parts(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the results of a protocol without matrices and spectra."""
+    return {key: value for key, value in result.items() if key not in LARGE}
 
 
 def _finite(value: Any) -> Any:

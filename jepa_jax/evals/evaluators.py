@@ -17,7 +17,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
 from jepa_jax.evals.feature_quality import lidar
-from jepa_jax.evals.features import OnCount, Split, check_classes, ignore
+from jepa_jax.evals.features import OnCount, Split, check_classes, ignore, labels_differ
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import FITS, ProbeResult, linear_probe, top1
@@ -178,7 +178,8 @@ def measured_baselines(source: str) -> dict[str, float]:
 class Classification(Evaluator):
     """Accuracies of a linear probe and of k-NN on frozen features, and of the probe that is trained along; in percent.
 
-    Features never see augmentation. Without labels everything but the feature dimension is None.
+    Features never see augmentation. Without labels, or with one class (where any encoder is right), everything but the
+    feature dimension is None.
     """
 
     WORDS = {"probe_accuracy": "linear probe", "online_probe_accuracy": "online probe", "knn_accuracy": "k-NN"}
@@ -194,6 +195,8 @@ class Classification(Evaluator):
         if moment.stage == Stage.UNTRAINED:
             encoder = self.context.encoder(state, config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
             train, test = self._features(encoder, "untrained")
+            if not labels_differ(train, test):
+                return {}
             probe, knn = self._probe(train, test), self._knn(train, test)
             figures: Figures = {
                 "probe_accuracy": probe.accuracy,
@@ -206,6 +209,8 @@ class Classification(Evaluator):
             return self._final(state, encoder)
         progress.start("test", len(encoder.test))
         test = encoder.test_features(on_images=progress.advance)
+        if not labels_differ(test):
+            return {}
         figures = {"online_probe_accuracy": self._online(state, test)}
         if moment.ends(config.knn_every_epochs):
             progress.start("k-NN", len(encoder.train))
@@ -214,7 +219,7 @@ class Classification(Evaluator):
 
     def _final(self, state: TrainState, encoder: EvaluatedEncoder) -> Figures:
         train, test = self._features(encoder, "linear probe")
-        labelled = bool(self.context.train.classes)
+        labelled = bool(self.context.train.classes) and labels_differ(train, test)
         probe = self._probe(train, test) if labelled else None
         return {
             "probe_accuracy": probe and probe.accuracy,
@@ -254,6 +259,8 @@ class Classification(Evaluator):
         return top1(probe, test.features, test.labels) if was_fed else None
 
     def in_words(self, figures: Figures) -> str:
+        if not figures:
+            return "all images are of one class: no accuracy is measured"
         values = {name.removeprefix("untrained_"): value for name, value in figures.items()}
         return "  ".join(
             f"{words} {values[name]:.1f} %" for name, words in self.WORDS.items() if values.get(name) is not None

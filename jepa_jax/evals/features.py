@@ -37,6 +37,11 @@ class Split(NamedTuple):
     labels: np.ndarray
 
 
+def labels_differ(*splits: Split) -> bool:
+    """Returns whether the images of these splits are of two classes or more; else any encoder is always right."""
+    return len(np.unique(np.concatenate([split.labels for split in splits]))) > 1
+
+
 def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns which of `count` training images to fit on, and a fixed random tenth of them to choose by."""
     order = np.random.default_rng(0).permutation(count)

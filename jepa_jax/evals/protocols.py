@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.intervals import accuracy_interval
 from jepa_jax.data.contract import sample
 from jepa_jax.evals import fine_tune as fine_tuning
 from jepa_jax.evals.feature_quality import feature_quality, lidar
@@ -14,6 +15,7 @@ from jepa_jax.evals.features import OnCount, Split, check_classes
 from jepa_jax.evals.few_shot import SHOTS, few_shot
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep
 from jepa_jax.evals.linear_probe import FITS, PENALTIES, linear_probe
+from jepa_jax.evals.references import chance
 from jepa_jax.evals.sources import Subset
 from jepa_jax.evals.trained_encoder import QUALITY_IMAGES, TrainedEncoder
 from jepa_jax.runtime.mesh import batch_sharding
@@ -31,6 +33,7 @@ class Limits:
     lidar_images: int = 500
     lidar_views: int = 10
     pictured_points: int = 800  # of the test split, in the PCA and t-SNE pictures
+    untrained: bool = True  # whether protocols on frozen features also measure the encoder before its first step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Protocol:
     total: Callable[[TrainedEncoder, Limits], int]  # units of progress that `run` reports
     run: Callable[[TrainedEncoder, int, Limits, OnCount], dict[str, Any]]
     needs_labels: bool = True
+    has_reference: bool = True  # whether the untrained encoder is measured too
 
 
 def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
@@ -49,6 +53,8 @@ def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progre
     result = linear_probe(train, test, len(encoder.classes), progress)
     figures = {
         "accuracy": result.accuracy,
+        "interval_95": accuracy_interval(result.accuracy, len(test.labels)),
+        "chance": chance(train, test, len(encoder.classes)),
         "top5_accuracy": result.top5_accuracy,
         "penalty": result.penalty,
         "held_out_accuracy": result.held_out_accuracy,
@@ -62,12 +68,16 @@ def run_knn(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCou
     train, test = encoder.features(level)
     classes = len(encoder.classes)
     sweep = knn_sweep(train, test, classes, on_images=progress)
+    fixed = knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE)
     return {
         "accuracy": sweep.accuracy,
+        "interval_95": accuracy_interval(sweep.accuracy, len(test.labels)),
+        "chance": chance(train, test, classes),
         "k": sweep.k,
         "temperature": sweep.temperature,
         "held_out_accuracy": sweep.held_out_accuracy,
-        "fixed_accuracy": knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE),
+        "fixed_accuracy": fixed,
+        "fixed_interval_95": accuracy_interval(fixed, len(test.labels)),
         "fixed_k": FIXED_K,
         "fixed_temperature": FIXED_TEMPERATURE,
         "sweep": {"ks": sweep.ks, "temperatures": sweep.temperatures, "held_out_accuracy": sweep.held_out.tolist()},
@@ -89,7 +99,7 @@ def run_feature_quality(encoder: TrainedEncoder, level: int, limits: Limits, pro
 
 
 def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
-    train, _ = encoder.features(level)
+    train, test = encoder.features(level)
     chosen = fine_tune_images(encoder, limits)
     result = fine_tuning.fine_tune(
         fine_tuning.TunableEncoder(
@@ -109,7 +119,11 @@ def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress:
     figures = result._asdict()
     del figures["params"]
     rates = {"encoder_rate": fine_tuning.ENCODER_RATE, "head_rate": fine_tuning.HEAD_RATE}
-    return figures | rates | {"epochs": limits.fine_tune_epochs, "test_images": len(encoder.test)}
+    figures |= {
+        "interval_95": accuracy_interval(result.accuracy, len(test.labels)),
+        "chance": chance(train, test, len(encoder.classes)),
+    }
+    return figures | rates | {"epochs": limits.fine_tune_epochs, "test_images": len(test.labels)}
 
 
 def fine_tune_images(encoder: TrainedEncoder, limits: Limits) -> np.ndarray:
@@ -119,7 +133,8 @@ def fine_tune_images(encoder: TrainedEncoder, limits: Limits) -> np.ndarray:
 
 def run_few_shot(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     _, test = encoder.features(level)
-    return few_shot(test, on_shots=progress)
+    result = few_shot(test, on_shots=progress)
+    return result | {"chance": 100 / result["ways"] if result["ways"] else None}
 
 
 def counts(train: Split, test: Split) -> dict[str, int]:
@@ -134,6 +149,7 @@ PROTOCOLS = {
         lambda encoder, limits: min(limits.lidar_images, len(encoder.test)) * limits.lidar_views,
         run_feature_quality,
         needs_labels=False,
+        has_reference=False,
     ),
     "fine_tune": Protocol(
         "fine-tuning",
@@ -141,6 +157,7 @@ PROTOCOLS = {
             len(fine_tune_images(encoder, limits)), limits.fine_tune_epochs, encoder.program.mesh.size
         ),
         run_fine_tune,
+        has_reference=False,  # it would take as long again
     ),
     "few_shot": Protocol("few-shot", lambda encoder, limits: len(SHOTS), run_few_shot),
 }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import FeatureCache, OnCount, Split, fingerprint, ignore
 from jepa_jax.evals.inference import FrozenEncoder, restore_state, run_config
 from jepa_jax.evals.sources import ViewSource, part_of
+from jepa_jax.program.build import initial_sample
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
-from jepa_jax.program.step import evaluated_variables
+from jepa_jax.program.step import TrainState, evaluated_variables
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.allocator import keep_freed_memory
 from jepa_jax.runtime.mesh import make_mesh
@@ -77,9 +78,12 @@ class TrainedEncoder(EvaluatedEncoder):
     cache: FeatureCache
     step: int
     digest: str  # of the parameters; that of summary.json if those are the evaluated ones
+    data: Mapping[str, Any]  # what distinguishes its splits from others
+    initial_state: Callable[[], TrainState]  # before the first step
+    prefix: str = ""  # of the names under which features are kept
 
     def remembered(self, name: str, compute: Callable[[], Split]) -> Split:
-        return self.cache.get(name, compute)
+        return self.cache.get(f"{self.prefix}{name}", compute)
 
 
 def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> TrainedEncoder:
@@ -92,14 +96,15 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
     config, mesh, folder = run_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
     changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
     config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})
-    train, test = (part_of(source, config.eval.max_images) for source in open_splits(config.data))
+    sources = open_splits(config.data)
+    train, test = (part_of(source, config.eval.max_images) for source in sources)
     program, state = restore_state(config, workdir, mesh, train.spec)
     params, stats = evaluated_variables(state, config.eval.weights)
+    data = {"train": fingerprint(train), "test": fingerprint(test)}
     identity = {
         "step": int(state.step),
         "encoder": params_sha256({"params": params, "stats": stats}),
-        "train": fingerprint(train),
-        "test": fingerprint(test),
+        **data,
         "augment": config.to_dict()["data"]["augment"],
     }
     try:
@@ -116,4 +121,6 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
         cache=cache,
         step=int(state.step),
         digest=params_sha256(params),
+        data=data,
+        initial_state=lambda: program.factory.create(config.train.seed, initial_sample(sources[0])),
     )

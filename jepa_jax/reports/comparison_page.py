@@ -14,7 +14,7 @@ from jepa_jax.config.schema import flatten
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
 from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
-from jepa_jax.reports.parts import Bar, Bars, Card, Table, absent, card_grid
+from jepa_jax.reports.parts import Bar, Bars, Card, Table, Text, absent, card_grid
 from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
 from jepa_jax.reports.tables import text_table
 
@@ -72,9 +72,11 @@ def write_comparison(
         ComparedRun(name, read_run(path), read_json_or_empty(path / "eval" / "eval.json"))
         for name, path in zip(short_names(paths), paths, strict=True)
     ]
-    write_page(target, comparison_page(runs))
+    warnings = data_warnings(runs)
+    write_page(target, comparison_page(runs, warnings))
     return {
         "output": str(target),
+        "warnings": warnings,
         "runs": {item.name: figures_of(item) for item in runs},
         "differing_keys": [row[0] for row in differing_table([item.run.config for item in runs])],
     }
@@ -99,11 +101,49 @@ def figures_of(item: ComparedRun) -> dict[str, Any]:
     return result
 
 
-def comparison_page(runs: Sequence[ComparedRun]) -> Page:
+def data_warnings(runs: Sequence[ComparedRun]) -> list[str]:
+    """Returns sentences about data or numbers of test images that differ, so that accuracies cannot be compared."""
+    warnings = []
+    sources = {item.name: item.run.choice("data", "source") for item in runs}
+    identities = [item.run.summary.get("data_identity") for item in runs]
+    if len(set(sources.values())) > 1:
+        warnings.append(f"The runs have different data ({in_brackets(sources)}): their accuracies are not comparable.")
+    elif None not in identities and any(identity != identities[0] for identity in identities):
+        counts = {item.name: image_counts(item.run.summary["data_identity"]) for item in runs}
+        warnings.append(
+            f"The runs read different images from {sources[runs[0].name]} ({in_brackets(counts)}): their accuracies "
+            "are not comparable."
+        )
+    elif None in identities:
+        places = {item.name: item.run.choice("data", "dir") or "no folder" for item in runs}
+        if len(set(places.values())) > 1:
+            warnings.append(f"The runs read different folders ({in_brackets(places)}) whose contents are unknown.")
+    measured = {
+        "The final accuracies": {item.name: item.run.summary.get("probe_test_images") for item in runs},
+        "The evaluations": {item.name: item.evaluation.get("test_images") for item in runs},
+    }
+    for what, found in measured.items():
+        known = {name: f"{count:,}" for name, count in found.items() if isinstance(count, int)}
+        if len(set(known.values())) > 1:
+            warnings.append(f"{what} are of different numbers of test images ({in_brackets(known)}).")
+    return warnings
+
+
+def in_brackets(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in values.items())
+
+
+def image_counts(identity: Mapping[str, Any]) -> str:
+    """Returns the sizes of the splits and the first digits of the digest of their first images."""
+    return " and ".join(f"{one['images']:,} {name} [{one['sha256'][:6]}]" for name, one in identity.items())
+
+
+def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Page:
     return Page(
         heading=f"{len(runs)} runs side by side",
         subtitle=" · ".join(item.name for item in runs),
         sections=[
+            *([PageSection("", [Card("", [Text(text, "warn", "Warning") for text in warnings])])] if warnings else []),
             summary_section(runs),
             accuracy_section(runs),
             evaluation_section(runs),

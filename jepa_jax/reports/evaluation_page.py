@@ -4,13 +4,13 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jepa_jax.base.files import read_json_or_empty, write_atomically, write_json
+from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import number, percent, short
 from jepa_jax.evals.evaluate import Evaluation
 from jepa_jax.reports import figures
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
-from jepa_jax.reports.parts import Bar, Bars, Card, KeyFigure, KeyFigures, Part, Table, card_grid
+from jepa_jax.reports.parts import Bar, Bars, Card, KeyFigure, KeyFigures, Part, Table, Text, card_grid
 from jepa_jax.reports.tables import markdown_table
 
 Record = Mapping[str, Any]  # what eval.json holds
@@ -21,20 +21,52 @@ def _quality(key: str) -> Callable[[LevelResults], str]:
     return lambda results: short(results["feature_quality"][key], 3)
 
 
+def _accuracy(protocol: str, prefix: str = "", more: str = "") -> Callable[[LevelResults], str]:
+    """Returns a function that writes an accuracy with the interval that its number of test images gives it."""
+
+    def show(results: LevelResults) -> str:
+        result = results[protocol]
+        interval = result.get(f"{prefix}interval_95")  # not there in evaluations of earlier versions
+        bounds = " ({:.1f} to {:.1f})".format(*interval) if interval else ""
+        return f"{result[f'{prefix}accuracy']:.1f} %{bounds}" + more.format(**result)
+
+    return show
+
+
+def _untrained(protocol: str, key: str = "accuracy") -> Callable[[LevelResults], str]:
+    return lambda results: percent(results[protocol]["untrained"][key])
+
+
+def _chance(*protocols: str) -> Callable[[LevelResults], str]:
+    return lambda results: percent([results[name]["chance"] for name in protocols if name in results].pop())
+
+
 def _shot(shot: str) -> Callable[[LevelResults], str]:
     return lambda results: "{accuracy:.1f} ± {interval_95:.1f} %".format(**results["few_shot"]["shots"][shot])
 
 
+def _untrained_shot(shot: str) -> Callable[[LevelResults], str]:
+    return lambda results: percent(results["few_shot"]["untrained"]["shots"][shot]["accuracy"])
+
+
 # Label of a row -> its text; a row that no level has results for is left out.
 ROWS: dict[str, Callable[[LevelResults], str]] = {
-    "Linear probe, top-1": lambda results: percent(results["linear_probe"]["accuracy"]),
+    "Linear probe, top-1": _accuracy("linear_probe"),
+    "Linear probe, top-1, untrained": _untrained("linear_probe"),
     "Linear probe, top-5": lambda results: percent(results["linear_probe"]["top5_accuracy"]),
-    "k-NN, k 20, T 0.07": lambda results: percent(results["knn"]["fixed_accuracy"]),
-    "k-NN, k and T chosen": lambda results: "{accuracy:.1f} % (k {k}, T {temperature:g})".format(**results["knn"]),
-    "Fine-tuned": lambda results: "{accuracy:.1f} % (epoch {epoch} of {epochs})".format(**results["fine_tune"]),
+    "k-NN, k 20, T 0.07": _accuracy("knn", "fixed_"),
+    "k-NN, k 20, T 0.07, untrained": _untrained("knn", "fixed_accuracy"),
+    "k-NN, k and T chosen": _accuracy("knn", more=", k {k}, T {temperature:g}"),
+    "k-NN, k and T chosen, untrained": _untrained("knn"),
+    "Fine-tuned": _accuracy("fine_tune", more=", epoch {epoch} of {epochs}"),
+    "Chance": _chance("linear_probe", "knn", "fine_tune"),
     "Few-shot, 1 example": _shot("1"),
+    "Few-shot, 1 example, untrained": _untrained_shot("1"),
     "Few-shot, 5 examples": _shot("5"),
+    "Few-shot, 5 examples, untrained": _untrained_shot("5"),
     "Few-shot, 10 examples": _shot("10"),
+    "Few-shot, 10 examples, untrained": _untrained_shot("10"),
+    "Few-shot, chance": _chance("few_shot"),
     "Effective rank": lambda results: "{effective_rank:.1f} of {dimensions:.0f}".format(**results["feature_quality"]),
     "Rank ratio": _quality("rank_ratio"),
     "Components for 99 % of the variance": _quality("components_99"),
@@ -62,7 +94,7 @@ def level_rows(results: LevelResults) -> dict[str, str]:
     for label, show in ROWS.items():
         try:
             rows[label] = show(results)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, IndexError):
             continue
     return rows
 
@@ -88,25 +120,22 @@ def evaluation_markdown(record: Record) -> str:
             f"Few-shot: {few_shot['ways']} classes, {few_shot['episodes']} episodes of test images, nearest centroid, "
             "95 % interval."
         )
+    lines += [f"Note: {note}" for note in record["notes"]]
     return "\n".join(lines) + "\n"
 
 
 def _conditions(record: Record) -> str:
     return (
         f"{record['train_images']:,} train and {record['test_images']:,} test images, unaugmented. Choices were made "
-        f"on {record['choices_made_on']}."
+        f"on {record['choices_made_on']}. In brackets: 95 % interval, from the number of test images. Untrained: the "
+        "same encoder before its first step. Chance: guessing, or always the commonest class."
     )
 
 
 def write_evaluation(evaluation: Evaluation) -> None:
-    """Writes eval.json, eval.md, eval.html and the figures of what was measured."""
+    """Writes eval.md, eval.html and the figures of what was measured, beside eval.json."""
     folder, record = evaluation.folder, evaluation.record
-    folder.mkdir(exist_ok=True)
-    if not evaluation.extends_earlier:
-        for path in folder.glob("*.png"):
-            path.unlink()
     draw_figures(evaluation)
-    write_json(folder / "eval.json", record)
     write_atomically(folder / "eval.md", evaluation_markdown(record))
     write_page(folder / "eval.html", evaluation_page(record, folder))
 
@@ -138,10 +167,12 @@ def _spectra(record: Record) -> dict[str, Sequence[float]]:
 def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     """Returns the page of an evaluation; figures are read from `folder` and embedded."""
     weights = "weights of the EMA target" if record["weights"] == "target" else "weights as trained"
-    untrained = number(read_json_or_empty(folder.parent / "summary.json").get("untrained_probe_accuracy"))
     table = Table(evaluation_table(record["levels"]), ["", *map(level_name, record["levels"])])
     sections = [
-        evaluation_headline(record["levels"], untrained),
+        evaluation_headline(record["levels"]),
+        PageSection(
+            "", [Card("", [Text(note, "warn", "Note") for note in record["notes"]])] if record["notes"] else []
+        ),
         accuracies(record["levels"]),
         PageSection("Figures", [Card("", [table], _conditions(record))]),
         *(level_figures(record, folder, level) for level in record["levels"]),
@@ -156,17 +187,28 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     )
 
 
-def evaluation_headline(levels: Mapping[str, LevelResults], untrained: float | None) -> PageSection:
-    """Returns the figures of the best level, and any collapse in words."""
+def leading_level(levels: Mapping[str, LevelResults]) -> str:
+    """Returns the level with the best linear probe, else k-NN, on held-out train images; else the first."""
+    for protocol in ("linear_probe", "knn"):
+        scores = {level: number(one.get(protocol, {}).get("held_out_accuracy")) for level, one in levels.items()}
+        if known := {level: score for level, score in scores.items() if score is not None}:
+            return max(known, key=lambda level: known[level])
+    return next(iter(levels))
+
+
+def evaluation_headline(levels: Mapping[str, LevelResults]) -> PageSection:
+    """Returns the figures of the leading level beside those of the untrained encoder, and any collapse in words."""
     figures_shown = []
-    bars = [(bar.value or 0.0, level, bar) for level, results in levels.items() for bar in accuracy_bars(results)]
+    level = leading_level(levels)
+    bars = {bar.label: bar for bar in accuracy_bars(levels[level])}
     for label in HEADLINE:
-        if same := [one for one in bars if one[2].label == label]:
-            value, level, bar = max(same)
-            is_probe = label == HEADLINE[0]
-            note = bar.note if untrained is None or not is_probe else f"{value - untrained:+.1f} points over untrained"
+        if label in bars:
+            value, reference = bars[label].value or 0.0, bars.get(f"{label}, untrained")
+            note = bars[label].note
+            if reference is not None:
+                note = f"{value - (reference.value or 0.0):+.1f} points over untrained"
             note += f", {level_name(level)}" if len(levels) > 1 else ""
-            figures_shown.append(KeyFigure(label, percent(value), note, main=is_probe))
+            figures_shown.append(KeyFigure(label, percent(value), note, main=label == HEADLINE[0]))
     qualities = {level: results["feature_quality"] for level, results in levels.items() if "feature_quality" in results}
     if ranks := [(number(one["effective_rank"]) or 0.0, one["dimensions"]) for one in qualities.values()]:
         rank, dimensions = max(ranks)
@@ -176,19 +218,37 @@ def evaluation_headline(levels: Mapping[str, LevelResults], untrained: float | N
 
 
 def accuracy_bars(results: LevelResults) -> list[Bar]:
-    """Returns the accuracies of one level that are known."""
+    """Returns the accuracies of one level that are known, each before that of the untrained encoder, and chance."""
     bars = []
-    if probe := results.get("linear_probe"):
-        bars.append(Bar("Linear probe", probe["accuracy"], "main", "frozen encoder"))
-    if knn := results.get("knn"):
-        bars.append(Bar("k-NN", knn["fixed_accuracy"], "run", "k 20, T 0.07"))
-        bars.append(Bar("k-NN, chosen", knn["accuracy"], "run", f"k {knn['k']}, T {knn['temperature']:g}"))
-    if tuned := results.get("fine_tune"):
-        bars.append(Bar("Fine-tuned", tuned["accuracy"], "main", "encoder and head"))
-    for shot, result in results.get("few_shot", {}).get("shots", {}).items():
-        note = f"{results['few_shot']['ways']}-way, ± {result['interval_95']:.1f}"
-        bars.append(Bar(f"Few-shot, {shot}", result["accuracy"], "run", note))
-    return [bar for bar in bars if bar.value is not None]
+    for label, name, prefix, style, note in (
+        ("Linear probe", "linear_probe", "", "main", "frozen encoder"),
+        ("k-NN", "knn", "fixed_", "run", "k 20, T 0.07"),
+        ("k-NN, chosen", "knn", "", "run", "k {k}, T {temperature:g}"),
+        ("Fine-tuned", "fine_tune", "", "main", "encoder and head"),
+    ):
+        if result := results.get(name):
+            low, high = result.get(f"{prefix}interval_95") or (None, None)
+            interval = "" if low is None else f", {low:.1f} to {high:.1f}"
+            bars.append(Bar(label, result[f"{prefix}accuracy"], style, note.format(**result) + interval))
+            bars.append(_untrained_bar(label, result.get("untrained", {}).get(f"{prefix}accuracy")))
+    if known := [one["chance"] for name, one in results.items() if name != "few_shot" and "chance" in one]:
+        bars.append(Bar("Chance", known[0], "baseline"))
+    return [bar for bar in bars + few_shot_bars(results.get("few_shot", {})) if bar.value is not None]
+
+
+def few_shot_bars(result: Mapping[str, Any]) -> list[Bar]:
+    """Returns the few-shot accuracies, each before that of the untrained encoder, and their chance."""
+    bars = []
+    for shot, one in result.get("shots", {}).items():
+        note = f"{result['ways']}-way, ± {one['interval_95']:.1f}"
+        bars.append(Bar(f"Few-shot, {shot}", one["accuracy"], "run", note))
+        untrained = result.get("untrained", {}).get("shots", {}).get(shot, {})
+        bars.append(_untrained_bar(f"Few-shot, {shot}", untrained.get("accuracy")))
+    return [*bars, Bar("Few-shot, chance", result.get("chance"), "baseline", f"{result['ways']}-way")] if bars else []
+
+
+def _untrained_bar(label: str, accuracy: float | None) -> Bar:
+    return Bar(f"{label}, untrained", accuracy, "baseline", "before the first step")
 
 
 def accuracies(levels: Mapping[str, LevelResults]) -> PageSection:

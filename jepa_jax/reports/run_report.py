@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.intervals import accuracy_interval
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
@@ -82,13 +83,16 @@ def run_headline(run: RunFiles) -> PageSection:
 def chance(run: RunFiles) -> float | None:
     """Returns the percentage of images that guessing gets right."""
     classes = run.result("num_classes")
-    return 100 / classes if classes and classes >= 1 else None
+    return 100 / classes if classes and classes > 1 else None
 
 
 def accuracy(run: RunFiles) -> PageSection:
     """Returns bars of this run's accuracies, of what they have to beat, and of published ones."""
     images, classes = run.result("probe_train_images"), run.result("num_classes")
     note = f"fitted on {short(images)} images" if images else "test accuracy after training"
+    probe, tested = run.result("probe_accuracy"), run.result("probe_test_images")
+    if probe is not None and tested:
+        note += ", {:.1f} to {:.1f} (95 %)".format(*accuracy_interval(probe, int(tested)))
     baselines = run.summary.get("baselines")
     published = baselines.items() if isinstance(baselines, dict) else ()
     groups = {
@@ -106,7 +110,8 @@ def accuracy(run: RunFiles) -> PageSection:
         ],
     }
     if all(bar.value is None for title in ("This run", "To beat") for bar in groups[title]):
-        return absent_section("Accuracy", "No accuracy has been measured yet.")
+        one_class = "All images are of one class: no accuracy is measured."
+        return absent_section("Accuracy", one_class if classes == 1 else "No accuracy has been measured yet.")
     measured = {title: [bar for bar in bars if bar.value is not None] for title, bars in groups.items()}
     missing = ", ".join(bar.label for bars in groups.values() for bar in bars if bar.value is None)
     return PageSection("Accuracy", [Card("", [Bars(measured)], f"Not measured: {missing}." if missing else "")])

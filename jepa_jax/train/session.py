@@ -18,6 +18,7 @@ from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
 from jepa_jax.evals.evaluators import measured_baselines
+from jepa_jax.evals.features import fingerprint
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
@@ -253,6 +254,7 @@ class Session:
             "skipped_images": len(progress.skipped_images),
             "host_seconds": self.timeline.seconds(),
             "num_classes": len(self._run.sources[0].classes),
+            "data_identity": dict(zip(("train", "test"), map(fingerprint, self._run.sources), strict=True)),
             "baselines": measured_baselines(self._config.data.source),
             **(dict.fromkeys(FINAL_FIGURES) if status == "finished" else {}),
             **more,

@@ -1,18 +1,22 @@
 """The evaluation command: every protocol on a tiny run, features computed once, clear answers to mistakes."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
 
+from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.evals import inference
 from jepa_jax.evals.evaluate import evaluate, without_large_parts
 from jepa_jax.evals.features import FeatureCache, Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
 from tests.evals.untrained_run import quiet, write_run
-from tests.runs import unlabelled
+from tests.runs import one_class, unlabelled
 from tests.tiny import tiny_config, tiny_masked_config
 
 LIMITS = Limits(fine_tune_epochs=1, lidar_images=20, lidar_views=4, pictured_points=40)
@@ -28,9 +32,7 @@ def run(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def evaluation(run):
-    found = evaluate(run, limits=LIMITS, console=quiet())
-    (run / "eval" / "eval.json").write_text(json.dumps(found.record))
-    return found
+    return evaluate(run, limits=LIMITS, console=quiet())
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def record(evaluation):
     return evaluation.record
 
 
-def test_every_protocol_has_figures(record):
+def test_every_protocol_has_figures(run, record):
     assert list(record["levels"]) == ["0"]
     results = record["levels"]["0"]
     assert list(results) == list(PROTOCOLS)
@@ -49,10 +51,76 @@ def test_every_protocol_has_figures(record):
     assert results["fine_tune"]["encoder_change"] > 0
     assert results["feature_quality"]["lidar"] >= 1
     assert all("interval_95" in shot for shot in results["few_shot"]["shots"].values())
+    assert json.loads((run / "eval" / "eval.json").read_text()) == record
+
+
+def test_chance_interval_and_the_untrained_encoder_stand_beside_every_protocol(record):
+    results = record["levels"]["0"]
+    for name in ("linear_probe", "knn", "fine_tune"):
+        low, high = results[name]["interval_95"]
+        assert low < results[name]["accuracy"] < high and 5 < high - low < 25  # of 80 images
+        assert 10 <= results[name]["chance"] < 30
+    # The checkpoint holds the encoder before its first step: both are the same, up to the calibration of statistics.
+    assert results["linear_probe"]["untrained"]["accuracy"] == pytest.approx(results["linear_probe"]["accuracy"], abs=8)
+    assert "confusion" not in results["linear_probe"]["untrained"]
+    assert results["knn"]["untrained"].keys() >= {"accuracy", "fixed_accuracy"}
+    assert results["few_shot"]["chance"] == 20 and results["few_shot"]["untrained"]["shots"].keys() == {"1", "5"}
+
+
+class Cut(Console):
+    """A terminal at which Ctrl-C is pressed when a protocol begins; keeps what was begun."""
+
+    def __init__(self, at=""):
+        super().__init__(io.StringIO())
+        self.at, self.begun = at, []
+
+    def start(self, what, total, done=0):
+        if self.at and what == self.at:
+            raise KeyboardInterrupt
+        self.begun.append(what)
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_stopped(tmp_path):
+    write_run(tiny_config(data__num_train=64, data__num_test=40), tmp_path / "run")
+    first = dataclasses.replace(LIMITS, untrained=False)
+    limits = dataclasses.replace(first, pictured_points=41)
+    results, picture = (tmp_path / "run" / "eval" / name for name in ("eval.json", "knn_level7.png"))
+    picture.parent.mkdir()
+    picture.write_text("of an earlier checkpoint")
+
+    def measure(limits, at="", protocols="knn,few_shot"):
+        """Returns what was begun, and eval.json."""
+        with contextlib.suppress(KeyboardInterrupt):
+            evaluate(tmp_path / "run", protocols=protocols, limits=limits, console=(console := Cut(at)))
+        return console.begun, json.loads(results.read_text())
+
+    begun, kept = measure(first, at="few-shot")
+    assert begun[-1] == "k-NN" and list(kept["levels"]["0"]) == ["knn"] and not kept["complete"]
+    assert not picture.exists()
+    picture.write_text("of this checkpoint")
+    begun, kept = measure(limits, at="few-shot")
+    assert begun[-1] == "k-NN"  # other limits: not continued
+    begun, done = measure(limits)
+    assert "k-NN" not in begun and begun[-1] == "few-shot" and done["complete"]
+    assert done["levels"]["0"]["knn"] == kept["levels"]["0"]["knn"]  # with its time
+    begun, _ = measure(limits, protocols="few_shot")
+    assert begun[-1] == "few-shot"  # a finished evaluation that is asked for again is measured again
+    assert picture.exists()
+
+
+def test_one_class_is_said_instead_of_an_accuracy_of_100_percent(tmp_path):
+    config = tiny_config(**one_class(tmp_path))
+    write_run(config, tmp_path / "run")
+    console = Console(said := io.StringIO())
+    found = evaluate(tmp_path / "run", limits=LIMITS, console=console)
+    assert found.protocols == ["feature_quality"]
+    assert "All images are of one class" in said.getvalue() and "one class" in found.record["notes"][0]
+    with pytest.raises(UserError, match="--protocols=knn: All images are of one class, 0: no accuracy is measured"):
+        evaluate(tmp_path / "run", protocols="knn", limits=LIMITS, console=quiet())
 
 
 def test_arrays_for_figures_come_along_and_caps_are_stated(evaluation):
-    assert evaluation.levels == [0] and evaluation.protocols == list(PROTOCOLS) and not evaluation.extends_earlier
+    assert evaluation.levels == [0] and evaluation.protocols == list(PROTOCOLS)
     assert evaluation.points[0].features.shape[0] == 40
     assert evaluation.patches is None  # the encoder has no grid of patches
     record = evaluation.record
@@ -63,7 +131,6 @@ def test_arrays_for_figures_come_along_and_caps_are_stated(evaluation):
 def test_features_are_computed_once(run, record, monkeypatch):
     monkeypatch.setattr(inference, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
     again = evaluate(run, protocols="linear_probe,feature_quality", limits=LIMITS, console=quiet())
-    assert again.extends_earlier
     for name in ("linear_probe", "feature_quality"):
         before, after = (dict(r["levels"]["0"][name], seconds=0) for r in (record, again.record))
         assert before == after

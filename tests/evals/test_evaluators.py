@@ -23,7 +23,7 @@ from jepa_jax.evals.evaluators import (
 from jepa_jax.methods.contract import Output
 from jepa_jax.methods.image_method import ImageMethod
 from jepa_jax.program.step import with_evaluated_statistics
-from tests.runs import rows, run, unlabelled
+from tests.runs import one_class, rows, run, unlabelled
 from tests.stepping import build_program
 from tests.tiny import tiny_config
 
@@ -129,6 +129,14 @@ def test_without_labels_accuracies_are_none_and_spread_is_measured(tmp_path):
     assert collapse.warning(collapse.run(state, FIRST), None) is None
     final = collapse.run(state, LAST)
     assert 1 <= final["effective_rank"] <= 16 and 1 <= final["lidar"] <= 16
+
+
+def test_with_one_class_no_accuracy_is_measured(tmp_path):
+    context, state = context_of(tiny_config(**one_class(tmp_path)))
+    classification = build_evaluators(context)["classification"]
+    assert classification.run(state, LAST) == dict.fromkeys(NEEDS_LABELS) | {"feature_dim": 16}
+    assert classification.run(state, UNTRAINED) == classification.run(state, FIRST) == {}
+    assert classification.in_words({}) == "all images are of one class: no accuracy is measured"
 
 
 def test_with_labels_nothing_is_none():

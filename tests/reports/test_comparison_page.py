@@ -9,9 +9,11 @@ from jepa_jax.reports.comparison_page import comparison_text, differing_table, s
 from tests.tiny import tiny_config
 
 
-def write_run(folder, *, probe, lr, evaluated=True, finished=True):
+def write_run(folder, *, probe, lr, evaluated=True, finished=True, source="shapes", **more):
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(tiny_config(optim__lr=lr).to_dict()))
+    config = tiny_config(optim__lr=lr).to_dict()
+    config["data"]["source"] = source
+    (folder / "config.json").write_text(json.dumps(config))
     rows = [
         {"step": step, "epoch": step / 4, "time": step, "train/loss": 1 / step, "speed/images_per_sec": 100.0 * step}
         | ({"eval/online_probe_accuracy": 10.0 * step} if step % 4 == 0 else {})
@@ -19,7 +21,7 @@ def write_run(folder, *, probe, lr, evaluated=True, finished=True):
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if finished:
-        summary = {"status": "finished", "probe_accuracy": probe, "untrained_probe_accuracy": 20.0, "steps": 8}
+        summary = {"status": "finished", "probe_accuracy": probe, "untrained_probe_accuracy": 20.0, "steps": 8} | more
         (folder / "summary.json").write_text(json.dumps(summary))
     if evaluated:
         (folder / "eval").mkdir()
@@ -35,13 +37,45 @@ def test_runs_side_by_side(tmp_path):
     assert result["output"] == str(tmp_path / "comparison.html")
     assert result["differing_keys"] == ["optim.lr"]
     assert result["runs"]["one"]["probe_accuracy"] == 50 and result["runs"]["two"]["probe_accuracy"] == 60
-    assert result["runs"]["one"]["evaluation"]["0"]["Fine-tuned"] == "55.0 % (epoch 2 of 4)"
+    assert result["runs"]["one"]["evaluation"]["0"]["Fine-tuned"] == "55.0 %, epoch 2 of 4"
     page = (tmp_path / "comparison.html").read_text()
-    for text in ("+30.0 points", "+40.0 points", "optim.lr", "Not evaluated: two", "55.0 % (epoch 2 of 4)", ">Loss<"):
+    for text in ("+30.0 points", "+40.0 points", "optim.lr", "Not evaluated: two", "55.0 %, epoch 2 of 4", ">Loss<"):
         assert text in page
     assert 'src="http' not in page
     table = comparison_text(result["runs"])
     assert "one" in table.splitlines()[0] and "60.0 %" in table and "55.0 %" in table
+
+
+def identity(sha, images=50_000):
+    return {"train": {"images": images, "sha256": sha}, "test": {"images": 10_000, "sha256": sha}}
+
+
+def compare_two(folder, one, two):
+    """Returns the warnings of a comparison of two runs with these figures, which their page shows too."""
+    paths = [write_run(folder / name, probe=50.0, lr=0.1, **more) for name, more in (("a", one), ("b", two))]
+    warnings = write_comparison(paths)["warnings"]
+    page = (folder / "comparison.html").read_text()
+    assert all(text in page for text in warnings)
+    return warnings
+
+
+@pytest.mark.parametrize(
+    "one, two, says",
+    [
+        ({"source": "cifar10"}, {"source": "shapes"}, "different data (a: cifar10, b: shapes)"),
+        ({"data_identity": identity("a1")}, {"data_identity": identity("b2")}, "different images from shapes (a: 50,"),
+        ({"data_identity": identity("a", 9)}, {"data_identity": identity("a", 8)}, "(a: 9 train [a] and 10,000 test"),
+        ({"probe_test_images": 10_000}, {"probe_test_images": 512}, "numbers of test images (a: 10,000, b: 512)."),
+    ],
+)  # fmt: skip
+def test_runs_on_different_data_or_test_images_are_warned_of(tmp_path, one, two, says):
+    (warning,) = compare_two(tmp_path, one, two)
+    assert says in warning
+
+
+def test_runs_on_the_same_data_are_compared_without_a_warning(tmp_path):
+    same = {"data_identity": identity("a1"), "probe_test_images": 10_000}
+    assert compare_two(tmp_path, same, same) == []
 
 
 def test_a_run_that_is_not_finished_takes_part(tmp_path):

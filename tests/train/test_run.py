@@ -25,7 +25,7 @@ SUMMARY_KEYS = {
     "probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy", "online_probe_accuracy",
     "feature_dim", "images_per_sec", "wall_seconds", "cpu_seconds", "steps", "epochs", "peak_memory_bytes",
     "compilations", "params_sha256", "status", "effective_rank", "lidar", "collapse_warning", "skipped_images",
-    "host_seconds", "num_classes", "baselines", "probe_train_images", "probe_test_images",
+    "host_seconds", "num_classes", "baselines", "data_identity", "probe_train_images", "probe_test_images",
 }  # fmt: skip
 
 

@@ -1,0 +1,47 @@
+"""What accuracies stand beside: chance, the untrained encoder, and classes that a split lacks."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jepa_jax.evals.evaluators import UNTRAINED_CALIBRATION_IMAGES
+from jepa_jax.evals.features import Split, labels_differ
+from jepa_jax.evals.trained_encoder import TrainedEncoder
+from jepa_jax.program.step import evaluated_variables
+
+NAMED_CLASSES = 5  # of those that are missing
+
+
+def untrained_encoder(encoder: TrainedEncoder) -> TrainedEncoder:
+    """Returns the same encoder before its first step, with batch statistics of unaugmented training images."""
+    config = encoder.config
+    variables = evaluated_variables(encoder.initial_state(), config.eval.weights)
+    fresh = dataclasses.replace(encoder.with_weights(*variables), prefix="untrained_")
+    return fresh.calibrated(encoder.train, config.eval.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
+
+
+def chance(train: Split, test: Split, num_classes: int) -> float:
+    """Returns the test accuracy, in percent, of guessing or of always answering the commonest train class: the better.
+
+    The two are equal where classes are equally common.
+    """
+    commonest = np.argmax(np.bincount(train.labels, minlength=num_classes))
+    return max(100 / num_classes, 100 * float(np.mean(test.labels == commonest)))
+
+
+def class_notes(train: Split, test: Split, classes: Sequence[str]) -> list[str]:
+    """Returns sentences about classes that the train or the test images lack."""
+    if not labels_differ(train, test):
+        return [f"All images are of one class, {classes[train.labels[0]]}: no accuracy is measured."]
+    notes = []
+    for name, split in (("train", train), ("test", test)):
+        present = np.unique(split.labels)
+        missing = [label for index, label in enumerate(classes) if index not in present]
+        if missing:
+            named = ", ".join(missing[:NAMED_CLASSES]) + (", ..." if len(missing) > NAMED_CLASSES else "")
+            notes.append(
+                f"The {name} images have {len(present)} of {len(classes)} classes (missing: {named}): accuracies say "
+                "nothing about the others."
+            )
+    return notes
