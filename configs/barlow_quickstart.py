@@ -2,8 +2,8 @@
 
     jepa-jax train --config=barlow_quickstart --workdir=runs/barlow_quickstart
 
-Cost: 2.3 CPU-minutes. Linear probe 57.9 %, 59.5 % on held-out training images, untrained 20.2 %; no collapse warning (one
-seed, two busy cores).
+Cost: 2.3 CPU-minutes. Linear probe 57.9 %, 59.5 % on held-out training images, untrained 20.2 %;
+no collapse warning (one seed, two busy cores).
 """
 
 

@@ -2,8 +2,8 @@
 
     jepa-jax train --config=dino_quickstart --workdir=runs/dino_quickstart
 
-Cost: 2.8 CPU-minutes. Linear probe of the teacher 50.2 %, 50.7 % on held-out training images, untrained 20.2 %; no collapse
-warning (one seed, two busy cores).
+Cost: 2.8 CPU-minutes. Linear probe of the teacher 50.2 %, 50.7 % on held-out training images, untrained 20.2 %;
+no collapse warning (one seed, two busy cores).
 """
 
 

@@ -2,8 +2,8 @@
 
     jepa-jax train --config=simsiam_quickstart --workdir=runs/simsiam_quickstart
 
-Cost: 2.4 CPU-minutes. Linear probe 61.2 %, 62.4 % on held-out training images, untrained 20.2 %; no collapse warning (one
-seed, two busy cores).
+Cost: 2.4 CPU-minutes. Linear probe 61.2 %, 62.4 % on held-out training images, untrained 20.2 %;
+no collapse warning (one seed, two busy cores).
 """
 
 
