@@ -56,8 +56,8 @@ class GrayscaleConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class AugmentConfig(Group):
-    """Random views of an image; an operation with probability 0 is not compiled."""
+class Operations(Group):
+    """How a view is made of an image; an operation with probability 0 is not compiled."""
 
     crop: CropConfig = subgroup(CropConfig)
     flip: FlipConfig = subgroup(FlipConfig)
@@ -65,8 +65,6 @@ class AugmentConfig(Group):
     grayscale: GrayscaleConfig = subgroup(GrayscaleConfig)
     blur: BlurConfig = subgroup(BlurConfig)
     solarize: SolarizeConfig = subgroup(SolarizeConfig)
-    mean: tuple[float, ...] = key((0.4914, 0.4822, 0.4465), "mean of each channel, in 0..1")
-    std: tuple[float, ...] = key((0.2023, 0.1994, 0.2010), "standard deviation of each channel, in 0..1", least=1e-6)
 
     @property
     def is_random(self) -> bool:
@@ -74,11 +72,8 @@ class AugmentConfig(Group):
         operations = (self.crop, self.flip, self.jitter, self.grayscale, self.blur, self.solarize)
         return any(operation.probability > 0 for operation in operations)
 
-    def problems(self, config: "Config") -> Iterator[Problem]:
-        channels = config.data.channels
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != channels:
-                yield Problem(f"data.augment.{name}", f"needs data.channels = {channels} numbers, one per channel")
+    def colour_problems(self, channels: int, where: str) -> Iterator[Problem]:
+        """Yields the operations that need RGB and have other channels."""
         if channels == 3:
             return
         colour = self.jitter.probability > 0
@@ -88,7 +83,34 @@ class AugmentConfig(Group):
             ("grayscale.probability", self.grayscale.probability > 0),
         ):
             if used:
-                yield Problem(f"data.augment.{name}", f"needs RGB and data.channels is {channels}; set it to 0")
+                yield Problem(f"{where}.{name}", f"needs RGB and data.channels is {channels}; set it to 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentConfig(Operations):
+    """Random, normalised views of an image."""
+
+    mean: tuple[float, ...] = key((0.4914, 0.4822, 0.4465), "mean of each channel, in 0..1")
+    std: tuple[float, ...] = key((0.2023, 0.1994, 0.2010), "standard deviation of each channel, in 0..1", least=1e-6)
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        channels = config.data.channels
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != channels:
+                yield Problem(f"data.augment.{name}", f"needs data.channels = {channels} numbers, one per channel")
+        yield from self.colour_problems(channels, "data.augment")
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewGroup(Operations):
+    """Further views of each image, made in another way than `data.augment` says."""
+
+    count: int = key(1, "views per image of this group", least=1)
+    role: str = key(
+        "context",
+        "these views are predicted from (context), to (target: every context is to agree with them), or both",
+        choices=("context", "target", "both"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,6 +347,17 @@ class Config:
     profile: ProfileConfig
     mesh: MeshConfig
     log: LogConfig
+
+    @property
+    def view_groups(self) -> dict[str, ViewGroup]:
+        """Further groups of views that the method takes, by name."""
+        return {name: value for name, value in vars(self.method).items() if isinstance(value, ViewGroup)}
+
+    @property
+    def view_sizes(self) -> tuple[int, ...]:
+        """Pixels per side of the views, each size once; that of `data.augment` first."""
+        sizes = (group.crop.size or self.data.image_size for group in self.view_groups.values())
+        return tuple(dict.fromkeys((self.data.view_size, *sizes)))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns nested plain dicts, as config.json holds them."""

@@ -18,6 +18,7 @@ from jepa_jax.config.schema import (
     entries,
     flatten,
     inside,
+    listed_names,
     nested,
     with_variants,
 )
@@ -75,11 +76,10 @@ def structure(given: Mapping[str, Any], owners: Mapping[str, Owner]) -> tuple[di
     for group in GROUPS:
         try:
             base = owners[group](given.get(f"{group}.name", "")) if group in owners else COMMON[group]
+            chosen = {name.removeprefix(f"{group}."): value for name, value in given.items()}
+            found[group] = with_variants(base, chosen, f"config.{group}.")
         except UserError as error:
             complaints.append(str(error))
-            continue
-        chosen = {name.removeprefix(f"{group}."): value for name, value in given.items()}
-        found[group] = with_variants(base, chosen)
     return found, complaints
 
 
@@ -95,10 +95,11 @@ def overlay(base: Mapping[str, Any], changes: Mapping[str, Any], owners: Mapping
          entries(cls, f"{group}.").items()}
         for flat in (base, changed)
     )  # fmt: skip
+    unknown = set(GROUPS) - {name.split(".")[0] for name in after}  # groups with a wrong choice, refused later
     return {
         name: value
         for name, value in changed.items()
-        if name in changes or name not in before or before[name] is after.get(name)
+        if name in changes or name not in before or before[name] is after.get(name) or name.split(".")[0] in unknown
     }
 
 
@@ -156,6 +157,8 @@ def converted(value: Any, key: Key) -> Any:
     """Returns a value, or the text of one from a command line, as the type of its key; raises if it is none."""
     if isinstance(value, str) and key.kind is bool:
         return {"true": True, "1": True, "false": False, "0": False}[value.strip().lower()]
+    if key.members is not None:
+        return listed_names(value)
     if isinstance(value, str) and key.kind is not str:
         value = ast.literal_eval(value)
         if key.kind is tuple and not isinstance(value, list | tuple):

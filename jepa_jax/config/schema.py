@@ -1,7 +1,8 @@
 """Config groups: frozen dataclasses in which one declaration gives a key its type, default, meaning and limits.
 
 A group that depends on a choice (`optim.name`, `method.loss`) declares the further keys of each choice as `variants`;
-the keys of the choices that were not made do not exist in the resolved group.
+the keys of the choices that were not made do not exist in the resolved group. A key that lists names, such as
+`method.view_groups`, declares the group that each name gets as `members`.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,7 @@ class Key:
       increasing: whether a tuple is (smallest, largest).
       default_from: dotted key whose value is the default, e.g. "data.batch_size"; `default` where there is no such key.
       variants: further keys by choice.
+      members: the key lists names, and a group of this class lies beside it under each of them.
     """
 
     default: Any
@@ -42,6 +45,7 @@ class Key:
     increasing: bool = False
     default_from: str = ""
     variants: Mapping[str, "type[Group] | None"] = dataclasses.field(default_factory=dict)
+    members: "type[Group] | None" = None
 
     @property
     def kind(self) -> type:
@@ -135,15 +139,54 @@ def entries(group: type[Group], prefix: str) -> dict[str, Entry]:
     return found
 
 
-def with_variants(group: type[Group], values: Mapping[str, Any]) -> type[Group]:
-    """Returns the group with the keys of the variants that `values` (or the defaults) choose."""
+def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "") -> type[Group]:
+    """Returns the group with the keys of the variants and with the members that `values` (or the defaults) choose.
+
+    Raises:
+      UserError: a member cannot have its name; the message starts with `prefix`.
+    """
     chosen: list[Any] = []
     for name, declared, _ in declarations(group):
         if isinstance(declared, Key) and declared.variants:
             variant = declared.variants.get(values.get(name, declared.default))
             chosen += [variant] if variant is not None else []
     base: Any = group
+    taken = {name for name, _, _ in declarations(combined(base, *chosen))}
+    for name, declared, _ in declarations(group):
+        if isinstance(declared, Key) and declared.members is not None:
+            for member in listed_names(values.get(name, declared.default)):
+                if member in taken or not member.isidentifier():
+                    raise UserError(f"{prefix}{name}: {member!r} cannot be the name of a group here; use another")
+                taken.add(member)
+                members: Any = declared.members
+                chosen.append(holding(member, members))
     return combined(base, *chosen)
+
+
+def listed_names(value: Any) -> tuple[str, ...]:
+    """Returns a list of names; a text, as on a command line, has commas between them."""
+    parts = re.split(r"[\s,()\[\]'\"]+", value) if isinstance(value, str) else value
+    return tuple(str(part) for part in parts if part)
+
+
+@functools.cache
+def holding(name: str, group: Any) -> type[Group]:
+    """Returns a group that holds one group, under this name."""
+    return dataclasses.make_dataclass(group.__name__, [(name, group, subgroup(group))], bases=(Group,), frozen=True)
+
+
+@functools.cache
+def following(group: Any, base: Any, path: str) -> type[Group]:
+    """Returns the group with other defaults for what it inherits from `base`: the values of the same keys of `path`."""
+    fields: list[tuple[str, Any, Any]] = []
+    for name, declared, _ in declarations(base):
+        if isinstance(declared, Key):
+            same = dataclasses.replace(declared, default_from=f"{path}.{name}")
+            fields.append((name, Any, dataclasses.field(default=declared.default, metadata={"key": same})))
+        else:
+            inner: Any = declared
+            fields.append((name, Any, subgroup(following(inner, inner, f"{path}.{name}"))))
+    return dataclasses.make_dataclass(group.__name__, fields, bases=(group,), frozen=True)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

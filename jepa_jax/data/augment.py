@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jepa_jax.config.groups import AugmentConfig, CropConfig, JitterConfig
+from jepa_jax.config.groups import AugmentConfig, JitterConfig, Operations
 
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a central crop
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)
@@ -57,7 +57,7 @@ class Jitter(NamedTuple):
 
 
 def augment_views(
-    key: Array, images: Array, config: AugmentConfig, num_views: int, crop: CropConfig | None = None
+    key: Array, images: Array, config: AugmentConfig, num_views: int, operations: Operations | None = None
 ) -> Array:
     """Returns independent normalised views [V, B, h, w, C] in float32.
 
@@ -66,19 +66,20 @@ def augment_views(
       images: [B, H, W, C] in uint8, or in floats within 0..1.
       config: an operation of probability 0 is not compiled.
       num_views: V.
-      crop: used instead of `config.crop`, e.g. for small crops.
+      operations: used instead of those of `config`, e.g. for small crops.
     """
-    crop = config.crop if crop is None else crop
+    operations = operations or config
     draws = draw(key, (num_views, len(images)))
     rows = jnp.swapaxes(levels(images), 2, 3)  # [B, H, C, W]
     # View after view: memory holds the intermediates of one, and the operations are compiled once for all.
-    planes = jax.lax.map(lambda draws: augment_planes(draws, rows, config, crop), draws)  # C x [V, B, h, w]
+    planes = jax.lax.map(lambda draws: augment_planes(draws, rows, operations), draws)  # C x [V, B, h, w]
     return normalise_levels(jnp.stack(planes, axis=-1), config.mean, config.std)
 
 
-def augment_planes(draws: dict[str, Array], rows: Array, config: AugmentConfig, crop: CropConfig) -> Planes:
+def augment_planes(draws: dict[str, Array], rows: Array, config: Operations) -> Planes:
     """Returns one view of each image, made of rows [B, H, C, W] in 0..255 and the numbers drawn for it."""
     _, height, channels, width = rows.shape
+    crop = config.crop
     out_height, out_width = (crop.size, crop.size) if crop.size else (height, width)
     if crop.probability > 0 or config.flip.probability > 0 or (out_height, out_width) != (height, width):
         with jax.named_scope("crop"):

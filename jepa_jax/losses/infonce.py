@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jepa_jax.config.schema import Group, key
 from jepa_jax.losses.cosine import unit
+from jepa_jax.losses.roles import ALL, Roles
 
 Scalar = Float[Array, ""]
 
@@ -21,13 +22,19 @@ class InfoNceKeys(Group):
     temperature: float = key(0.2, "temperature of the similarities", least=1e-3)
 
 
-def infonce_loss(z: Float[Array, "v b d"], *, temperature: float) -> tuple[Scalar, dict[str, Scalar]]:
-    """Returns the cross-entropy over the global batch of cosine similarities / temperature, and its terms."""
-    views, batch, _ = z.shape
+def infonce_loss(
+    z: Float[Array, "v b d"], *, temperature: float, roles: Roles = ALL
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """Returns the cross-entropy over the global batch of cosine similarities / temperature, and its terms.
+
+    With `roles`, each context view is compared with the mean of the other target views.
+    """
+    own_share = roles.in_both(len(z))[:, None, None]  # a view is not compared with itself
     z = unit(z)
-    others = unit((jnp.sum(z, axis=0) - z) / (views - 1))  # [V, B, D]
-    logits = jnp.einsum("vbd,vcd->vbc", z, others) / temperature
-    own = jnp.diagonal(logits, axis1=1, axis2=2)  # [V, B]
+    context, target = roles.contexts(z), roles.targets(z)
+    others = unit((jnp.sum(target, axis=0) - own_share * context) / (len(target) - own_share))  # [C, B, D]
+    logits = jnp.einsum("vbd,vcd->vbc", context, others) / temperature
+    own = jnp.diagonal(logits, axis1=1, axis2=2)  # [C, B]
     cross_entropy = jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own)
-    found = jnp.mean(jnp.argmax(logits, axis=-1) == jnp.arange(batch))
+    found = jnp.mean(jnp.argmax(logits, axis=-1) == jnp.arange(z.shape[1]))
     return cross_entropy, {"similarity": jnp.mean(own) * temperature, "retrieval": 100 * found}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jepa_jax.config.schema import Group, key
+from jepa_jax.losses.roles import ALL, Roles
 from jepa_jax.losses.vicreg import invariance
 
 Scalar = Float[Array, ""]
@@ -56,12 +57,15 @@ def sigreg(z: Float[Array, "b d"], slices: Float[Array, "d m"], knots: int = 17,
 
 
 def sigreg_loss(
-    z: Float[Array, "v b d"], slices: Float[Array, "d m"], *, weight: float
+    z: Float[Array, "v b d"], slices: Float[Array, "d m"], *, weight: float, roles: Roles = ALL
 ) -> tuple[Scalar, dict[str, Scalar]]:
-    """Returns LeJEPA's loss: weight * SIGReg + (1 - weight) * mean squared distance of the views to their mean."""
+    """Returns LeJEPA's loss: weight * SIGReg + (1 - weight) * mean squared distance of the views to their mean.
+
+    SIGReg is that of all views; with `roles`, context views are compared with the mean of the target views.
+    """
     terms = {
         "sigreg": jnp.mean(jax.vmap(lambda v: sigreg(v, slices))(z)),
-        "invariance": jnp.mean(jnp.square(z - jnp.mean(z, axis=0))),
+        "invariance": jnp.mean(jnp.square(roles.contexts(z) - jnp.mean(roles.targets(z), axis=0))),
     }
     return weight * terms["sigreg"] + (1 - weight) * terms["invariance"], terms
 
@@ -74,11 +78,11 @@ def epps_pulley(z: Float[Array, "b d"], slices: Float[Array, "d m"], knots: int 
 
 
 def bcs_loss(
-    z: Float[Array, "v b d"], slices: Float[Array, "d m"], *, weight: float
+    z: Float[Array, "v b d"], slices: Float[Array, "d m"], *, weight: float, roles: Roles = ALL
 ) -> tuple[Scalar, dict[str, Scalar]]:
     """Returns EB-JEPA's batch characteristic slicing: mse of views + weight * mean Epps-Pulley statistic over views."""
     terms = {
         "bcs": jnp.mean(jax.vmap(lambda v: epps_pulley(v, slices))(z)),
-        "invariance": invariance(z),
+        "invariance": invariance(z, roles),
     }
     return terms["invariance"] + weight * terms["bcs"], terms

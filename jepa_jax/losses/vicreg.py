@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jepa_jax.config.schema import Group, key
+from jepa_jax.losses.roles import ALL, Roles
 
 Scalar = Float[Array, ""]
 
@@ -27,13 +28,16 @@ class VicregKeys(Group):
     )
 
 
-def invariance(z: Float[Array, "v b d"]) -> Scalar:
-    """Returns the mean squared distance between two views, averaged over all pairs of views.
+def invariance(z: Float[Array, "v b d"], roles: Roles = ALL) -> Scalar:
+    """Returns the mean squared distance of a context view and another target view, averaged over all such pairs.
 
-    Computed from the distance to the mean view: sum_{i<j} |z_i - z_j|^2 = V * sum_i |z_i - mean|^2.
+    Computed from distances to the mean target m: sum over pairs |c - t|^2 = T sum |c - m|^2 + C sum |t - m|^2.
     """
-    views = z.shape[0]
-    return 2 * views / (views - 1) * jnp.mean(jnp.square(z - jnp.mean(z, axis=0)))
+    context, target = roles.contexts(z), roles.targets(z)
+    mean = jnp.mean(target, axis=0)
+    pairs = len(context) * len(target) - roles.in_both(len(z)).sum()
+    spread = jnp.mean(jnp.square(context - mean)) + jnp.mean(jnp.square(target - mean))
+    return len(context) * len(target) / pairs * spread
 
 
 def hinge_std(z: Float[Array, "b d"], eps: float = 1e-4) -> Scalar:
@@ -58,6 +62,7 @@ def vicreg_loss(
     cov_weight: float,
     invariance_weight: float = 1.0,
     covariance_normalisation: str = "pairs",
+    roles: Roles = ALL,
 ) -> tuple[Scalar, dict[str, Scalar]]:
     """Returns the weighted sum of the three terms for V views, and the terms.
 
@@ -65,7 +70,7 @@ def vicreg_loss(
     the same for any number of views. The paper's weights 25/25/1 go with "dimensions", EB-JEPA's 1/1/80 with "pairs".
     """
     terms = {
-        "invariance": invariance(z),
+        "invariance": invariance(z, roles),
         "variance": 2 * jnp.mean(jax.vmap(hinge_std)(z)),
         "covariance": 2 * jnp.mean(jax.vmap(lambda v: off_diagonal_covariance(v, covariance_normalisation))(z)),
     }

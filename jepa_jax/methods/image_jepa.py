@@ -1,45 +1,85 @@
 """Image JEPA: augmented views of an image agree in embedding space, and a second term prevents collapse.
 
-One encoder, one projector, no target network and no predictor. Losses: VICReg, SIGReg (LeJEPA), BCS (EB-JEPA), InfoNCE.
+One encoder, one projector, no target network and no predictor. Losses: VICReg, SIGReg (LeJEPA), BCS (EB-JEPA), InfoNCE,
+TCR (EMP-SSL). Further groups of views have their own size, augmentation and role (multi-crop).
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import Config, NamedGroup
-from jepa_jax.config.schema import Problem, key
+from jepa_jax.config.groups import Config, NamedGroup, Operations, ViewGroup
+from jepa_jax.config.schema import Problem, following, key
 from jepa_jax.losses.infonce import InfoNceKeys, infonce_loss
+from jepa_jax.losses.roles import Roles
 from jepa_jax.losses.sigreg import BcsKeys, SigregKeys, bcs_loss, random_slices, sigreg_loss
+from jepa_jax.losses.tcr import TcrKeys, tcr_loss
 from jepa_jax.losses.vicreg import VicregKeys, vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
-from jepa_jax.methods.image_method import EncoderWith, ImageMethod
+from jepa_jax.methods.image_method import EncoderWith, ImageMethod, Images
 from jepa_jax.models.heads import Projector
 
-LOSSES = {"vicreg": VicregKeys, "sigreg": SigregKeys, "bcs": BcsKeys, "infonce": InfoNceKeys}
+LOSSES = {"vicreg": VicregKeys, "sigreg": SigregKeys, "bcs": BcsKeys, "infonce": InfoNceKeys, "tcr": TcrKeys}
+WITHOUT_SLICES: dict[str, Callable[..., tuple[jax.Array, Terms]]] = {
+    "vicreg": vicreg_loss,
+    "infonce": infonce_loss,
+    "tcr": tcr_loss,
+}
+
+Views = Float[Array, "_ b _ _ c"]  # any number, of any size
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageJepaConfig(NamedGroup):
-    views: int = key(2, "augmented views per image", least=2)
-    per_view_statistics: bool = key(True, "whether batch norm sees one view at a time, or all views at once")
+    views: int = key(2, "views per image that data.augment describes; each is predicted from the others", least=2)
+    view_groups: tuple[str, ...] = key(
+        (),
+        "names of further groups of views, e.g. small; each has keys of its own",
+        members=following(ViewGroup, Operations, "data.augment"),
+    )
+    per_view_statistics: bool = key(True, "whether batch norm sees one view at a time, or all views of a size at once")
     projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1)
     loss: str = key("vicreg", "what keeps embeddings from collapsing", variants=LOSSES)
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if not self.projector:
             yield Problem("method.projector", "needs at least one width, e.g. (2048, 2048, 2048)")
+        for name, group in config.view_groups.items():
+            yield from group.colour_problems(config.data.channels, f"method.{name}")
+
+
+class MadeViews(NamedTuple):
+    """Views that are made alike."""
+
+    views: int
+    size: int
+    role: str
+    operations: Operations
 
 
 class ImageJepa(ImageMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = ImageJepaConfig
+
+    def __init__(self, config: Config, total_steps: int):
+        super().__init__(config, total_steps)
+        size, further = config.data.image_size, config.view_groups.values()
+        groups = [MadeViews(config.method.views, config.data.view_size, "both", config.data.augment)]
+        groups += [MadeViews(group.count, group.crop.size or size, group.role, group) for group in further]
+        # Groups of one size follow each other, because they are encoded together.
+        self._groups = sorted(groups, key=lambda made: config.view_sizes.index(made.size))
+        roles = [made.role for made in self._groups for _ in range(made.views)]
+        context, target = (
+            tuple(index for index, role in enumerate(roles) if role in (wanted, "both"))
+            for wanted in ("context", "target")
+        )
+        self._roles = Roles(context, target) if further else Roles()
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
@@ -50,22 +90,46 @@ class ImageJepa(ImageMethod):
     def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step
         view_key, slice_key = jax.random.split(key)
-        views = self.example_views(batch, view_key)  # [V, B, h, w, C]
+        views = self._views(batch["image"], view_key)
         if self.config.per_view_statistics:
-            outputs = [self._embed(model, view) for view in views]
+            outputs = [self._embed(model, view) for one_size in views for view in one_size]
             features, z = outputs[0][0], jnp.stack([z for _, z in outputs])  # [V, B, D]
         else:
-            # Images stay the outer axis, so that a batch split over devices stays where it is.
-            together = jnp.swapaxes(views, 0, 1).reshape(-1, *views.shape[2:])  # [B V, h, w, C]
-            features, z = self._embed(model, together)
-            features = features[:: len(views)]
-            z = jnp.swapaxes(z.reshape(-1, len(views), z.shape[-1]), 0, 1)
+            features, z = self._embed_together(model, views)
         with jax.named_scope("loss"):
             loss, terms = self._objective(z, slice_key)
         return Output(loss, terms, features)
 
-    def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
-        return self.views(batch["image"], key, self.config.views)
+    def example_views(self, batch: Batch, key: jax.Array) -> Views:
+        """Returns one of each of the views, all at the size of the first."""
+        first, *others = self._views(batch["image"], key)
+        size = first.shape[2:4]
+        resized = [jax.image.resize(v, (*v.shape[:2], *size, v.shape[-1]), "nearest") for v in others]
+        return jnp.concatenate([first, *resized])
+
+    def _views(self, images: Images, key: jax.Array) -> list[Views]:
+        """Returns the views of each size."""
+        by_size: dict[int, list[jax.Array]] = {}
+        for index, made in enumerate(self._groups):
+            own_key = jax.random.fold_in(key, index) if index else key
+            by_size.setdefault(made.size, []).append(self.views(images, own_key, made.views, made.operations))
+        return [jnp.concatenate(parts) for parts in by_size.values()]
+
+    def _embed_together(self, model: Any, views: list[Views]) -> tuple[Float[Array, "b f"], Float[Array, "v b d"]]:
+        """Returns features of the first view and embeddings of all; one pass of the encoder per size, one projection.
+
+        Images stay the outer axis, so that a batch split over devices stays where it is.
+        """
+        features = []
+        with jax.named_scope("encoder"):
+            for one_size in views:
+                together = jnp.swapaxes(one_size, 0, 1).reshape(-1, *one_size.shape[2:])  # [B V, h, w, C]
+                encoded = model.encoder(together, train=True)
+                features.append(encoded.reshape(one_size.shape[1], len(one_size), -1))
+        of_images = jnp.concatenate(features, axis=1)  # [B, V, F]
+        with jax.named_scope("projector"):
+            z = model.projector(of_images.reshape(-1, of_images.shape[-1]), train=True)
+        return of_images[:, 0], jnp.swapaxes(z.reshape(*of_images.shape[:2], -1), 0, 1)
 
     def _embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b f"], Float[Array, "b d"]]:
         """Returns features for the online probe, and embeddings; both update batch statistics."""
@@ -76,12 +140,10 @@ class ImageJepa(ImageMethod):
 
     def _objective(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         config = self.config
-        if config.loss == "vicreg":
-            return vicreg_loss(
-                z, **{field.name: getattr(config, field.name) for field in dataclasses.fields(VicregKeys)}
-            )
-        if config.loss == "infonce":
-            return infonce_loss(z, temperature=config.temperature)
+        if config.loss in WITHOUT_SLICES:
+            weights = {field.name: getattr(config, field.name) for field in dataclasses.fields(LOSSES[config.loss])}
+            return WITHOUT_SLICES[config.loss](z, roles=self._roles, **weights)
         # The key is equal on all devices, so that all draw the same slices.
         slices = random_slices(key, z.shape[-1], config.num_slices)
-        return {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss](z, slices, weight=config.sigreg_weight)
+        loss = {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss]
+        return loss(z, slices, weight=config.sigreg_weight, roles=self._roles)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
+from jepa_jax.config.groups import Operations
 from jepa_jax.data.augment import augment_views, normalise, whole_view
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.pooling import EncoderOutputs, pooled
@@ -52,10 +53,12 @@ class ImageMethod(Method):
         augment = self.run_config.data.augment
         return build_encoder(self.run_config, normalise(sample["image"], augment.mean, augment.std), rngs)
 
-    def views(self, images: Images, key: jax.Array, count: int) -> Float[Array, "v b h w c"]:
-        """Returns random, normalised views of each image."""
+    def views(
+        self, images: Images, key: jax.Array, count: int, operations: Operations | None = None
+    ) -> Float[Array, "v b h w c"]:
+        """Returns random, normalised views of each image; `operations` replace those of `data.augment`."""
         with jax.named_scope("augment"):
-            return augment_views(key, images, self.run_config.data.augment, count)
+            return augment_views(key, images, self.run_config.data.augment, count, operations)
 
     def whole(self, images: Images, size: int | None = None) -> Float[Array, "b h w c"]:
         """Returns images as they are, normalised; resized to `size` pixels per side if given."""

@@ -32,7 +32,7 @@ class PatchNetConfig(NamedGroup):
     widths: tuple[int, ...] = key((96, 192, 512), "channels of the learned layers; the last one is 1x1", least=1)
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        view = config.data.view_size
+        view = min(config.view_sizes)
         directions = config.data.channels * self.patch_size**2
         if not self.stride <= self.patch_size <= view:
             limits = f"model.stride = {self.stride} and the {view} pixels of a view"

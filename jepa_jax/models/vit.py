@@ -58,9 +58,10 @@ class VitConfig(NamedGroup):
     def problems(self, config: Config) -> Iterator[Problem]:
         if self.pool == "cls" and not self.cls_token:
             yield Problem("model.pool", "there is no CLS token; use mean, or set model.cls_token = True")
-        if config.data.view_size % self.patch_size:
-            fix = "set model.patch_size or data.augment.crop.size"
-            yield Problem("model.patch_size", f"does not divide the {config.data.view_size}-pixel views; {fix}")
+        for size in config.view_sizes:
+            if size % self.patch_size:
+                fix = "set model.patch_size or the size of the crop"
+                yield Problem("model.patch_size", f"does not divide the {size}-pixel views; {fix}")
 
 
 class Attention(nnx.Module):

@@ -35,6 +35,8 @@ def section(title: str, prefix: str, group: type[Group]) -> list[str]:
         for choice, variant in declared.variants.items() if isinstance(declared, Key) else ():
             if variant is not None:
                 lines += [f"With `{prefix}{name} = {choice}`:", "", *table(prefix, variant)]
+        if isinstance(declared, Key) and declared.members is not None:
+            lines += [f"For each NAME in `{prefix}{name}`:", "", *table(f"{prefix}NAME.", declared.members)]
     return lines
 
 

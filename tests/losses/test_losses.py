@@ -13,7 +13,9 @@ from jepa_jax.losses.barlow_twins import barlow_twins_loss, batch_standardised
 from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.losses.dino import dino_loss
 from jepa_jax.losses.infonce import infonce_loss
+from jepa_jax.losses.roles import Roles
 from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg, sigreg_loss
+from jepa_jax.losses.tcr import coding_rate, tcr_loss
 from jepa_jax.losses.vicreg import invariance, off_diagonal_covariance, vicreg_loss
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "eb_jepa.npz")
@@ -160,3 +162,64 @@ def test_value_and_gradient_do_not_depend_on_how_the_batch_is_split(name):
     one = jax.jit(jax.value_and_grad(loss))(VIEWS)
     eight = jax.jit(jax.value_and_grad(loss))(split)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, eight)
+
+
+# Two views that are context and target, two that are context alone, one that is a target alone.
+MIXED = Roles(context=(0, 1, 2, 3), target=(0, 1, 4))
+FIVE = jax.random.normal(jax.random.key(3), (5, 6, 4))
+
+
+def test_invariance_with_roles_is_the_mean_over_pairs_of_context_and_target():
+    pairs = [jnp.mean((FIVE[i] - FIVE[j]) ** 2) for i in MIXED.context for j in MIXED.target if i != j]
+    np.testing.assert_allclose(invariance(FIVE, MIXED), jnp.mean(jnp.array(pairs)), rtol=1e-5)
+
+
+def test_lejepa_compares_context_views_with_the_mean_target_and_tests_all_views():
+    slices = random_slices(jax.random.key(0), 4, 8)
+    _, terms = sigreg_loss(FIVE, slices, weight=0.05, roles=MIXED)
+    centre = (FIVE[0] + FIVE[1] + FIVE[4]) / 3
+    np.testing.assert_allclose(terms["invariance"], np.mean([jnp.mean((v - centre) ** 2) for v in FIVE[:4]]), rtol=1e-5)
+    np.testing.assert_allclose(terms["sigreg"], np.mean([sigreg(v, slices) for v in FIVE]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vicreg", "sigreg", "bcs", "infonce", "tcr"])
+def test_roles_that_name_every_view_change_nothing(name):
+    slices = random_slices(jax.random.key(0), 4, 8)
+    loss = {
+        "vicreg": lambda **roles: vicreg_loss(FIVE, std_weight=1.0, cov_weight=1.0, **roles),
+        "sigreg": lambda **roles: sigreg_loss(FIVE, slices, weight=0.05, **roles),
+        "bcs": lambda **roles: bcs_loss(FIVE, slices, weight=1.0, **roles),
+        "infonce": lambda **roles: infonce_loss(FIVE, temperature=0.2, **roles),
+        "tcr": lambda **roles: tcr_loss(FIVE, similarity_weight=2.0, distortion=0.2, **roles),
+    }[name]
+    every = tuple(range(5))
+    np.testing.assert_allclose(loss(roles=Roles(every, every))[0], loss()[0], rtol=1e-6)
+    assert abs(loss(roles=MIXED)[0] - loss()[0]) > 1e-4
+
+
+def test_infonce_with_one_context_finds_it_by_the_mean_of_the_targets():
+    unit = FIVE / jnp.linalg.norm(FIVE, axis=-1, keepdims=True)
+    mean = unit[0] + unit[1]
+    logits = unit[4] @ (mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)).T / 0.2
+    expected = jnp.mean(jax.nn.logsumexp(logits, axis=1) - jnp.diagonal(logits))
+    value, _ = infonce_loss(FIVE, temperature=0.2, roles=Roles(context=(4,), target=(0, 1)))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch, dims", [(8, 8), (4, 8), (8, 4)])
+def test_the_coding_rate_has_its_closed_form(batch, dims):
+    z = np.eye(max(batch, dims), dtype=np.float32)[:batch, :dims]
+    rank = min(batch, dims)
+    spread = rank / 2 * np.log(1 + dims / (batch * 0.2))  # orthogonal vectors of length 1 (or 0)
+    np.testing.assert_allclose(coding_rate(jnp.asarray(z), 0.2), spread, rtol=1e-5)
+    equal = jnp.tile(jnp.eye(dims)[:1], (batch, 1))
+    np.testing.assert_allclose(coding_rate(equal, 0.2), 0.5 * np.log(1 + dims / 0.2), rtol=1e-5)
+
+
+def test_tcr_reads_directions_alone_and_prefers_images_that_differ():
+    apart = jnp.tile(jnp.eye(4), (3, 1, 1))  # 3 equal views of 4 orthogonal images
+    value, terms = tcr_loss(7.0 * apart, similarity_weight=200.0, distortion=0.2)
+    np.testing.assert_allclose(terms["similarity"], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(value, -(200 + 2 * np.log(6)), rtol=1e-5)
+    collapsed, _ = tcr_loss(jnp.tile(jnp.eye(4)[:1], (3, 4, 1)), similarity_weight=200.0, distortion=0.2)
+    assert value < collapsed - 1

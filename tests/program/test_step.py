@@ -11,10 +11,22 @@ from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statist
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config
 
+SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 
-@pytest.mark.parametrize("loss, together", [("vicreg", False), ("sigreg", True), ("infonce", True)])
-def test_one_device_and_eight_take_the_same_steps(loss, together):
+
+@pytest.mark.parametrize(
+    "loss, together, crops",
+    [
+        ("vicreg", False, {}),
+        ("sigreg", True, {}),
+        ("infonce", True, {}),
+        ("sigreg", True, SMALL_CROPS),
+        ("tcr", False, SMALL_CROPS),
+    ],
+)
+def test_one_device_and_eight_take_the_same_steps(loss, together, crops):
     config = tiny_config(method__loss=loss, method__per_view_statistics=not together, method__views=2)
+    config = changed_config(config, crops)
     one_state, one_metrics = take_steps(config, mesh_of(1, 1))
     eight_state, eight_metrics = take_steps(config, mesh_of(8, 1))
     assert_close(one_metrics, eight_metrics)
