@@ -2,7 +2,7 @@
 
     jepa-jax train --config=ijepa_cifar10_gpu --workdir=runs/ijepa_cifar10_gpu --config.data.dir=DIR
 
-As I-JEPA's ImageNet recipe: masks, predictor half as wide as the encoder, crop, no flip, no colour, AdamW with a growing
+As I-JEPA's ImageNet recipe: masks, predictor half as wide as the encoder, crop, no flip, no colour, AdamW with growing
 weight decay, momentum of the target. Patch size, batch, rate and length are ours. There is no published figure for this
 recipe. Never trained to its end here: no accuracy is claimed. ijepa_cifar10 trains in minutes on a CPU.
 """

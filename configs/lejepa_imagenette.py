@@ -4,8 +4,8 @@
 
 DIR holds the folders train and val of Imagenette. Encoder, crops, augmentation, AdamW, rate, decay, batch, warm-up and
 length are those of stable-pretraining's benchmark, which publishes 87.1 % for its best online linear probe and 85.4 %
-for k-NN. Unlike it: the loss is LeJEPA's, (1 - lambda) invariance + lambda SIGReg with lambda 0.05 and the mean of SIGReg
-over views (there: invariance + 0.02 SIGReg of all views as one sample); no drop-path, no linear layer before the
+for k-NN. Unlike it: the loss is LeJEPA's, 0.95 invariance + 0.05 SIGReg, where SIGReg is the mean over views (there:
+invariance + 0.02 SIGReg, with the views of all images as one sample); no drop-path, no linear layer before the
 projector; crops are taken from a centre crop of 256 pixels; bfloat16 instead of float16. Not reproduced here.
 """
 

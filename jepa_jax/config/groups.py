@@ -271,6 +271,15 @@ class EvalConfig(Group):
     untrained: bool = key(True, "whether to measure the encoder before training too")
     batch_size: int = key(256, "images per step of feature extraction", least=1)
     max_images: int = key(0, "limit for each split in k-NN and probe; 0 = all", least=0)
+    image_size: int = key(
+        0, "pixels per side that images are evaluated at; 0 = as delivered, for a ViT the size of its views", least=0
+    )
+    crops: int = key(
+        0,
+        "features beside those of the whole image (at level 1): their mean over this many fixed crops, which have the "
+        "scale and size of data.augment.crop; 0 = none",
+        least=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,6 +128,20 @@ def whole_view(images: Array, config: AugmentConfig, size: int | None) -> Array:
     return jax.image.resize(view, (images.shape[0], size, size, images.shape[3]), "linear")
 
 
+def fixed_boxes(images: Array, config: AugmentConfig, count: int) -> Boxes:
+    """Returns `count` crop boxes, the same on every call, of the scale and ratio of `config`."""
+    uniform = jax.random.uniform(jax.random.key(0), (count, DRAWS["crop"]))
+    return sample_boxes(uniform, images.shape[1], images.shape[2], config.crop.scale, config.crop.ratio)
+
+
+def cropped_view(images: Array, config: AugmentConfig, box: Boxes, size: int) -> Array:
+    """Returns the normalised part of all images that one box covers, at `size` pixels per side."""
+    boxes = Boxes(*(jnp.broadcast_to(field, len(images)) for field in box))
+    rows = jnp.swapaxes(levels(images), 2, 3)  # [B, H, C, W]
+    rows = resize_boxes(rows, boxes, jnp.zeros(len(images), bool), size, size)
+    return normalise_levels(jnp.swapaxes(rows, 2, 3), config.mean, config.std)
+
+
 def normalise(images: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
     """Returns (x - mean) / std per channel in float32, x in 0..1 (uint8 is divided by 255)."""
     return normalise_levels(levels(images), mean, std)

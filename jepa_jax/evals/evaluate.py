@@ -216,6 +216,7 @@ def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:
         "model": config.model.name,
         "data": config.data.source,
         "weights": config.eval.weights,
+        "level_names": list(encoder.program.method.level_names),
         "step": encoder.step,
         "params_sha256": encoder.digest,
         "classes": list(encoder.classes),

@@ -58,7 +58,7 @@ class Method:
       Keys: the keys of its `method` group.
       config, run_config: its own group, and the config of the whole run.
       evaluators: how it is judged: names of `jepa_jax.evals`, or "package.module:Class".
-      levels: scales at which features can be read; 0 is the finest.
+      levels: ways in which features can be read, such as scales, of which 0 is the finest.
       ema: the slow copy that `loss` gets as `target`, if any.
       param_groups: parameters with a rate or decay of their own.
     """
@@ -74,6 +74,11 @@ class Method:
         self.run_config = config
         self.config: Any = config.method
         self.total_steps = total_steps
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """What the evaluation calls each level."""
+        return tuple(f"level {level}" for level in range(self.levels))
 
     def init(self, key: jax.Array, sample: Batch) -> nnx.Module:
         """Returns the model; `sample` is a batch of training data."""

@@ -68,6 +68,9 @@ class HJepaConfig(JepaConfig):
     def problems(self, config: Config) -> Iterator[Problem]:
         if not 2 <= len(self.level_weights) <= 4:
             yield Problem("method.level_weights", "H-JEPA has 2 to 4 levels; give a weight for each")
+        for name in ("crops", "image_size"):
+            if getattr(config.eval, name):
+                yield Problem(f"eval.{name}", "H-JEPA is evaluated at its levels, on views of one size; use 0")
 
 
 class LevelHead(nnx.Module):

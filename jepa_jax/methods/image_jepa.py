@@ -116,20 +116,23 @@ class ImageJepa(ImageMethod):
         return [jnp.concatenate(parts) for parts in by_size.values()]
 
     def _embed_together(self, model: Any, views: list[Views]) -> tuple[Float[Array, "b f"], Float[Array, "v b d"]]:
-        """Returns features of the first view and embeddings of all; one pass of the encoder per size, one projection.
+        """Returns features of the first view for the online probe, and embeddings of all views.
+
+        The encoder runs once per size, the projector once.
 
         Images stay the outer axis, so that a batch split over devices stays where it is.
         """
-        features = []
+        encoded, features = [], []
         with jax.named_scope("encoder"):
             for one_size in views:
                 together = jnp.swapaxes(one_size, 0, 1).reshape(-1, *one_size.shape[2:])  # [B V, h, w, C]
-                encoded = model.encoder(together, train=True)
-                features.append(encoded.reshape(one_size.shape[1], len(one_size), -1))
-        of_images = jnp.concatenate(features, axis=1)  # [B, V, F]
+                read_by_projector, read_by_probe = self.encode(model.encoder, together)
+                encoded.append(read_by_projector.reshape(one_size.shape[1], len(one_size), -1))
+                features.append(read_by_probe[:: len(one_size)])
+        of_images = jnp.concatenate(encoded, axis=1)  # [B, V, F]
         with jax.named_scope("projector"):
             z = model.projector(of_images.reshape(-1, of_images.shape[-1]), train=True)
-        return of_images[:, 0], jnp.swapaxes(z.reshape(*of_images.shape[:2], -1), 0, 1)
+        return features[0], jnp.swapaxes(z.reshape(*of_images.shape[:2], -1), 0, 1)
 
     def _embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b f"], Float[Array, "b d"]]:
         """Returns features for the online probe, and embeddings; both update batch statistics."""

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.config.groups import Operations
-from jepa_jax.data.augment import augment_views, normalise, whole_view
+from jepa_jax.data.augment import Boxes, augment_views, cropped_view, fixed_boxes, normalise, whole_view
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES, build_encoder
@@ -30,6 +30,15 @@ class ImageMethod(Method):
     """Views, encoder and features. The model that `init` returns must have its encoder as the attribute `encoder`."""
 
     evaluators = ("classification", "collapse")
+
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return 2 if self.run_config.eval.crops else 1
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        crops = self.run_config.eval.crops
+        return ("whole image", f"mean of {crops} crops") if crops else super().level_names
 
     @property
     def dtype(self) -> Any:
@@ -67,19 +76,34 @@ class ImageMethod(Method):
     def features(
         self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
     ) -> Features:
-        """Returns what probes and users read from unaugmented images, in float32.
+        """Returns what probes and users read from images, in float32.
 
         Args:
+          level: 0 for the whole, unaugmented image; 1 for the mean over the fixed crops that `eval.crops` asks for.
           normalised: False reads before the encoder's last layer norm, which would hide that features are constant.
           train: batch norm uses and updates the statistics of this batch.
         """
-        del level
-        encoder = model.encoder
-        view_size = self.view_size if getattr(encoder, "evaluated_at_view_size", False) else None
-        view = self.whole(batch["image"], view_size)
-        if not hasattr(encoder, "outputs"):
-            return encoder(view, train=train).astype(jnp.float32)
-        return self.pooled(encoder.outputs(view, train=train, normalised=normalised))
+        images, augment, encoder = batch["image"], self.run_config.data.augment, model.encoder
+
+        def encoded(view: Float[Array, "b h w c"]) -> Features:
+            if not hasattr(encoder, "outputs"):
+                return encoder(view, train=train).astype(jnp.float32)
+            return self.pooled(encoder.outputs(view, train=train, normalised=normalised))
+
+        if level == 0:
+            at_view_size = getattr(encoder, "evaluated_at_view_size", False)
+            size = self.run_config.eval.image_size or (self.view_size if at_view_size else None)
+            return encoded(self.whole(images, size))
+        boxes = fixed_boxes(images, augment, self.run_config.eval.crops)
+
+        def crop(box: Boxes) -> Float[Array, "b h w c"]:
+            return cropped_view(images, augment, box, self.view_size)
+
+        if train:  # batch norm sees all crops at once
+            together = jnp.swapaxes(jax.lax.map(crop, boxes), 0, 1)  # [B, V, h, w, C]
+            of_crops = encoded(together.reshape(-1, *together.shape[2:]))
+            return jnp.mean(of_crops.reshape(*together.shape[:2], -1), axis=1)
+        return jnp.mean(jax.lax.map(lambda box: encoded(crop(box)), boxes), axis=0)  # memory holds one crop per image
 
     def pooled(self, outputs: EncoderOutputs) -> Features:
         """Returns the features that `eval.pool` makes of an encoder's outputs."""

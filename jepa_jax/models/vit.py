@@ -62,6 +62,8 @@ class VitConfig(NamedGroup):
             if size % self.patch_size:
                 fix = "set model.patch_size or the size of the crop"
                 yield Problem("model.patch_size", f"does not divide the {size}-pixel views; {fix}")
+        if config.eval.image_size % self.patch_size:
+            yield Problem("eval.image_size", f"is no multiple of model.patch_size = {self.patch_size}")
 
 
 class Attention(nnx.Module):

@@ -125,11 +125,14 @@ def evaluation_markdown(record: Record) -> str:
 
 
 def _conditions(record: Record) -> str:
-    return (
+    names = {level_name(level): name for level, name in enumerate(record.get("level_names", []))}
+    meanings = [f"{level.capitalize()}: {name}." for level, name in names.items() if name != level]
+    return " ".join([
         f"{record['train_images']:,} train and {record['test_images']:,} test images, unaugmented. Choices were made "
         f"on {record['choices_made_on']}. In brackets: 95 % interval, from the number of test images. Untrained: the "
-        "same encoder before its first step. Chance: guessing, or always the commonest class."
-    )
+        "same encoder before its first step. Chance: guessing, or always the commonest class.",
+        *meanings,
+    ])  # fmt: skip
 
 
 def write_evaluation(evaluation: Evaluation) -> None:

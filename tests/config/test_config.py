@@ -171,6 +171,31 @@ def test_recipes_that_stem_from_published_ones_have_their_values():
     assert (rapid.data.batch_size, rapid.optim.lr, rapid.optim.warmup_epochs) == (3072, 0.707, 5)
 
 
+def test_multi_crop_recipes_have_the_published_values():
+    """The values are those of LeJEPA, stable-pretraining, the code of EMP-SSL and solo-learn (vicreg.yaml)."""
+    for name, small, patch, lr in (("lejepa_in1k", 98, 14, 5e-4), ("lejepa_imagenette", 96, 16, 4e-4)):
+        config = load_config(name)
+        group, augment = config.method.small, config.data.augment
+        assert config.view_sizes == (224, small) and (config.method.views, group.count, group.role) == (2, 6, "context")
+        assert (augment.crop.scale, group.crop.scale) == ((0.3, 1.0), (0.05, 0.3))
+        assert (group.blur.probability, group.solarize.probability, group.jitter.probability) == (0.5, 0.2, 0.8)
+        assert (config.model.patch_size, config.optim.lr, config.optim.weight_decay) == (patch, lr, 0.05)
+        assert config.method.sigreg_weight == 0.05
+    emp = load_config("emp_ssl_cifar10")
+    assert (emp.method.views, emp.method.similarity_weight, emp.method.distortion) == (20, 200.0, 0.2)
+    assert (emp.optim.name, emp.optim.lr, emp.optim.weight_decay, emp.data.batch_size) == ("larc", 0.3, 1e-4, 100)
+    assert emp.data.augment.crop.scale == (0.25, 0.25)
+    vicreg = load_config("vicreg_cifar10")
+    weights = vicreg.method.invariance_weight, vicreg.method.std_weight, vicreg.method.cov_weight
+    assert weights == (25, 25, 1) and vicreg.method.covariance_normalisation == "dimensions"
+    assert (vicreg.optim.epochs, vicreg.optim.lr, vicreg.optim.larc_trust, vicreg.data.batch_size) == (
+        1000,
+        0.3,
+        0.02,
+        256,
+    )
+
+
 def test_colour_needs_three_channels():
     grey = {"data__channels": 1, "data__augment__mean": (0.5,), "data__augment__std": (0.2,)}
     with pytest.raises(UserError) as error:
