@@ -2,10 +2,9 @@
 
     jepa-jax train --config=lejepa_in1k --workdir=runs/lejepa_in1k --config.data.dir=DIR
 
-DIR holds imagenet2012 prepared for tensorflow-datasets. Views (number, sizes, scales, augmentation), lambda, slices,
-AdamW with its rate and decay, and the end of the cosine are those that LeJEPA's authors recommend for a ViT. Size of
-the encoder, batch, projector, warm-up and length are ours; crops are taken from a centre crop of 256 pixels. For 8
-GPUs; `jepa-jax plan --config=lejepa_in1k` says what fits yours. Never trained here: no accuracy is claimed.
+DIR holds imagenet2012 prepared for tensorflow-datasets. Views, augmentation, lambda (0.05), slices, AdamW, rate, decay
+and the end of the cosine are those that LeJEPA's authors recommend for a ViT. Encoder, batch, projector, warm-up and
+length are ours; crops are taken from a centre crop of 256 pixels. For 8 GPUs. Never trained: no accuracy is claimed.
 """
 
 
@@ -14,9 +13,7 @@ def get_config() -> dict:
         method=dict(
             name="image_jepa",
             loss="sigreg",
-            sigreg_weight=0.05,
             num_slices=1024,
-            views=2,
             view_groups=("small",),
             small=dict(count=6, crop=dict(size=98, scale=(0.05, 0.3))),
             per_view_statistics=False,
@@ -40,5 +37,4 @@ def get_config() -> dict:
         ),
         optim=dict(lr=5e-4, weight_decay=0.05, epochs=100.0, warmup_epochs=10.0, end_lr=5e-7),
         train=dict(precision="bfloat16"),
-        eval=dict(every_epochs=5, knn_every_epochs=20),
     )

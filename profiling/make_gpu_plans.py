@@ -36,6 +36,11 @@ WANTED = {
     "hjepa_100epoch": LARGE,
     "mae_cifar10": LARGE,
     "ijepa_in1k_vitb": LARGE,
+    "vicreg_cifar10": [("rtx4090", ONE)],
+    "ijepa_cifar10_gpu": [("rtx4090", ONE)],
+    "emp_ssl_cifar10": [("rtx4090", ONE)],
+    "lejepa_imagenette": [("rtx4090,a100-80", ONE)],
+    "lejepa_in1k": LARGE,
     "emberformer_small": [("rtx3090", ONE)],
     "emberformer_large": [("rtx3090", ONE)],
 }

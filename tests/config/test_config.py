@@ -42,7 +42,8 @@ def test_encoder_and_loss_switch_on_the_command_line(name):
     if config.method.name == "image_jepa":
         switched = load_config(name, {"method.loss": "infonce", "model.name": "vit_tiny"})
         assert switched.method.temperature == 0.2 and not hasattr(switched.method, "num_slices")
-        assert switched.model.patch_size == 8 and not hasattr(switched.model, "stem")
+        of_a_vit = config.model.patch_size if config.model.name.startswith("vit") else 8
+        assert switched.model.patch_size == of_a_vit and not hasattr(switched.model, "stem")
         assert switched.method.projector == config.method.projector
     elif config.model.name.startswith("vit"):
         switched = load_config(name, {"model.name": "vit_small"})
