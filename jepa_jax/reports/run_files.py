@@ -17,9 +17,9 @@ from jepa_jax.config.schema import flatten
 SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "status": ("Status", str),
     "probe_accuracy": ("Linear probe, test accuracy", percent),
-    SELECTION_KEY: ("Linear probe, held-out train images: choose by this", percent),
+    SELECTION_KEY: ("Linear probe, held-out train images", percent),
     "untrained_probe_accuracy": ("Linear probe of the untrained encoder", percent),
-    f"untrained_{SELECTION_KEY}": ("Linear probe of the untrained encoder, held-out train images", percent),
+    f"untrained_{SELECTION_KEY}": ("Untrained encoder, held-out train images", percent),
     "knn_accuracy": ("k-NN, test accuracy", percent),
     "untrained_knn_accuracy": ("k-NN of the untrained encoder", percent),
     "online_probe_accuracy": ("Online probe, test accuracy", percent),

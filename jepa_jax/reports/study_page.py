@@ -80,14 +80,12 @@ def study_charts(kind: str, rows: Sequence[StudyRow]) -> list[Card]:
     cards = []
     for title, key, unit in charts:
         x, y, half_widths = means(groups, key)
-        series = [Series(title, x, y, "both")]
-        if half_widths:
-            ends = zip(y, half_widths, strict=True)
-            intervals = [None if math.isnan(mean) else (mean - half, mean + half) for mean, half in ends]
-            series = [
-                Series("mean, 95 % interval", x, y, "both", intervals),
-                Series("each seed", *points(groups, key), "dots"),
-            ]
+        ends = zip(y, half_widths, strict=False)
+        intervals = [None if math.isnan(mean) else (mean - half, mean + half) for mean, half in ends]
+        series = [Series(title, x, y, "both", intervals)]
+        if len({row.seed for row in rows}) > 1:
+            name = "mean, 95 % interval" if intervals else "mean"
+            series = [series[0]._replace(name=name), Series("each seed", *points(groups, key), "dots")]
         floor = statistics.fmean(untrained) if untrained and key == SELECTION_KEY else None
         levels = [] if floor is None else [(f"untrained {floor:.1f} %", floor)]
         cards.append(line_chart(title, series, x_label=x_key, y_label=unit, x_log=x_log, x_ticks=ticks, levels=levels))
@@ -97,9 +95,11 @@ def study_charts(kind: str, rows: Sequence[StudyRow]) -> list[Card]:
 def means(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], list[float]]:
     """Returns what varies, the mean of a figure at each value, and half the width of its 95 % interval.
 
-    NaN where no run has the figure. The noise between seeds is pooled over all groups; no widths with one seed each.
+    NaN where no run has the figure. The noise between seeds is pooled over all groups, which accuracies allow, but not
+    losses and times: those have no widths, nor has a study with one seed.
     """
-    noise, counts = seed_noise(groups, key), [len(group.numbers(key)) for group in groups]
+    counts = [len(group.numbers(key)) for group in groups]
+    noise = seed_noise(groups, key) if key == SELECTION_KEY else None
     half_widths = [] if noise is None else [noise.half_width(count) if count else math.nan for count in counts]
     return [group.value for group in groups], [group.mean(key) for group in groups], half_widths
 

@@ -1,5 +1,6 @@
 """The results of a study: table, page and plot of its rows."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -58,6 +59,9 @@ def test_charts_have_a_tick_at_every_rate_and_intervals_of_the_seeds():
     _, means_, half_widths = means(group_rows(make_rows(), "lr"), "probe_held_out_accuracy")
     assert means_[:2] == [61.5, 63.5] and half_widths[:2] == pytest.approx([4.3027 * 0.5] * 2, rel=1e-4)
     assert sum(style == "interval" for style, _, _ in chart.layers[0].paths) == 2
+    losses = [dataclasses.replace(row, final_loss=row.lr + row.seed) for row in make_rows()]
+    (loss,) = study_charts("lr_search", losses)[1].parts  # losses of different rates have no common variance
+    assert not any(style == "interval" for style, _, _ in loss.layers[0].paths)
 
 
 def test_without_seeds_there_are_no_intervals():
