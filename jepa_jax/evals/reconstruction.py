@@ -11,8 +11,7 @@ from jepa_jax.evals.trained_encoder import TrainedEncoder
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.mae import MaskedAutoencoder
 from jepa_jax.methods.masking import random_split
-from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import patchify
+from jepa_jax.models.tokens import patchify, take_tokens
 
 
 def reconstruction_errors(method: MaskedAutoencoder, model: Any, batch: Batch, key: jax.Array) -> jax.Array:

@@ -22,8 +22,7 @@ from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_prob
 from jepa_jax.methods.masking import random_split
 from jepa_jax.methods.schedules import ramped_momentum
 from jepa_jax.models.predictor import Predictor
-from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import patchify, unpatchify
+from jepa_jax.models.tokens import patchify, take_tokens, unpatchify
 
 PATCH_EPS = 1e-6  # of a patch's variance, where patches are normalised
 

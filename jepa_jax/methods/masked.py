@@ -16,7 +16,8 @@ from jepa_jax.methods.contract import Ema
 from jepa_jax.methods.image_method import Features, ImageMethod, Images
 from jepa_jax.methods.masking import BlockMasks, MaskConfig, Masks, covers
 from jepa_jax.models.pooling import EncoderOutputs
-from jepa_jax.models.vit import ViT, VitConfig, patchify, unpatchify
+from jepa_jax.models.tokens import patchify, unpatchify
+from jepa_jax.models.vit import ViT, VitConfig
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
 View = Float[Array, "b h w c"]

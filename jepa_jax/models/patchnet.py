@@ -19,9 +19,7 @@ from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.resnet import ConvNorm
-
-RIDGE = 0.1  # of the mean eigenvalue, added to each: keeps noise directions from being blown up
-SAMPLED_PATCHES = 32  # per image
+from jepa_jax.models.whitening import Fixed, whitening_filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +28,7 @@ class PatchNetConfig(NamedGroup):
     stride: int = key(2, "pixels between two patches", least=1)
     stem_width: int = key(64, "whitening filters", least=1)
     widths: tuple[int, ...] = key((96, 192, 512), "channels of the learned layers; the last one is 1x1", least=1)
+    all_layers: bool = key(False, "whether features are those of all learned layers side by side, or of the last one")
 
     def problems(self, config: Config) -> Iterator[Problem]:
         view = min(config.view_sizes)
@@ -47,35 +46,8 @@ class PatchNetConfig(NamedGroup):
             yield Problem("train.remat", "patchnet has nothing to recompute; use none")
 
 
-class Fixed(nnx.Variable):
-    """An array of the model that is neither trained nor a running statistic."""
-
-
-def whitening_filters(images: Float[Array, "n h w c"], size: int, count: int) -> Float[Array, "size size c count"]:
-    """Returns the `count` leading principal directions of patches of normalised images."""
-    channels = images.shape[-1]
-    corners = _patch_corners(images.shape[1], images.shape[2], size)
-    patches = jnp.concatenate([images[:, y : y + size, x : x + size] for y, x in corners])
-    patches = patches.reshape(-1, size * size * channels)
-    covariance = jnp.cov(patches, rowvar=False)
-    variances, directions = jnp.linalg.eigh(covariance)
-    scale = jax.lax.rsqrt(variances + RIDGE * jnp.mean(variances))
-    leading = (directions * scale)[:, ::-1][:, :count]
-    return leading.reshape(size, size, channels, count)
-
-
-def _patch_corners(height: int, width: int, size: int) -> list[tuple[int, int]]:
-    """Returns corners that are spread evenly over the image."""
-    side = int(SAMPLED_PATCHES**0.5)
-    return [
-        (round(y * (height - size) / (side - 1)), round(x * (width - size) / (side - 1)))
-        for y in range(side)
-        for x in range(side)
-    ]
-
-
 class PatchNet(nnx.Module):
-    """Maps images to `widths[-1]` features: stem, 3x3, pool, 3x3 ..., 1x1, mean over the map."""
+    """Maps images to features: stem, 3x3, pool, 3x3 ..., 1x1, mean over the last map or over the maps of all layers."""
 
     Keys = PatchNetConfig
     pool, pools = "mean", ("mean", "grid2")
@@ -88,6 +60,7 @@ class PatchNet(nnx.Module):
         stride: int,
         stem_width: int,
         widths: Sequence[int],
+        all_layers: bool = False,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
@@ -100,7 +73,8 @@ class PatchNet(nnx.Module):
             ConvNorm(inputs, outputs, 1 if i == last else 3, dtype=dtype, rngs=rngs)
             for i, (inputs, outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
         ])  # fmt: skip
-        self.feature_dim = widths[-1]
+        self.all_layers = all_layers
+        self.feature_dim = sum(widths) if all_layers else widths[-1]
 
     @classmethod
     def from_config(
@@ -110,7 +84,7 @@ class PatchNet(nnx.Module):
         del view_size, remat
         return cls(
             sample, patch_size=config.patch_size, stride=config.stride, stem_width=config.stem_width,
-            widths=config.widths, dtype=dtype, rngs=rngs,
+            widths=config.widths, all_layers=config.all_layers, dtype=dtype, rngs=rngs,
         )  # fmt: skip
 
     def outputs(
@@ -121,11 +95,13 @@ class PatchNet(nnx.Module):
         filters = self.filters[...].astype(self.dtype)
         x = conv2d(images.astype(self.dtype), filters, stride=self.stride, padding=self.padding)
         x = jax.nn.relu(self.stem_norm(x, train=train))
+        maps = []  # all of one size
         for i, layer in enumerate(self.layers):
             x = layer(x, train)
             if i == 0:
                 x = max_pool(x, window=2, stride=2)
-        return EncoderOutputs(x)
+            maps.append(x)
+        return EncoderOutputs(jnp.concatenate(maps, axis=-1) if self.all_layers else x)
 
     def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b f"]:
         return pooled(self.outputs(images, train=train), self.pool)

@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, Integer
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.pooling import EncoderOutputs, pooled
-from jepa_jax.models.tokens import take_tokens
+from jepa_jax.models.tokens import patchify, take_tokens
+from jepa_jax.models.whitening import WhitenedPatches
 
 Images = Float[Array, "b h w c"]
 Tokens = Float[Array, "b n d"]
@@ -43,6 +44,22 @@ class CustomVitKeys(Group):
 
 
 @dataclasses.dataclass(frozen=True)
+class WhitenedKeys(Group):
+    filter_size: int = key(5, "pixels per side of a whitening filter", least=2)
+    filters: int = key(64, "whitening filters", least=1)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        directions = config.data.channels * self.filter_size**2
+        if not self.filter_size < config.model.patch_size:
+            fix = f"model.patch_size = {config.model.patch_size}"
+            yield Problem(
+                "model.filter_size", f"a filter must find at least 2 x 2 places in a patch; use less than {fix}"
+            )
+        if self.filters > directions:
+            yield Problem("model.filters", f"a window has {directions} principal directions; use at most that")
+
+
+@dataclasses.dataclass(frozen=True)
 class VitConfig(NamedGroup):
     name: str = key(
         "vit_tiny", "size of the encoder; vit takes its own", variants={**dict.fromkeys(SIZES), "vit": CustomVitKeys}
@@ -51,6 +68,11 @@ class VitConfig(NamedGroup):
     pool: str = key("mean", "what a projector reads: the CLS token or the mean of patches", choices=("cls", "mean"))
     cls_token: bool = key(True, "whether there is a token beside those of the patches")
     positions: str = key("learned", "trained, or fixed sines and cosines", choices=("learned", "sincos"))
+    embedding: str = key(
+        "linear",
+        "how patches become tokens: by a linear map of their pixels, or of fixed whitening filters and a ReLU",
+        variants={"linear": None, "whitened": WhitenedKeys},
+    )
     drop_path: float = key(
         0.0, "share of images that skip a branch of the last block in training; earlier blocks less", least=0, most=0.99
     )
@@ -125,6 +147,7 @@ class ViT(nnx.Module):
         cls_token: bool = True,
         positions: str = "learned",
         channels: int = 3,
+        whitened: WhitenedPatches | None = None,
         drop_path: float = 0.0,
         dtype: Any = jnp.float32,
         remat: bool = False,
@@ -136,7 +159,8 @@ class ViT(nnx.Module):
         self.grid = image_size // patch_size
         self.num_cls = int(cls_token)
         initial = nnx.initializers.truncated_normal(0.02)
-        self.patch_embed = linear(channels * patch_size**2, width, dtype, rngs)
+        self.whitened = nnx.data(whitened)
+        self.patch_embed = linear(whitened.outputs if whitened else channels * patch_size**2, width, dtype, rngs)
         if cls_token:
             self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
         learned = (1, self.grid**2 + self.num_cls, width)
@@ -151,9 +175,18 @@ class ViT(nnx.Module):
     ) -> "ViT":
         """See `jepa_jax.models.registry.Encoder`."""
         width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
+        whitened = None
+        if config.embedding == "whitened":
+            whitened = WhitenedPatches(
+                sample,
+                patch_size=config.patch_size,
+                filter_size=config.filter_size,
+                filters=config.filters,
+                dtype=dtype,
+            )
         return cls(
             width, depth, heads, image_size=view_size, patch_size=config.patch_size, pool=config.pool,
-            cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1],
+            cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1], whitened=whitened,
             drop_path=config.drop_path, dtype=dtype, remat=remat, rngs=rngs,
         )  # fmt: skip
 
@@ -164,7 +197,7 @@ class ViT(nnx.Module):
         if keep is not None:  # dropped before anything is computed of them
             patches = take_tokens(patches, keep)
             positions = take_tokens(jnp.broadcast_to(positions, (len(images), *positions.shape[1:])), keep)
-        tokens = self.patch_embed(patches)
+        tokens = self.patch_embed(patches if self.whitened is None else self.whitened(patches))
         return tokens + positions.astype(tokens.dtype)
 
     def encode(self, tokens: Tokens, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
@@ -229,21 +262,6 @@ def interpolated(positions: Float[Array, "1 old d"], grid: int) -> Float[Array, 
         return positions
     square = jax.image.resize(positions.reshape(old, old, width), (grid, grid, width), "cubic")
     return square.reshape(1, grid**2, width)
-
-
-def patchify(images: Images, size: int) -> Float[Array, "b patches numbers"]:
-    """Returns patches row by row, each as size * size * C numbers."""
-    batch, height, width, channels = images.shape
-    x = images.reshape(batch, height // size, size, width // size, size, channels)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
-
-
-def unpatchify(patches: Float[Array, "b patches numbers"], size: int) -> Images:
-    """Inverts `patchify` for square images."""
-    batch, tokens, numbers = patches.shape
-    grid, channels = round(tokens**0.5), numbers // size**2
-    x = patches.reshape(batch, grid, grid, size, size, channels)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, grid * size, grid * size, channels)
 
 
 def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:

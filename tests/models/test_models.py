@@ -8,7 +8,6 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.heads import Projector
-from jepa_jax.models.patchnet import whitening_filters
 from jepa_jax.models.registry import build_encoder
 from jepa_jax.program.config import load_config
 
@@ -131,24 +130,6 @@ def test_a_stem_for_cifar_keeps_the_size_and_one_for_imagenet_quarters_it():
 def test_a_patch_that_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"model.patch_size = 5.*32-pixel"):
         build(name="vit_tiny", patch_size=5, pool="cls", cls_token=True, positions="learned")
-
-
-def test_whitening_filters_decorrelate_patches():
-    # Smooth images: neighbouring pixels are strongly correlated.
-    noise = np.random.default_rng(0).normal(size=(512, 16, 16, 3))
-    images = jnp.asarray(np.cumsum(np.cumsum(noise, 1), 2) / 10, jnp.float32)
-    images = images - images.mean()
-    filters = whitening_filters(images, 4, 6)
-    patches = images[:, :4, :4].reshape(512, -1)
-    centred = patches - patches.mean(0)
-    before = np.corrcoef(np.asarray(centred), rowvar=False)
-    responses = np.cov(np.asarray(jnp.concatenate([
-        images[:, y : y + 4, x : x + 4].reshape(512, -1) @ filters.reshape(-1, 6)
-        for y in (0, 3, 6, 9, 12) for x in (0, 3, 6, 9, 12)
-    ])), rowvar=False)  # fmt: skip
-    off_diagonal = responses - np.diag(np.diag(responses))
-    assert np.abs(before).mean() > 0.2
-    assert np.abs(off_diagonal).max() < 0.02 * np.diag(responses).max()
 
 
 def test_projector_normalises_hidden_layers_and_not_its_output():
