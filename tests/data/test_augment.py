@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from PIL import Image
 from scipy import stats
 
-from jepa_jax.config.groups import AugmentConfig, CropConfig, Operations
+from jepa_jax.config.groups import AugmentConfig, CropConfig, FlipConfig, Operations
 from jepa_jax.data import augment
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -354,13 +354,14 @@ def test_switching_one_operation_leaves_the_draws_of_the_others():
 
 
 def test_crop_override_makes_smaller_views():
-    cropped = Operations(crop=CropConfig(size=4, scale=(0.05, 0.3)))
+    unmirrored = FlipConfig(probability=0.0)
+    cropped = Operations(crop=CropConfig(size=4, scale=(0.05, 0.3)), flip=unmirrored)
     small = views_of(config_of(), 3, operations=cropped)
     assert small.shape == (3, 64, 4, 4, 3)
     boxes = augment.sample_boxes(augment.draw(KEY, (3, 64))["crop"], 8, 8, (0.05, 0.3), (3 / 4, 4 / 3))
     expected = slow_crop(UNIT[5], *(int(field[2, 5]) for field in boxes), 4, 4)
     np.testing.assert_allclose(small[2, 5], expected, atol=TOLERANCE)
-    resized = Operations(crop=CropConfig(probability=0.0, size=4))  # not cropped: all of it is resized
+    resized = Operations(crop=CropConfig(probability=0.0, size=4), flip=unmirrored)  # all of it is resized
     whole = views_of(config_of(), 1, operations=resized)
     np.testing.assert_allclose(whole[0, 5], slow_crop(UNIT[5], 0, 0, 8, 8, 4, 4), atol=TOLERANCE)
 
