@@ -17,6 +17,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
     parser.add_flag("protocols", "LIST", "all, or some of linear_probe,knn,feature_quality,fine_tune,few_shot", "all")
     parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")
+    parser.add_flag("pool", "KIND", "mean, grid2 or cls: what features are made of, instead of the run's eval.pool")
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
     parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8)
     parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000)
@@ -33,6 +34,7 @@ def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
         protocols=arguments.protocols,
         levels=arguments.levels,
         data_dir=arguments.data_dir,
+        pool=arguments.pool,
         limits=Limits(
             fine_tune_epochs=arguments.fine_tune_epochs,
             fine_tune_images=arguments.fine_tune_images,

@@ -48,6 +48,7 @@ def evaluate(
     protocols: str = "all",
     levels: str = "all",
     data_dir: str | None = None,
+    pool: str | None = None,
     limits: Limits | None = None,
     console: Console,
 ) -> Evaluation:
@@ -59,7 +60,7 @@ def evaluate(
     started = time.perf_counter()
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
     limits = checked(limits or Limits())
-    encoder = load(workdir, data_dir=data_dir)
+    encoder = load(workdir, data_dir=data_dir, pool=pool)
     names = parse_protocols(protocols, labelled=bool(encoder.classes))
     chosen = parse_levels(levels, encoder.levels)
     results = Results(Workdir(workdir).path / "eval", encoder, limits)
@@ -88,7 +89,7 @@ class Results:
 
     def __init__(self, folder: pathlib.Path, encoder: TrainedEncoder, limits: Limits):
         self.folder, self.limits = folder, limits
-        record, identity = read_json_or_empty(folder / "eval.json"), ("params_sha256", "step", "data_identity")
+        record, identity = read_json_or_empty(folder / "eval.json"), ("params_sha256", "step", "pool", "data_identity")
         self._record = describe_encoder(encoder, limits)
         is_same = all(record.get(key) == _finite(self._record[key]) for key in identity)
         # A finished evaluation that is asked for again is measured again.
@@ -216,6 +217,7 @@ def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:
         "model": config.model.name,
         "data": config.data.source,
         "weights": config.eval.weights,
+        "pool": config.eval.pool,
         "level_names": list(encoder.program.method.level_names),
         "step": encoder.step,
         "params_sha256": encoder.digest,

@@ -5,7 +5,9 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
 
 from jepa_jax.base.files import disk_error
 from jepa_jax.data.contract import Source
@@ -13,6 +15,7 @@ from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import FeatureCache, OnCount, Split, fingerprint, ignore
 from jepa_jax.evals.inference import FrozenEncoder, restore_state, run_config
 from jepa_jax.evals.sources import ViewSource, part_of
+from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import initial_sample
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
@@ -86,11 +89,15 @@ class TrainedEncoder(EvaluatedEncoder):
         return self.cache.get(f"{self.prefix}{name}", compute)
 
 
-def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> TrainedEncoder:
-    """Returns the encoder of a run's newest checkpoint with its data, of which `data_dir` is the new place if it moved.
+def load(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str | None = None) -> TrainedEncoder:
+    """Returns the encoder of a run's newest checkpoint with its data.
+
+    Args:
+      data_dir: the new place of the data if it moved.
+      pool: what features are made of, instead of the run's `eval.pool`.
 
     Raises:
-      UserError: the folder holds no run or no checkpoint, or the data is not there.
+      UserError: the folder holds no run or no checkpoint, the data is not there, the encoder has no such features.
     """
     keep_freed_memory()
     config, mesh, folder = run_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
@@ -99,12 +106,18 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None) -> Trained
     sources = open_splits(config.data)
     train, test = (part_of(source, config.eval.max_images) for source in sources)
     program, state = restore_state(config, workdir, mesh, train.spec)
+    if pool is not None:
+        config = changed_config(config, {"eval.pool": pool})
+        method = build_method(config, total_steps=program.length.total_steps)
+        nnx.eval_shape(method.init, jax.random.key(0), initial_sample(sources[0]))  # refuses what cannot be pooled so
+        program = dataclasses.replace(program, method=method)
     params, stats = evaluated_variables(state, config.eval.weights)
     data = {"train": fingerprint(train), "test": fingerprint(test)}
     identity = {
         "step": int(state.step),
         "encoder": params_sha256({"params": params, "stats": stats}),
         **data,
+        "pool": config.eval.pool,
         "augment": config.to_dict()["data"]["augment"],
     }
     try:

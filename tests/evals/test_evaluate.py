@@ -15,6 +15,7 @@ from jepa_jax.evals import inference
 from jepa_jax.evals.evaluate import evaluate, without_large_parts
 from jepa_jax.evals.features import FeatureCache, Split
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
+from jepa_jax.evals.trained_encoder import load
 from tests.evals.untrained_run import quiet, write_run
 from tests.runs import one_class, unlabelled
 from tests.tiny import tiny_config, tiny_masked_config
@@ -206,3 +207,10 @@ def test_the_cache_forgets_other_encoders_and_survives_damage(tmp_path):
     np.testing.assert_array_equal(first.get("a", lambda: split).labels, split.labels)
     FeatureCache(tmp_path, {"step": 2})
     assert not list(tmp_path.glob("*.npz"))
+
+
+def test_features_of_a_run_can_be_pooled_otherwise(run):
+    whole, quarters = (load(run, pool=pool).features()[1].features for pool in ("mean", "grid2"))
+    np.testing.assert_allclose(quarters.reshape(len(whole), 4, -1).mean(1), whole, rtol=1e-4, atol=1e-6)
+    with pytest.raises(UserError, match=r"config.eval.pool = 'cls'.*use mean or grid2"):
+        load(run, pool="cls")
