@@ -1,7 +1,7 @@
 """DINO: self-distillation with a slowly following teacher, whose outputs are centred and sharpened.
 
 Reference: Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021. The defaults are the
-paper's for ViT-S, without local crops; what it gives in epochs is a part of the run here.
+paper's for ViT-S, without its local crops, which are a group of views; what it gives in epochs is a part of the run.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
-from jepa_jax.config.schema import Problem, key
+from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup, Operations, ViewGroup
+from jepa_jax.config.schema import Problem, following, key
 from jepa_jax.losses.cosine import unit
 from jepa_jax.losses.dino import dino_loss
 from jepa_jax.methods.contract import Batch, Ema, Output, ParamGroup
@@ -24,6 +24,11 @@ from jepa_jax.methods.schedules import cosine, linear
 
 @dataclasses.dataclass(frozen=True)
 class DinoConfig(NamedGroup):
+    view_groups: tuple[str, ...] = key(
+        (),
+        "names of groups of views that only the student sees, e.g. local; each has keys of its own",
+        members=following(ViewGroup, Operations, "data.augment"),
+    )
     head: tuple[int, ...] = key((2048, 2048), "hidden widths of the head, with GELU", least=1)
     bottleneck: int = key(256, "width before the last layer, where vectors get length 1", least=1)
     prototypes: int = key(65536, "outputs of the last layer, whose columns have length 1", least=2)
@@ -41,6 +46,10 @@ class DinoConfig(NamedGroup):
             if getattr(self, name) > self.student_temperature:
                 limit = f"above method.student_temperature = {self.student_temperature}"
                 yield Problem(f"method.{name}", f"{limit}: a teacher that is not sharper than its student collapses")
+        for name, group in config.view_groups.items():
+            yield from group.colour_problems(config.data.channels, f"method.{name}")
+            if group.role != "context":
+                yield Problem(f"method.{name}.role", "the teacher sees the views of data.augment alone; use context")
 
 
 class DinoHead(nnx.Module):
@@ -98,8 +107,12 @@ class Dino(ImageMethod):
 
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         views = self.views(batch["image"], key, 2)
+        local = [
+            self.views(batch["image"], jax.random.fold_in(key, index), group.count, group)
+            for index, group in enumerate(self.run_config.view_groups.values())
+        ]
         with jax.named_scope("encoder"):
-            encoded = [self.encode(model.encoder, view) for view in views]
+            encoded = [self.encode(model.encoder, view) for same_size in (views, *local) for view in same_size]
         with jax.named_scope("projector"):
             student = jnp.stack([model.head(x) for x, _ in encoded])  # [V, B, K]
         with jax.named_scope("target"):

@@ -92,7 +92,7 @@ class ImageJepa(ImageMethod):
         view_key, slice_key = jax.random.split(key)
         views = self._views(batch["image"], view_key)
         if self.config.per_view_statistics:
-            outputs = [self._embed(model, view) for one_size in views for view in one_size]
+            outputs = [self.embed(model, view) for one_size in views for view in one_size]
             features, z = outputs[0][0], jnp.stack([z for _, z in outputs])  # [V, B, D]
         else:
             features, z = self._embed_together(model, views)
@@ -133,13 +133,6 @@ class ImageJepa(ImageMethod):
         with jax.named_scope("projector"):
             z = model.projector(of_images.reshape(-1, of_images.shape[-1]), train=True)
         return features[0], jnp.swapaxes(z.reshape(*of_images.shape[:2], -1), 0, 1)
-
-    def _embed(self, model: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b f"], Float[Array, "b d"]]:
-        """Returns features for the online probe, and embeddings; both update batch statistics."""
-        with jax.named_scope("encoder"):
-            projected, features = self.encode(model.encoder, view)
-        with jax.named_scope("projector"):
-            return features, model.projector(projected, train=True)
 
     def _objective(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         config = self.config

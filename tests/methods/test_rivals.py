@@ -112,6 +112,23 @@ def test_prototypes_are_directions_and_the_last_layer_starts_late():
     assert not np.array_equal(kernels[frozen], kernels[frozen + 1])
 
 
+@pytest.mark.slow
+def test_only_the_student_sees_local_crops():
+    """Where all views are the image, further views change nothing; smaller ones change the loss, not the centre."""
+
+    def step(**overrides):
+        still = STILL | {name.replace("data.augment", "method.local"): 0.0 for name in STILL if overrides}
+        program = build_program(changed_config(rival_config("dino", **overrides), still))
+        state, metrics = program.train_step(program.factory.create(0, BATCH), BATCH)
+        return np.asarray(state.stats["centre"]), float(metrics["loss"])
+
+    local = {"method__view_groups": ("local",), "method__local__count": 3}
+    (centre, loss), (same_centre, same_loss) = step(), step(**local)
+    small_centre, small_loss = step(**local, method__local__crop__size=8)
+    assert same_loss == pytest.approx(loss, rel=1e-4) and small_loss != pytest.approx(loss, rel=1e-4)
+    np.testing.assert_allclose([same_centre, small_centre], [centre, centre], rtol=1e-4, atol=1e-6)
+
+
 def test_the_teacher_is_sharpest_at_first():
     program = build_program(rival_config("dino", method__teacher_warmup=0.5))
     temperature, total = program.method.teacher_temperature, program.length.total_steps
@@ -124,6 +141,7 @@ def test_the_teacher_is_sharpest_at_first():
         ("byol", {"method__projector": ()}, r"config.method.projector = \(\): needs at least one width"),
         ("simsiam", {"eval__weights": "target"}, "this method keeps no copy of its encoder"),
         ("barlow_twins", {"method__redundancy_weight": -1.0}, r"redundancy_weight = -1.0: must be at least 0"),
+        ("dino", {"method__view_groups": ("a",), "method__a__role": "both"}, r"a.role = 'both': the teacher sees"),
         ("dino", {"method__teacher_temperature": 0.2}, r"teacher_temperature = 0.2: above method.student_temperature"),
     ],
 )
