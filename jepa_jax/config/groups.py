@@ -117,13 +117,16 @@ class ViewGroup(Operations):
 class DataConfig(Group):
     """What is trained on, and how it is loaded."""
 
-    source: str = key("shapes", "shapes, cifar10, idx, folder, npz, tfds:<name>, or package.module:Class of your own")
-    dir: str = key("", "folder or archive of the data; empty for shapes")
+    source: str = key(
+        "shapes", "shapes, cifar10, idx, folder, npz, tfds:<name>, wildfire, or package.module:Class of your own"
+    )
+    dir: str = key("", "folder or archive of the data; empty for shapes and wildfire")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)
     channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)
-    num_train: int = key(0, "train images: how many to draw (shapes) or use (0 = all)", least=0)
-    num_test: int = key(0, "test images: how many to draw (shapes) or use (0 = all)", least=0)
-    seed: int = key(0, "which images shapes draws", least=0)
+    num_train: int = key(0, "train images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
+    num_test: int = key(0, "test images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
+    max_frames: int = key(20, "frames to which the history of a fire is padded; no effect on images", least=1)
+    seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
     num_workers: int = key(0, "processes that load batches; 0 loads in the main one", least=0)

@@ -1,0 +1,1 @@
+"""Wildfires: histories of fire masks with wind and terrain, and the mask that follows."""

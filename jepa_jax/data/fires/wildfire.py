@@ -1,0 +1,78 @@
+"""`wildfire`: sequences cut from simulated fires; it needs no download."""
+
+from typing import Any
+
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.fires.element import fire_element, fire_spec, stacked
+from jepa_jax.data.fires.simulator import FRAMES, Fire, simulate_fire
+from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.synthetic import MEMORY_LIMIT_BYTES, SPLIT_STREAMS
+
+CHANNELS = 3  # elevation, slope, fuel
+SMALLEST = 16  # pixels per side
+SEQUENCES_PER_FIRE = 4
+LENGTHS = np.arange(2, FRAMES - 1)  # frames of history, 2..20
+LENGTH_ODDS = 0.85**LENGTHS / (0.85**LENGTHS).sum()  # more than half of the sequences have at most 6 frames
+
+
+class WildfireSource:
+    """Histories of 2 to 20 frames, of which the last `data.max_frames` are given, and the next mask.
+
+    Sequence i belongs to fire i // SEQUENCES_PER_FIRE of its split and depends on (data.seed, split, i) alone. Fires
+    are simulated on first use and kept in memory if all of them fit.
+    """
+
+    classes = ()
+
+    def __init__(self, data: DataConfig, split: str):
+        self._count = data.num_train if split == "train" else data.num_test
+        if self._count == 0:
+            raise UserError(f"config.data.num_{split} = 0: fires are simulated; say how many, for example 1024")
+        if data.image_size < SMALLEST:
+            raise UserError(f"config.data.image_size = {data.image_size}: wildfire needs at least {SMALLEST} pixels")
+        if data.channels != CHANNELS:
+            raise UserError(
+                f"config.data.channels = {data.channels}: the static data of wildfire are elevation, slope and fuel; "
+                f"set data.channels = {CHANNELS}"
+            )
+        self._size, self._frames = data.image_size, data.max_frames
+        self._stream = (data.seed, SPLIT_STREAMS[split])
+        self.spec = fire_spec(data.image_size, CHANNELS, data.max_frames)
+        self._kept: dict[int, Fire] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: np.ndarray) -> Arrays:
+        return stacked([self._element(int(index)) for index in indices])
+
+    def _element(self, index: int) -> Arrays:
+        number = index // SEQUENCES_PER_FIRE
+        fire = self._fire(number)
+        rng = np.random.default_rng([*self._stream, 1, index])
+        length = int(rng.choice(LENGTHS, p=LENGTH_ODDS))
+        end = length + int(rng.integers(FRAMES - length))  # the frame to predict
+        history = slice(max(end - length, end - self._frames), end)
+        return fire_element(
+            fire.masks[history],
+            fire.wind[history],
+            fire.static,
+            fire.masks[end],
+            fire_id=number,
+            frames=self._frames,
+        )
+
+    def _fire(self, number: int) -> Fire:
+        fire = self._kept.get(number)
+        if fire is None:
+            fire = simulate_fire(np.random.default_rng([*self._stream, 0, number]), self._size)
+            fire_bytes = fire.masks.nbytes + fire.static.nbytes
+            if fire_bytes * self._count / SEQUENCES_PER_FIRE <= MEMORY_LIMIT_BYTES:
+                self._kept[number] = fire
+        return fire
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
