@@ -118,7 +118,8 @@ class DataConfig(Group):
     """What is trained on, and how it is loaded."""
 
     source: str = key(
-        "shapes", "shapes, cifar10, idx, folder, npz, tfds:<name>, wildfire, or package.module:Class of your own"
+        "shapes",
+        "shapes, cifar10, idx, folder, npz, tfds:<name>, wildfire, fire_sequences, or package.module:Class of your own",
     )
     dir: str = key("", "folder or archive of the data; empty for shapes and wildfire")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)

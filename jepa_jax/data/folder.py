@@ -108,7 +108,7 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
             "or D/train/*.jpg or D/*.jpg for images without labels"
         )
     has_splits = (root / "train").is_dir()
-    train, top = (root / "train", _split_folder(root, split)) if has_splits else (root, root)
+    train, top = (root / "train", split_folder(root, split)) if has_splits else (root, root)
     classes, present = _class_folders(train), _class_folders(top)
     if classes and not present:
         raise UserError(f"{top}: has no class folders, but {train} has; sort its images into class folders too")
@@ -130,7 +130,8 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
     return top, classes, [path for _, path in ordered]
 
 
-def _split_folder(root: pathlib.Path, split: str) -> pathlib.Path:
+def split_folder(root: pathlib.Path, split: str) -> pathlib.Path:
+    """Returns the folder of a split; raises UserError if there is none."""
     for name in SPLIT_FOLDERS[split]:
         if (root / name).is_dir():
             return root / name

@@ -8,6 +8,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.cifar import CLASSES, read_cifar10
 from jepa_jax.data.contract import Source
+from jepa_jax.data.fires.sequences import FireSequences
 from jepa_jax.data.fires.wildfire import WildfireSource
 from jepa_jax.data.folder import FolderSource
 from jepa_jax.data.idx import read_idx
@@ -24,6 +25,7 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "npz": functools.partial(open_arrays, read_npz, ()),
     "tfds:<name>": TfdsSource,
     "wildfire": WildfireSource,
+    "fire_sequences": FireSequences,
 }
 
 

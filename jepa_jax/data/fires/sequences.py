@@ -1,0 +1,171 @@
+"""`fire_sequences`: one .npz file per sequence of fire masks.
+
+A file holds, in the layout [T, H, W, 1] or in the channels-first one:
+
+  fire      [T, H, W, 1] or [1, H, W, T], 0 or 1
+  wind      [T, 2] or [2, T], in [0, 1]
+  static    [H, W, C] or [C, H, W], in [0, 1]
+  target    [H, W, 1] or [1, H, W], 0 or 1; optional: without it, the last frame is the target
+  known     like target; optional: 0 where the target is unknown
+  valid     [T]; optional: 0 in frames of padding, which may be at either end or at both
+  fire_id   text or integer; optional: sequences of one fire share it. Otherwise the name of the file is the fire
+"""
+
+import hashlib
+import pathlib
+import zipfile
+import zlib
+
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import sample
+from jepa_jax.data.fires.element import fire_element, fire_spec, stacked
+from jepa_jax.data.folder import TEST_SHARE, split_folder
+from jepa_jax.data.in_memory import Arrays, num_used
+
+FEWEST_FRAMES = 2  # of history
+
+
+class FireSequences:
+    """Sequences of `data.dir` D: D/train and D/test (or D/val), or D alone, where a hash makes 1 fire in 10 a test one.
+
+    Every file is checked when the source is opened, so that none ends a run later; batches read the files again.
+    """
+
+    classes = ()
+
+    def __init__(self, data: DataConfig, split: str):
+        self._size, self._channels, self._frames = data.image_size, data.channels, data.max_frames
+        self.spec = fire_spec(data.image_size, data.channels, data.max_frames)
+        fires = _fires_of_split(data.dir, split)
+        numbers = {fire: number for number, fire in enumerate(sorted(set(fires.values())))}
+        files = [(file, numbers[fire]) for file, fire in fires.items()]
+        self._files = [files[i] for i in sample(len(files), num_used(data, split, len(files)))]
+        for file, _ in self._files:
+            self._read(file, 0)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def batch(self, indices: np.ndarray) -> Arrays:
+        return stacked([self._read(*self._files[index]) for index in indices])
+
+    def _read(self, file: pathlib.Path, fire_id: int) -> Arrays:
+        return read_sequence(file, self._size, self._channels, self._frames, fire_id)
+
+
+def read_sequence(file: pathlib.Path, size: int, channels: int, frames: int, fire_id: int) -> Arrays:
+    """Reads and checks one file.
+
+    Raises:
+      UserError: the file does not hold a sequence of `size` pixels, `channels` static channels and at most `frames`
+        frames of history, with values in range.
+    """
+    content = read_npz_file(file)
+    for key in ("fire", "wind", "static"):
+        if key not in content:
+            raise UserError(f"{file}: holds {', '.join(content) or 'nothing'}; add an array named {key}")
+    if content["fire"].shape[::3] == (1, 1):  # of either layout
+        _check_length(file, 1, frames)
+    content = _channels_last(content, file)
+    length = content["fire"].shape[0]
+    _check_shape(file, "fire", content["fire"], (length, size, size, 1))
+    _check_shape(file, "wind", content["wind"], (length, 2))
+    _check_shape(file, "static", content["static"], (size, size, channels))
+    for key in ("wind", "static"):
+        if not ((content[key] >= 0) & (content[key] <= 1)).all():  # also false for NaN
+            raise UserError(f"{file}: {key} has values outside [0, 1] or NaN; normalise it when writing the file")
+    for key in ("fire", "target", "known", "valid"):
+        if key in content and not np.isin(content[key], (0, 1)).all():
+            raise UserError(f"{file}: {key} has values other than 0 and 1; mark unknown pixels in the array known")
+    used = _valid_frames(file, content.get("valid"), length)
+    fire, wind = content["fire"][used, ..., 0], content["wind"][used]
+    if "target" not in content:
+        fire, wind, content["target"] = fire[:-1], wind[:-1], fire[-1][..., None]
+    content.setdefault("known", np.ones((size, size, 1), np.bool_))
+    for key in ("target", "known"):
+        _check_shape(file, key, content[key], (size, size, 1))
+    _check_length(file, len(fire), frames)
+    target, known = content["target"][..., 0], content["known"][..., 0]
+    return fire_element(fire, wind, content["static"], target, known=known, fire_id=fire_id, frames=frames)
+
+
+def read_npz_file(file: pathlib.Path, only: tuple[str, ...] = ()) -> Arrays:
+    """Returns the arrays of a .npz file, all or those named in `only`; raises UserError if it cannot be read."""
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            return {key: content[key] for key in content if not only or key in only}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{file}: not a readable .npz file ({error}); write it with numpy.savez") from error
+
+
+def _channels_last(content: Arrays, file: pathlib.Path) -> Arrays:
+    """Returns the arrays in the layout [T, H, W, 1]; the shape of `fire` tells which layout the file has."""
+    shape = content["fire"].shape
+    if len(shape) != 4 or 1 not in (shape[0], shape[3]):
+        raise UserError(f"{file}: fire has shape {shape}, expected [T, H, W, 1] or [1, H, W, T]")
+    if shape[3] == 1:
+        return content
+    moved = {"fire": (3, 1, 2, 0), "wind": (1, 0), "static": (1, 2, 0), "target": (1, 2, 0), "known": (1, 2, 0)}
+    for key, axes in moved.items():
+        if key in content and content[key].ndim != len(axes):
+            raise UserError(f"{file}: {key} has shape {content[key].shape}, expected {len(axes)} axes")
+    return content | {key: content[key].transpose(axes) for key, axes in moved.items() if key in content}
+
+
+def _check_shape(file: pathlib.Path, key: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
+    if array.shape != expected or array.dtype.kind not in "biuf":
+        raise UserError(
+            f"{file}: {key} is {array.dtype} {array.shape} (channels last), expected numbers {expected}; "
+            "see data.image_size and data.channels, and give wind and fire as many frames"
+        )
+
+
+def _check_length(file: pathlib.Path, length: int, frames: int) -> None:
+    if not FEWEST_FRAMES <= length <= frames:
+        raise UserError(
+            f"{file}: has {length} frames of history, expected {FEWEST_FRAMES} to {frames}; remove the file, cut "
+            "the history, or raise data.max_frames"
+        )
+
+
+def _valid_frames(file: pathlib.Path, valid: np.ndarray | None, length: int) -> slice:
+    """Returns which frames are not padding."""
+    if valid is None:
+        return slice(0, length)
+    frames = np.flatnonzero(valid)
+    if valid.shape != (length,) or not len(frames) or np.ptp(frames) + 1 != len(frames):
+        raise UserError(f"{file}: valid must be [{length}] with one run of ones; padding is at the ends of a sequence")
+    return slice(int(frames[0]), int(frames[-1]) + 1)
+
+
+def _fires_of_split(directory: str, split: str) -> dict[pathlib.Path, str]:
+    """Returns the files of a split with the names of their fires; raises UserError if a fire is in both splits."""
+    root = pathlib.Path(directory).expanduser()
+    if not directory or not root.is_dir():
+        raise UserError(
+            f"config.data.dir = {directory!r}: no such folder; it needs .npz files, in train and test or not"
+        )
+    if (root / "train").is_dir():
+        fires = {name: _fires_below(split_folder(root, name)) for name in ("train", "test")}
+        both = set(fires["train"].values()) & set(fires["test"].values())
+        if both:
+            file = next(file for file, fire in fires["test"].items() if fire in both)
+            raise UserError(f"{file}: fire {min(both)} is in both splits; move all its sequences to one of them")
+        found = fires[split]
+    else:
+        found = {f: fire for f, fire in _fires_below(root).items() if _is_test_fire(fire) == (split == "test")}
+    if not found:
+        raise UserError(f"config.data.dir = {directory!r}: no .npz file for the {split} split; add sequences")
+    return found
+
+
+def _fires_below(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+    files = sorted(folder.glob("*.npz"))
+    return {file: str(read_npz_file(file, ("fire_id",)).get("fire_id", file.stem)) for file in files}
+
+
+def _is_test_fire(fire: str) -> bool:
+    return hashlib.sha1(fire.encode()).digest()[-1] % TEST_SHARE == 0

@@ -1,0 +1,131 @@
+"""Sequences on disk: either layout and either side of padding give one element; bad files are refused by name."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.fires.sequences import read_sequence
+from jepa_jax.data.sources import open_splits
+
+SIZE, CHANNELS, CAP = 5, 4, 6
+
+
+def sequence(length=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "fire": rng.integers(2, size=(length, SIZE, SIZE, 1)),
+        "wind": rng.random((length, 2)),
+        "static": rng.random((SIZE, SIZE, CHANNELS)),
+        "target": rng.integers(2, size=(SIZE, SIZE, 1)),
+        "known": rng.integers(2, size=(SIZE, SIZE, 1)),
+    }
+
+
+def read(folder, arrays):
+    np.savez(folder / "one.npz", **arrays)
+    return read_sequence(folder / "one.npz", SIZE, CHANNELS, CAP, fire_id=3)
+
+
+def assert_same(element, other):
+    assert set(element) == set(other)
+    for key in element:
+        np.testing.assert_array_equal(element[key], other[key], err_msg=key)
+
+
+def opened(folder, **keys):
+    keys = dict(source="fire_sequences", dir=str(folder), image_size=SIZE, channels=CHANNELS, max_frames=CAP) | keys
+    return open_splits(DataConfig(**keys))
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(2, CAP), before=st.integers(0, 3), after=st.integers(0, 3), seed=st.integers(0, 99))
+def test_padding_on_either_side_gives_the_same_element(tmp_path_factory, length, before, after, seed):
+    folder = tmp_path_factory.getbasetemp()
+    plain = sequence(length, seed)
+    sides = (before, after)
+    padded = plain | {
+        "fire": np.pad(plain["fire"], (sides, (0, 0), (0, 0), (0, 0)), constant_values=1),
+        "wind": np.pad(plain["wind"], (sides, (0, 0)), constant_values=0.7),
+        "valid": np.pad(np.ones(length), sides),
+    }
+    element = read(folder, plain)
+    assert_same(element, read(folder, padded))
+    assert element["valid"].tolist() == [False] * (CAP - length) + [True] * length
+    np.testing.assert_array_equal(element["fire"][CAP - length :], plain["fire"])
+    np.testing.assert_array_equal(element["wind"][CAP - length :], plain["wind"].astype(np.float32))
+    assert not element["fire"][: CAP - length].any() and not element["wind"][: CAP - length].any()
+
+
+def test_both_layouts_are_read_and_the_last_frame_is_the_default_target(tmp_path):
+    plain = sequence()
+    moved = {"fire": (3, 1, 2, 0), "wind": (1, 0), "static": (2, 0, 1), "target": (2, 0, 1), "known": (2, 0, 1)}
+    assert_same(read(tmp_path, plain), read(tmp_path, {key: plain[key].transpose(axes) for key, axes in moved.items()}))
+    whole = plain | {
+        "fire": np.append(plain["fire"], plain["target"][None], 0),
+        "wind": np.append(plain["wind"], [[0, 1]], 0),
+    }
+    del whole["target"]
+    assert_same(read(tmp_path, plain), read(tmp_path, whole))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: sequence(1), "has 1 frames of history, expected 2 to 6"),
+        (lambda a: {k: v for k, v in sequence(2).items() if k != "target"}, "has 1 frames of history"),
+        (lambda a: sequence(7), "has 7 frames of history, expected 2 to 6; .*data.max_frames"),
+        (lambda a: a | {"wind": a["wind"][:-1]}, r"wind is .*\(3, 2\).*as many frames"),
+        (lambda a: a | {"wind": np.full((4, 2), np.nan)}, "wind has values outside"),
+        (lambda a: a | {"static": a["static"] * np.nan}, "static has values outside"),
+        (lambda a: a | {"static": a["static"] * 300}, "static has values outside"),
+        (lambda a: a | {"static": a["static"][..., :2]}, "static is .*data.channels"),
+        (lambda a: a | {"fire": a["fire"] * 255}, "fire has values other than 0 and 1"),
+        (lambda a: a | {"fire": a["fire"] * np.nan}, "fire has values other than 0 and 1"),
+        (lambda a: a | {"target": a["target"] - 1}, "target has values other .*unknown pixels in the array known"),
+        (lambda a: a | {"fire": a["fire"][:, :4]}, "fire is .*data.image_size"),
+        (lambda a: a | {"fire": a["fire"][..., 0]}, "fire has shape"),
+        (lambda a: a | {"target": a["target"][:3]}, "target is"),
+        (lambda a: a | {"valid": np.array([1, 0, 1, 1])}, "valid must be .*one run of ones"),
+        (lambda a: {k: v for k, v in a.items() if k != "wind"}, "holds .*; add an array named wind"),
+    ],
+)
+def test_bad_sequences_are_refused_with_the_file_named(tmp_path, change, message):
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        np.savez(tmp_path / split / f"{split}0.npz", **sequence())
+    np.savez(tmp_path / "train" / "bad.npz", **change(sequence()))
+    with pytest.raises(UserError, match=f"train/bad.npz: {message}"):
+        opened(tmp_path)
+    (tmp_path / "train" / "bad.npz").write_bytes(b"no zip")
+    with pytest.raises(UserError, match="bad.npz: not a readable .npz file"):
+        opened(tmp_path)
+
+
+def test_one_folder_is_split_by_fire(tmp_path):
+    for i in range(60):
+        np.savez(tmp_path / f"{i:02}.npz", **sequence(2 + i % 5, seed=i), fire_id=f"fire {i // 2}")
+    train, test = opened(tmp_path)
+    batches = [source.batch(np.arange(len(source))) for source in (train, test)]
+    assert len(train) + len(test) == 60 and 2 <= len(test) <= 16
+    for batch in batches:  # both sequences of a fire are in one split, under one number
+        assert set(np.unique(batch["fire_id"], return_counts=True)[1]) == {2}
+    assert not {bytes(s) for s in batches[0]["static"]} & {bytes(s) for s in batches[1]["static"]}
+    assert {k: (a.shape, a.dtype) for k, a in batches[0].items()} == {
+        k: (one.shape, one.dtype) for k, one in abstract_batch(train.spec, len(train)).items()
+    }
+    assert_same(pickle.loads(pickle.dumps(train)).batch(np.array([5])), train.batch(np.array([5])))
+    assert len(opened(tmp_path, num_train=7)[0]) == 7
+
+
+def test_a_fire_in_both_splits_is_refused(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        np.savez(tmp_path / split / f"of_{split}.npz", **sequence(), fire_id=17)
+    with pytest.raises(UserError, match="of_val.npz: fire 17 is in both splits"):
+        opened(tmp_path)
