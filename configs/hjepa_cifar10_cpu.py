@@ -3,7 +3,8 @@
     jepa-jax train --config=hjepa_cifar10_cpu --workdir=runs/hjepa_cifar10_cpu --config.data.dir=DIR
 
 Linear probe 48.0 % (47.5 and 48.6, two seeds), untrained 39.0 %; 16 and 18 CPU-minutes on two busy cores
-(docs/results/masked.md). The slow target alone keeps features apart: a regulariser cost more than it brought.
+(docs/results/masked.md), measured when unpredicted patches of target blocks could still be context. The slow target
+alone keeps features apart: a regulariser cost more than it brought.
 """
 
 
