@@ -8,6 +8,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.cifar import CLASSES, read_cifar10
 from jepa_jax.data.contract import Source
+from jepa_jax.data.fires.ndws import NdwsSource
 from jepa_jax.data.fires.sequences import FireSequences
 from jepa_jax.data.fires.wildfire import WildfireSource
 from jepa_jax.data.folder import FolderSource
@@ -26,6 +27,7 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "tfds:<name>": TfdsSource,
     "wildfire": WildfireSource,
     "fire_sequences": FireSequences,
+    "ndws": NdwsSource,
 }
 
 
