@@ -127,6 +127,7 @@ class DataConfig(Group):
     num_train: int = key(0, "train images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
     num_test: int = key(0, "test images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
     max_frames: int = key(20, "frames to which the history of a fire is padded; no effect on images", least=1)
+    frame_buckets: tuple[int, ...] = key((), "shorter lengths to pad to, ascending; one compilation each", least=1)
     seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)

@@ -1,7 +1,7 @@
 """The contract between data sets and everything that reads them."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -29,6 +29,22 @@ class Source(Protocol):
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
         """Returns arrays [B, ...] with the keys of `spec`, and under "skipped" the names of unreadable files if any."""
+        ...
+
+
+@runtime_checkable
+class Bucketed(Source, Protocol):
+    """A source whose elements differ in size: batches are padded to the size of a bucket, `spec` to the largest one.
+
+    Attributes:
+      buckets: the smallest bucket that holds each element, int [N]; higher buckets hold it as well.
+    """
+
+    @property
+    def buckets(self) -> np.ndarray: ...
+
+    def in_bucket(self, bucket: int) -> Source:
+        """Returns the same elements padded to the size of a bucket; those that do not fit must not be asked for."""
         ...
 
 

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Source, element_bytes
+from jepa_jax.data.contract import Bucketed, Source, element_bytes
 
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
 DEVICE_SET_FRACTION = 0.5  # of an accelerator's memory that the resident data set may take
@@ -49,11 +49,16 @@ Delivery = tuple[DeviceBatch, BatchInfo]
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """Which samples form batch n: a fresh permutation per epoch, without its incomplete last batch."""
+    """Which samples form batch n: a fresh permutation per epoch, without its incomplete last batch.
+
+    With `buckets` [num_samples], the samples of an epoch are sorted into batches of one bucket, in random order; only
+    where two buckets meet does a batch have samples of both.
+    """
 
     num_samples: int
     batch_size: int
     seed: int = 0
+    buckets: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.batch_size > self.num_samples:
@@ -70,6 +75,10 @@ class BatchPlan:
         """Returns the sample numbers of batch n, int64 [batch_size]."""
         epoch, place = divmod(n, self.steps_per_epoch)
         order = _permutation(self.num_samples, self.seed, epoch)
+        if self.buckets is not None:
+            order = order[: self.steps_per_epoch * self.batch_size]
+            batches = order[np.argsort(self.buckets[order], kind="stable")].reshape(-1, self.batch_size)
+            order = np.random.default_rng([self.seed % 2**63, epoch, 1]).permutation(batches).ravel()
         return order[place * self.batch_size : (place + 1) * self.batch_size]
 
 
@@ -112,9 +121,10 @@ def train_batches(
     """Returns an endless iterator of (batch, info) from step `start_step` on.
 
     A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
+    Batches of a Bucketed source have the size of their bucket, or that of `spec` if the set stays on the device.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
     """
-    plan = BatchPlan(len(source), data.batch_size, seed)
+    plan = BatchPlan(len(source), data.batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
     if data.pipeline == "device":
         _check_room(len(source) * element_bytes(source.spec), sharding)
         return TrainBatches(_device_batches(plan, source, sharding, start_step))
@@ -137,8 +147,10 @@ class BatchLoader:
     def __call__(self, step: int) -> dict[str, Any]:
         start = time.perf_counter()
         local = self.plan.batch_size // self.process_count
-        indices = self.plan.indices(step)[self.process_index * local : (self.process_index + 1) * local]
-        loaded = self.source.batch(indices)
+        indices, source = self.plan.indices(step), self.source
+        if isinstance(source, Bucketed):  # the bucket of the whole batch: every process has the same shapes
+            source = source.in_bucket(int(source.buckets[indices].max()))
+        loaded = source.batch(indices[self.process_index * local : (self.process_index + 1) * local])
         return {
             "batch": {key: loaded[key] for key in self.source.spec},
             # One string: a list would be taken apart as a tree on its way out of a worker.

@@ -21,39 +21,38 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
-from jepa_jax.data.fires.element import fire_element, fire_spec, stacked
+from jepa_jax.data.fires.buckets import FrameBuckets
+from jepa_jax.data.fires.element import fire_element
 from jepa_jax.data.folder import TEST_SHARE, split_folder
 from jepa_jax.data.in_memory import Arrays, num_used
 
 FEWEST_FRAMES = 2  # of history
 
 
-class FireSequences:
+class FireSequences(FrameBuckets):
     """Sequences of `data.dir` D: D/train and D/test (or D/val), or D alone, where a hash makes 1 fire in 10 a test one.
 
     Every file is checked when the source is opened, so that none ends a run later; batches read the files again.
     """
 
-    classes = ()
-
     def __init__(self, data: DataConfig, split: str):
-        self._size, self._channels, self._frames = data.image_size, data.channels, data.max_frames
-        self.spec = fire_spec(data.image_size, data.channels, data.max_frames)
+        super().__init__(data)
         fires = _fires_of_split(data.dir, split)
         numbers = {fire: number for number, fire in enumerate(sorted(set(fires.values())))}
         files = [(file, numbers[fire]) for file, fire in fires.items()]
         self._files = [files[i] for i in sample(len(files), num_used(data, split, len(files)))]
-        for file, _ in self._files:
-            self._read(file, 0)
+        checked = (self._element(index, data.max_frames) for index in range(len(self._files)))
+        self._checked_lengths = np.array([int(element["valid"].sum()) for element in checked])
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def batch(self, indices: np.ndarray) -> Arrays:
-        return stacked([self._read(*self._files[index]) for index in indices])
+    def _element(self, index: int, frames: int) -> Arrays:
+        file, fire_id = self._files[index]
+        return read_sequence(file, self._size, self._channels, frames, fire_id)
 
-    def _read(self, file: pathlib.Path, fire_id: int) -> Arrays:
-        return read_sequence(file, self._size, self._channels, self._frames, fire_id)
+    def _lengths(self) -> np.ndarray:
+        return self._checked_lengths
 
 
 def read_sequence(file: pathlib.Path, size: int, channels: int, frames: int, fire_id: int) -> Arrays:

@@ -6,7 +6,8 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.fires.element import fire_element, fire_spec, stacked
+from jepa_jax.data.fires.buckets import FrameBuckets
+from jepa_jax.data.fires.element import fire_element
 from jepa_jax.data.fires.simulator import FRAMES, Fire, simulate_fire
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.synthetic import MEMORY_LIMIT_BYTES, SPLIT_STREAMS
@@ -18,14 +19,12 @@ LENGTHS = np.arange(2, FRAMES - 1)  # frames of history, 2..20
 LENGTH_ODDS = 0.85**LENGTHS / (0.85**LENGTHS).sum()  # more than half of the sequences have at most 6 frames
 
 
-class WildfireSource:
+class WildfireSource(FrameBuckets):
     """Histories of 2 to 20 frames, of which the last `data.max_frames` are given, and the next mask.
 
     Sequence i belongs to fire i // SEQUENCES_PER_FIRE of its split and depends on (data.seed, split, i) alone. Fires
     are simulated on first use and kept in memory if all of them fit.
     """
-
-    classes = ()
 
     def __init__(self, data: DataConfig, split: str):
         self._count = data.num_train if split == "train" else data.num_test
@@ -38,32 +37,36 @@ class WildfireSource:
                 f"config.data.channels = {data.channels}: the static data of wildfire are elevation, slope and fuel; "
                 f"set data.channels = {CHANNELS}"
             )
-        self._size, self._frames = data.image_size, data.max_frames
+        super().__init__(data)
         self._stream = (data.seed, SPLIT_STREAMS[split])
-        self.spec = fire_spec(data.image_size, CHANNELS, data.max_frames)
         self._kept: dict[int, Fire] = {}
 
     def __len__(self) -> int:
         return self._count
 
-    def batch(self, indices: np.ndarray) -> Arrays:
-        return stacked([self._element(int(index)) for index in indices])
-
-    def _element(self, index: int) -> Arrays:
+    def _element(self, index: int, frames: int) -> Arrays:
         number = index // SEQUENCES_PER_FIRE
         fire = self._fire(number)
-        rng = np.random.default_rng([*self._stream, 1, index])
-        length = int(rng.choice(LENGTHS, p=LENGTH_ODDS))
-        end = length + int(rng.integers(FRAMES - length))  # the frame to predict
-        history = slice(max(end - length, end - self._frames), end)
+        start, end = self._history(index)
+        history = slice(start, end)
         return fire_element(
             fire.masks[history],
             fire.wind[history],
             fire.static,
             fire.masks[end],
             fire_id=number,
-            frames=self._frames,
+            frames=frames,
         )
+
+    def _history(self, index: int) -> tuple[int, int]:
+        """Returns the first frame of a sequence and the one to predict."""
+        rng = np.random.default_rng([*self._stream, 1, index])
+        length = int(rng.choice(LENGTHS, p=LENGTH_ODDS))
+        end = length + int(rng.integers(FRAMES - length))
+        return end - min(length, self._frames), end
+
+    def _lengths(self) -> np.ndarray:
+        return np.array([end - start for start, end in map(self._history, range(len(self)))])
 
     def _fire(self, number: int) -> Fire:
         fire = self._kept.get(number)

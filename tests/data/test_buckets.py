@@ -1,0 +1,80 @@
+"""Buckets by length: batches of few shapes, whose order and content stay a pure function of (seed, step)."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.pipeline import BatchLoader, BatchPlan, train_batches
+from jepa_jax.data.sources import open_source
+
+LIMITS = (3, 8, 12)
+BATCH = 4
+
+
+def config(**keys):
+    wanted = dict(
+        source="wildfire", image_size=16, num_train=42, batch_size=BATCH, max_frames=12, frame_buckets=LIMITS[:2]
+    )
+    return DataConfig(**wanted | keys)
+
+
+def loader(**parts):
+    source = open_source(config(), "train")
+    return BatchLoader(BatchPlan(len(source), BATCH, 5, source.buckets), source, **parts)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 3)
+)
+def test_an_epoch_has_each_sample_once_in_batches_of_one_bucket(buckets, batch_size, seed, epoch):
+    buckets, batch_size = np.array(buckets), min(batch_size, len(buckets))
+    plan, again = (BatchPlan(len(buckets), batch_size, seed, buckets) for _ in range(2))
+    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+    batches = [plan.indices(n) for n in steps]
+    seen = np.concatenate(batches)
+    assert len(set(seen.tolist())) == len(seen) == plan.steps_per_epoch * batch_size
+    assert sum(len(set(buckets[batch])) > 1 for batch in batches) < len(set(buckets.tolist()))
+    for n, batch in reversed(list(zip(steps, batches, strict=True))):  # in any order of asking
+        np.testing.assert_array_equal(again.indices(n), batch)
+
+
+def test_batches_have_the_shortest_length_that_holds_them():
+    load = loader()
+    whole, shapes = load.source, set()
+    for step in range(load.plan.steps_per_epoch):
+        batch, capped = load(step)["batch"], whole.batch(load.plan.indices(step))
+        frames, longest = batch["fire"].shape[1], capped["valid"].sum(1).max()
+        assert frames == min(limit for limit in LIMITS if limit >= longest)
+        for key in capped:
+            kept = capped[key][:, -frames:] if key in ("fire", "wind", "valid") else capped[key]
+            np.testing.assert_array_equal(batch[key], kept, err_msg=key)
+        shapes.add(frames)
+    assert shapes == set(LIMITS)
+
+
+def test_processes_load_parts_of_one_shape():
+    whole, halves = loader(), [loader(process_index=i, process_count=2) for i in range(2)]
+    for step in range(6):
+        parts = [half(step)["batch"] for half in halves]
+        for key, array in whole(step)["batch"].items():
+            np.testing.assert_array_equal(array, np.concatenate([part[key] for part in parts]))
+
+
+def test_a_run_resumes_in_the_same_buckets():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    sharding, source = NamedSharding(mesh, PartitionSpec("data")), open_source(config(), "train")
+    with train_batches(config(), source, seed=5, sharding=sharding, start_step=9) as batches:
+        for step in (9, 10, 11, 12):
+            jax.tree.map(np.testing.assert_array_equal, jax.device_get(next(batches)[0]), loader()(step)["batch"])
+
+
+@pytest.mark.parametrize("lengths", [(8, 3), (3, 3), (3, 12), (20,)])
+def test_lengths_must_ascend_below_the_cap(lengths):
+    with pytest.raises(UserError, match="data.frame_buckets = .*ascending lengths below data.max_frames = 12"):
+        open_source(config(frame_buckets=lengths), "train")
