@@ -20,8 +20,10 @@ _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
 def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: Padding) -> Array:
-    """Cross-correlation of x [B, H, W, I] with kernel [h, w, I, O]; padding: an int, "SAME", "VALID" or
-    ((top, bottom), (left, right))."""
+    """Cross-correlation of x [B, H, W, I] with kernel [h, w, I, O], or, depthwise, with kernel [h, w, 1, I];
+    padding: an int, "SAME", "VALID" or ((top, bottom), (left, right))."""
+    if x.shape[-1] != kernel.shape[2] and not _is_depthwise(x, kernel):
+        raise TypeError(f"conv2d: x has {x.shape[-1]} channels, which do not fit a kernel of shape {kernel.shape}")
     if x.dtype != kernel.dtype:
         raise TypeError(f"conv2d: x is {x.dtype} and kernel is {kernel.dtype}; cast one of them")
     return _conv(x, kernel, stride, _explicit_padding(padding, x.shape[1:3], kernel.shape[:2], stride))
@@ -62,14 +64,24 @@ def _conv_backward(stride: int, pads: _Pads, operands: tuple[Array, Array], dy: 
 _conv.defvjp(_conv_forward, _conv_backward)
 
 
+def _is_depthwise(x: Array, kernel: Array) -> bool:
+    return kernel.shape[2] == 1 and x.shape[-1] == kernel.shape[3]
+
+
 def _plain_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
-    return lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=_DIMENSIONS)
+    groups = x.shape[-1] // kernel.shape[2]
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), pads, dimension_numbers=_DIMENSIONS, feature_group_count=groups
+    )
 
 
 def _matmul_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
     dtype = x.dtype
     x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)  # sums in float32; CPUs emulate anything shorter
-    if stride == 1 and _winograd_pays(x.shape, kernel.shape, pads):
+    if _is_depthwise(x, kernel):
+        taps = _taps(x, (kernel.shape[0], kernel.shape[1]), stride, pads)
+        y = reduce(jnp.add, map(jnp.multiply, taps, kernel.reshape(len(taps), -1)))
+    elif stride == 1 and _winograd_pays(x.shape, kernel.shape, pads):
         y = _winograd_conv(x, kernel, pads)
     elif stride == 1 and _row_split_pays(kernel.shape):
         y = _row_split_conv(x, kernel, pads)
@@ -107,14 +119,18 @@ def _product(columns: Array, flat: Array) -> Array:
 
 def _columns(x: Array, window: tuple[int, int], stride: int, pads: _Pads) -> Array:
     """The window under each output, its taps side by side: [B, H', W', h w I]."""
+    return jnp.concatenate(_taps(x, window, stride, pads), axis=-1)
+
+
+def _taps(x: Array, window: tuple[int, int], stride: int, pads: _Pads) -> list[Array]:
+    """The inputs under each tap of the window, row by row: [B, H', W', I] each."""
     x = _pad(x, pads)
     rows, columns = ((n - k) // stride + 1 for n, k in zip(x.shape[1:3], window, strict=True))
-    taps = [
+    return [
         x[:, i : i + (rows - 1) * stride + 1 : stride, j : j + (columns - 1) * stride + 1 : stride]
         for i in range(window[0])
         for j in range(window[1])
     ]
-    return jnp.concatenate(taps, axis=-1)
 
 
 def _pad(x: Array, pads: _Pads) -> Array:

@@ -34,7 +34,10 @@ CASES = (
 
 def reference(x, kernel, *, stride=1, padding):
     pads = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
-    return lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    groups = x.shape[-1] // kernel.shape[2]
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+    )
 
 
 def value_and_gradients(conv, x, kernel):
@@ -70,6 +73,20 @@ def test_value_and_gradients_equal_the_plain_convolution():
     for case, (actual, expected) in zip(CASES, all_cases([arrays(case) for case in CASES]), strict=True):
         for name, a, e in zip(("y", "dx", "dkernel"), actual, expected, strict=True):
             assert relative_error(a, e) < 1e-5, (case, name)
+
+
+@pytest.mark.parametrize("stride, padding", [(1, 1), (2, "VALID")])
+def test_a_depthwise_convolution_equals_the_plain_one(stride, padding):
+    x, _ = arrays((3, 1, 7, 6, 8, 8, 1))
+    kernel = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3, 1, 8)), jnp.float32)
+    both = (functools.partial(conv, stride=stride, padding=padding) for conv in (conv2d, reference))
+    actual, expected = (value_and_gradients(conv, x, kernel) for conv in both)
+    assert all(relative_error(a, e) < 1e-5 for a, e in zip(actual, expected, strict=True))
+
+
+def test_channels_that_do_not_fit_the_kernel_are_refused():
+    with pytest.raises(TypeError, match="8 channels"):
+        conv2d(jnp.zeros((1, 4, 4, 8)), jnp.zeros((3, 3, 2, 8)), padding=1)
 
 
 def test_bfloat16_stays_bfloat16_and_accumulates_in_float32():

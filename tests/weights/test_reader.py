@@ -1,0 +1,49 @@
+"""Files of weights: what is read, and the one error that each damaged or foreign file gives."""
+
+import pickle
+import shutil
+
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.weights.reader import read_config, read_tensors
+from tests.weights.golden import SEGFORMER
+
+
+def test_a_directory_and_its_file_hold_the_same_tensors():
+    of_directory, of_file = read_tensors(SEGFORMER), read_tensors(SEGFORMER / "model.safetensors")
+    assert of_directory.keys() == of_file.keys()
+    assert of_directory["decode_head.linear_fuse.weight"].shape == (24, 96, 1, 1)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    content = (SEGFORMER / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match="model.safetensors: not a complete safetensors file"):
+        read_tensors(tmp_path)
+
+
+def test_a_pickle_is_never_loaded_whatever_its_name(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (tmp_path / "loaded").touch, ()
+
+    for name, message in (("model.safetensors", "not a complete"), ("pytorch_model.bin", "loading a pickle can run")):
+        (tmp_path / name).write_bytes(pickle.dumps(Trap()))
+        with pytest.raises(UserError, match=message):
+            read_tensors(tmp_path / name)
+    assert not (tmp_path / "loaded").exists()
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(UserError, match="model.safetensors: not found"):
+        read_tensors(tmp_path)
+    with pytest.raises(UserError, match="config.json: not found"):
+        read_config(tmp_path, "ViTModel")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    shutil.copy(SEGFORMER / "config.json", tmp_path)
+    with pytest.raises(UserError, match="SegformerForSemanticSegmentation.*ViTModel"):
+        read_config(tmp_path, "ViTModel")
+    assert read_config(tmp_path, "SegformerForSemanticSegmentation")["depths"] == [2, 1, 1, 1]
