@@ -2,8 +2,8 @@
 
   jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0]
 
-Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there. The same
-command continues an evaluation that was interrupted.
+Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there (with
+--pool, in a folder of its own such as eval_grid2/). The same command continues an evaluation that was interrupted.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
     )
     write_evaluation(evaluation)
     record = evaluation.record
-    text = f"{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {arguments.workdir}/eval/eval.html"
+    text = f"{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {evaluation.folder}/eval.html"
     return Result([without_large_parts(record)], text)
 
 

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import json
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -155,7 +156,7 @@ def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "
     for name, declared, _ in declarations(group):
         if isinstance(declared, Key) and declared.members is not None:
             for member in listed_names(values.get(name, declared.default)):
-                if member in taken or not member.isidentifier():
+                if member in taken or not member.isidentifier() or keyword.iskeyword(member):
                     raise UserError(f"{prefix}{name}: {member!r} cannot be the name of a group here; use another")
                 taken.add(member)
                 members: Any = declared.members

@@ -22,7 +22,6 @@ from jepa_jax.evals.features import Split, labels_differ
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
 from jepa_jax.evals.references import class_notes, untrained_encoder
 from jepa_jax.evals.trained_encoder import TrainedEncoder, load
-from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.provenance import environment
 
 LARGE = ("confusion", "sweep", "spectrum")  # parts of results that no terminal shows
@@ -63,7 +62,7 @@ def evaluate(
     encoder = load(workdir, data_dir=data_dir, pool=pool)
     names = parse_protocols(protocols, labelled=bool(encoder.classes))
     chosen = parse_levels(levels, encoder.levels)
-    results = Results(Workdir(workdir).path / "eval", encoder, limits)
+    results = Results(encoder.results, encoder, limits)
     compares = limits.untrained and any(PROTOCOLS[name].has_reference for name in names)
     untrained = untrained_encoder(encoder) if compares else None
     for level in chosen:

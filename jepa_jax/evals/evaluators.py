@@ -281,7 +281,10 @@ class CollapseWatch(Evaluator):
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         final, progress = moment.stage == Stage.FINAL, self.context.progress
-        encoder = self.context.encoder(state, self.context.config.eval.calibration_images)
+        images = self.context.config.eval.calibration_images
+        if moment.stage == Stage.UNTRAINED:
+            images = images or UNTRAINED_CALIBRATION_IMAGES
+        encoder = self.context.encoder(state, images)
         progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
         spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
         if not final:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
@@ -113,6 +114,10 @@ class FrozenEncoder:
         size = self.config.eval.batch_size
         return extract(lambda batch: encode(self.params, self.stats, batch), source, size, sharding, on_images)
 
+    def _has_batch_statistics(self) -> bool:
+        model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
+        return hasattr(self.program.method, "features") and bool(jax.tree.leaves(nnx.state(model, nnx.BatchStat)))
+
     def with_weights(self: Self, params: Any, stats: Any) -> Self:
         """Returns the encoder with other weights."""
         return dataclasses.replace(self, params=params, stats=stats)
@@ -124,8 +129,7 @@ class FrozenEncoder:
         """
         mesh, statistics = self.program.mesh, self.compiled.get("statistics")
         size = min(self.config.eval.batch_size, len(source)) // mesh.size * mesh.size
-        has_statistics = jax.tree.leaves(self.stats) and hasattr(self.program.method, "features")
-        if num_images == 0 or size == 0 or not has_statistics:
+        if num_images == 0 or size == 0 or not self._has_batch_statistics():
             return self
         if statistics is None:
             statistics = make_statistics_step(self.program.method, self.program.factory, mesh)

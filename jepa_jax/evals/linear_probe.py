@@ -22,7 +22,8 @@ from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
 FITS = len(PENALTIES) + 1  # that a probe solves, for a progress bar
 TOLERANCE = 1e-6  # of the objective: what a solution may leave to gain, as a quadratic model estimates it
-CLEARLY_WORSE = 0.5  # points of held-out accuracy
+CLEARLY_WORSE = 0.5  # points of held-out accuracy, and no fewer than this many images:
+CLEARLY_FEWER = 3
 MOST_ITERATIONS = 2000  # tens are usual
 LEAST_OBJECTIVE = 1e-3  # that TOLERANCE refers to: an optimum can be 0
 LEAST_CURVATURE = 1e-4  # of a model that is certain of every image
@@ -85,9 +86,10 @@ def choose_penalty(
     """
     fit_part, score_part = held_out_split(len(x))
     x_fit, weights = jnp.asarray(x[fit_part]), None
+    margin = max(CLEARLY_WORSE, 100 * CLEARLY_FEWER / len(score_part))
     scores: list[tuple[float, float, Weights]] = []
     for penalty in sorted(PENALTIES, reverse=True):
-        if not scores or scores[-1][0] > max(score for score, *_ in scores) - CLEARLY_WORSE:
+        if not scores or scores[-1][0] > max(score for score, *_ in scores) - margin:
             weights = fit_softmax(x_fit, labels[fit_part], num_classes, penalty, gram, weights)
             scores.append((top1(weights, x[score_part], labels[score_part]), penalty, weights))
         on_fit(1)
@@ -202,7 +204,8 @@ def _cross_entropy(weights: Weights, x: jax.Array, labels: jax.Array) -> tuple[j
 
 
 def probe_logits(weights: Weights, x: np.ndarray) -> np.ndarray:
-    return np.asarray(x, np.float32) @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
+    kernel, bias = (np.asarray(weights[name], np.float32) for name in ("kernel", "bias"))
+    return np.asarray(x, np.float32) @ kernel + bias
 
 
 def top1(weights: Weights, x: np.ndarray, labels: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -34,6 +34,10 @@ class EvaluatedEncoder(FrozenEncoder):
     train: Source
     test: Source
     known: dict[str, Split] = dataclasses.field(default_factory=dict)
+
+    def with_weights(self, params: Any, stats: Any) -> Self:
+        """Returns the encoder with other weights, which remembers no features yet."""
+        return dataclasses.replace(self, params=params, stats=stats, known={})
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -78,6 +82,7 @@ class EvaluatedEncoder(FrozenEncoder):
 class TrainedEncoder(EvaluatedEncoder):
     """The encoder of a run's checkpoint; keeps features on disk."""
 
+    results: pathlib.Path  # folder of what is measured
     cache: FeatureCache
     step: int
     digest: str  # of the parameters; that of summary.json if those are the evaluated ones
@@ -106,7 +111,9 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str 
     sources = open_splits(config.data)
     train, test = (part_of(source, config.eval.max_images) for source in sources)
     program, state = restore_state(config, workdir, mesh, train.spec)
-    if pool is not None:
+    results = folder / "eval"
+    if pool is not None and pool != config.eval.pool:
+        results = folder / f"eval_{pool}"  # what was measured of the run's own features stays
         config = changed_config(config, {"eval.pool": pool})
         method = build_method(config, total_steps=program.length.total_steps)
         nnx.eval_shape(method.init, jax.random.key(0), initial_sample(sources[0]))  # refuses what cannot be pooled so
@@ -121,7 +128,7 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str 
         "augment": config.to_dict()["data"]["augment"],
     }
     try:
-        cache = FeatureCache(folder / "eval" / "features", identity)
+        cache = FeatureCache(results / "features", identity)
     except OSError as error:
         raise disk_error(error, folder) from error
     return TrainedEncoder(
@@ -131,6 +138,7 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str 
         stats,
         train=train,
         test=test,
+        results=results,
         cache=cache,
         step=int(state.step),
         digest=params_sha256(params),

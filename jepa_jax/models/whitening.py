@@ -17,6 +17,7 @@ from jepa_jax.models.tokens import patchify
 RIDGE = 0.1  # of the mean eigenvalue, added to each: keeps noise directions from being blown up
 SAMPLED_PATCHES = 32  # per image
 QUADRANTS = 2  # per side of a patch
+STANDARDISED_IMAGES = 64  # of the sample, from which the scale of whitened patches is taken
 
 
 class Fixed(nnx.Variable):
@@ -58,7 +59,8 @@ class WhitenedPatches(nnx.Module):
         self.patch_size, self.channels, self.dtype = patch_size, sample.shape[-1], dtype
         self.filters = Fixed(whitening_filters(sample, filter_size, filters))
         self.outputs = 2 * filters * QUADRANTS**2
-        seen = self._rectified(patchify(sample, patch_size))
+        height, width = (size // patch_size * patch_size for size in sample.shape[1:3])
+        seen = self._rectified(patchify(sample[:STANDARDISED_IMAGES, :height, :width], patch_size))
         self.mean, self.scale = Fixed(jnp.mean(seen, (0, 1))), Fixed(1 / (jnp.std(seen, (0, 1)) + 1e-6))
 
     def __call__(self, patches: Float[Array, "b n pixels"]) -> Float[Array, "b n f"]:

@@ -192,6 +192,9 @@ def loss_function(method: Method, factory: StateFactory) -> Callable[..., tuple[
         if method.ema:
             weights = jax.lax.stop_gradient({**params["model"], **state.target})
             slow = factory.merge(weights, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
+            for _, module in nnx.iter_modules(slow):
+                if isinstance(module, nnx.Dropout):
+                    module.deterministic = True  # what is learned from drops nothing
         output = method.loss(model, slow, batch, key, state.step)
         loss, metrics = output.loss, {"loss": output.loss, **output.terms}
         if "probe" in params and output.features is not None:

@@ -170,6 +170,7 @@ def _spectra(record: Record) -> dict[str, Sequence[float]]:
 def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     """Returns the page of an evaluation; figures are read from `folder` and embedded."""
     weights = "weights of the EMA target" if record["weights"] == "target" else "weights as trained"
+    features = f"{weights}, pooled by {record['pool']}"
     table = Table(evaluation_table(record["levels"]), ["", *map(level_name, record["levels"])])
     sections = [
         evaluation_headline(record["levels"]),
@@ -185,7 +186,7 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     return Page(
         heading=folder.resolve().parent.name,
         badge="evaluation",
-        subtitle=f"{record['method']} · {record['model']} · {record['data']} · step {record['step']:,} · {weights}",
+        subtitle=f"{record['method']} · {record['model']} · {record['data']} · step {record['step']:,} · {features}",
         sections=[section for section in sections if section.parts],
     )
 

@@ -214,3 +214,10 @@ def test_features_of_a_run_can_be_pooled_otherwise(run):
     np.testing.assert_allclose(quarters.reshape(len(whole), 4, -1).mean(1), whole, rtol=1e-4, atol=1e-6)
     with pytest.raises(UserError, match=r"config.eval.pool = 'cls'.*use mean or grid2"):
         load(run, pool="cls")
+
+
+def test_results_of_another_pool_leave_those_of_the_run_as_they_are(run, record):
+    before = (run / "eval" / "eval.json").read_text()
+    other = evaluate(run, protocols="knn", pool="grid2", limits=LIMITS, console=quiet())
+    assert other.folder == run / "eval_grid2" and other.record["pool"] == "grid2"
+    assert (run / "eval" / "eval.json").read_text() == before and record["pool"] == "mean"

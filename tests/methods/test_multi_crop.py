@@ -44,6 +44,7 @@ def test_groups_can_be_named_on_the_command_line():
     [
         ({"method.smal.count": 3}, "config.method.smal.count"),
         ({"method.view_groups": ("views",)}, "config.method.view_groups: 'views' cannot be the name"),
+        ({"method.view_groups": ("global",)}, "config.method.view_groups: 'global' cannot be the name"),
         ({"method.view_groups": ("small", "small")}, "config.method.view_groups: 'small' cannot be the name"),
         ({"method.small.role": "teacher"}, "config.method.small.role = 'teacher': not one of context, target, both"),
         ({"method.small.crop.size": 2}, "the 2 pixels of a view"),

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jepa_jax.methods.contract import Ema, Output
+from jepa_jax.methods.image_jepa import ImageJepa
 from jepa_jax.models.vit import Block, ViT
 from tests.stepping import BATCH, build_program
-from tests.tiny import tiny_masked_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 X = jax.random.normal(jax.random.key(1), (2000, 3, 8))
 
@@ -38,6 +40,25 @@ def test_the_rate_grows_linearly_with_depth():
     )
     rates = [block.drop.rate if block.drop is not None else 0.0 for block in vit.blocks]
     np.testing.assert_allclose(rates, [0, 0.1, 0.2, 0.3, 0.4])
+
+
+class TwoPassesOfTheTarget(ImageJepa):
+    """A method that compares two training passes of its slow copy."""
+
+    ema = Ema(("encoder",), lambda step: 0.9)
+
+    def loss(self, model, target, batch, key, step):
+        view = self.whole(batch["image"])
+        first, second, own = (encoder(view, train=True) for encoder in (target.encoder, target.encoder, model.encoder))
+        return Output(jnp.mean(own), {"target": jnp.abs(first - second).max(), "own": jnp.abs(first - own).max()})
+
+
+def test_what_is_learned_from_drops_nothing():
+    model = {"name": "vit", "width": 16, "depth": 2, "heads": 2, "patch_size": 8, "drop_path": 0.9}
+    config = tiny_config(method__name=f"{__name__}:TwoPassesOfTheTarget", model=model)
+    program = build_program(config)
+    _, metrics = program.train_step(program.factory.create(0, BATCH), BATCH)
+    assert float(metrics["target"]) == 0 and float(metrics["own"]) > 0.01
 
 
 @pytest.mark.slow

@@ -53,6 +53,11 @@ def test_whitened_patches_of_the_sample_have_mean_zero_and_variance_one():
     np.testing.assert_allclose(numbers.std((0, 1)), 1, rtol=1e-3)
 
 
+def test_a_sample_need_not_consist_of_whole_patches():
+    whitened = WhitenedPatches(IMAGES, patch_size=6, filter_size=3, filters=4, dtype=jnp.float32)
+    assert np.isfinite(whitened(patchify(IMAGES[:, :12, :12], 6))).all()
+
+
 def test_a_whitened_patch_reads_no_pixel_of_another():
     whitened = WhitenedPatches(IMAGES, patch_size=8, filter_size=5, filters=8, dtype=jnp.float32)
     vit = ViT(16, 1, 2, image_size=16, patch_size=8, whitened=whitened, rngs=nnx.Rngs(0))

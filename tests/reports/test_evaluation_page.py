@@ -44,7 +44,8 @@ RESULTS = {
 
 def make_record(levels):
     return {
-        "method": "image_jepa", "model": "<vit>", "data": "shapes", "weights": "target", "step": 1200,
+        "method": "image_jepa", "model": "<vit>", "data": "shapes", "weights": "target", "pool": "mean",
+        "step": 1200,
         "classes": CLASSES, "train_images": 160, "test_images": 8, "choices_made_on": "a held-out tenth",
         "notes": ["The test images have <2> of 3 classes."], "levels": levels,
     }  # fmt: skip
