@@ -2,8 +2,9 @@
 
     jepa-jax train --config=cifar10_cpu --config.data.dir=DIR --workdir=runs/cifar10_cpu
 
-Cost: 18 and 19 CPU-minutes in all, on one core. Linear probe 74.3 % (74.8 and 73.9, two seeds), untrained 58.2 %. With
-`jepa-jax evaluate --pool=grid2` (2,048 numbers) 78.3 % (one seed), untrained 64.7 %. See docs/results/cifar10_cpu.md.
+Cost: 18 and 19 CPU-minutes in all, on one core. Linear probe 74.3 % (74.8 and 73.9, two seeds), untrained 58.2 %; with
+`jepa-jax evaluate --pool=grid2` (2,048 numbers) 78.2 % (78.3 and 78.1), untrained 64.6 %.
+See docs/results/cifar10_cpu.md.
 """
 
 
