@@ -244,7 +244,7 @@ class SegFormer(nnx.Module):
 
 
 def _layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    # The published weights were trained with PyTorch's default epsilon, not with that of ViTs.
+    # The outputs of transformers are met with PyTorch's default epsilon, not with that of ViTs.
     return nnx.LayerNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs)
 
 
