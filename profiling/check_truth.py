@@ -32,7 +32,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.files import write_atomically
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
-from jepa_jax.data.sources import open_splits
+from jepa_jax.data.sources import Splits, open_data
 from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage
 from jepa_jax.profiling.bottlenecks import DATA_WAIT
 from jepa_jax.program.build import Program, build_program
@@ -184,9 +184,9 @@ def check_waits(
     def set_pace(epoch: int) -> None:
         write_atomically(control, str(paces[min(epoch, len(paces) - 1)]))
 
-    def open_sleepy(data: Any) -> tuple[Source, Source]:
-        split, test = open_splits(data)
-        return Sleepy(split, control), test
+    def open_sleepy(data: Any) -> Splits:
+        opened = open_data(data)
+        return opened._replace(train=Sleepy(opened.train, control))
 
     set_pace(0)
     watch = Watch(set_pace)
@@ -195,7 +195,7 @@ def check_waits(
     changes = {"optim.epochs": float(len(paces)), "data.num_workers": workers, "train.checkpoint_every_steps": 1000}
     config = load_config("quickstart", SMALL | changes)
     with (
-        mock.patch.object(setup, "open_splits", open_sleepy),
+        mock.patch.object(setup, "open_data", open_sleepy),
         mock.patch.object(actions, "build_evaluators", lambda context: {}),
         mock.patch.object(Session, "wait_for", lambda *args: timed_wait(*args)),
     ):

@@ -126,6 +126,9 @@ class DataConfig(Group):
     channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)
     num_train: int = key(0, "train images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
     num_test: int = key(0, "test images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
+    validation: float = key(
+        0.0, "share of the train split held out of training, to choose by; whole fires; 0 = none", least=0, most=0.5
+    )
     max_frames: int = key(20, "frames to which the history of a fire is padded; no effect on images", least=1)
     frame_buckets: tuple[int, ...] = key((), "shorter lengths to pad to, ascending; one compilation each", least=1)
     seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
@@ -142,6 +145,10 @@ class DataConfig(Group):
     def view_size(self) -> int:
         """Pixels per side of a view."""
         return self.augment.crop.size or self.image_size
+
+    def problems(self, config: "Config") -> Iterator[Problem]:
+        if self.validation and self.on_error == "skip":
+            yield Problem("data.on_error", "an image of the other part might stand in; with data.validation, refuse")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,18 @@ class Bucketed(Source, Protocol):
         ...
 
 
+@runtime_checkable
+class Grouped(Source, Protocol):
+    """A source whose elements are not independent: those of one group must not be on both sides of a split.
+
+    Attributes:
+      groups: number of the group of each element, int [N], e.g. the fire that a sequence was cut from.
+    """
+
+    @property
+    def groups(self) -> np.ndarray: ...
+
+
 def image_spec(size: int, channels: int = 3, *, labelled: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the spec of square uint8 images, with labels or without."""
     spec = {"image": jax.ShapeDtypeStruct((size, size, channels), np.uint8)}

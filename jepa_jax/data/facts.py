@@ -5,7 +5,7 @@ import dataclasses
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Source, Spec, image_spec
-from jepa_jax.data.sources import open_source
+from jepa_jax.data.sources import num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
     "cifar10": (50_000, 10),
@@ -19,7 +19,7 @@ ASSUMED_SIZE = (50_000, 10)  # of a set about which nothing is known
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What is known of a data set: the size of its train split, its classes (0 without labels) and its elements."""
+    """What is known of a data set: the size of what is trained on, its classes (0 without labels) and its elements."""
 
     num_train: int
     num_classes: int
@@ -43,4 +43,6 @@ def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
         if data.source not in KNOWN_SIZES and not assume:
             raise
     images, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
-    return DataFacts(data.num_train or images, classes, image_spec(data.image_size, data.channels), found=False)
+    images = data.num_train or images
+    images -= num_held_out(images, data.validation)
+    return DataFacts(images, classes, image_spec(data.image_size, data.channels), found=False)

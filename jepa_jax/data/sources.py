@@ -1,13 +1,16 @@
-"""Opens the data set that a config names."""
+"""Opens the data set that a config names, and parts of it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.cifar import CLASSES, read_cifar10
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Bucketed, Grouped, Source, fixed_order
 from jepa_jax.data.fires.ndws import NdwsSource
 from jepa_jax.data.fires.sequences import FireSequences
 from jepa_jax.data.fires.wildfire import WildfireSource
@@ -31,26 +34,121 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
 }
 
 
+OnSkipped = Callable[[Iterable[str]], None]  # called with the names of unreadable files
+
+
+class Splits(NamedTuple):
+    """A data set: what is trained on, what results are measured on, and what is held out of training to choose by."""
+
+    train: Source
+    test: Source
+    validation: Source | None
+
+
 def open_source(data: DataConfig, split: str) -> Source:
-    """Opens one split, "train" or "test", of `data.source` and checks its files.
+    """Opens one split of `data.source` and checks its files: "train", "test", or the "validation" part of train.
 
     Besides the names of OPENERS, "package.module:Class" is called with the same arguments.
     """
+    if split == "test":
+        return _open_whole(data, split)
+    train, validation = hold_out(_open_whole(data, "train"), data.validation)
+    if split == "train":
+        return train
+    if validation is None:
+        raise UserError("config.data.validation = 0: nothing is held out; set the share to hold out, for example 0.1")
+    return validation
+
+
+def open_splits(data: DataConfig) -> tuple[Source, Source]:
+    """Opens the train split, without what is held out of it, and the test split."""
+    return open_data(data)[:2]
+
+
+def open_data(data: DataConfig) -> Splits:
+    """Opens all splits and checks that they hold the same kind of elements."""
+    whole, test = _open_whole(data, "train"), _open_whole(data, "test")
+    if whole.spec != test.spec or len(test.classes) > len(whole.classes):
+        raise UserError(
+            f"config.data.source = {data.source}: the splits differ (train: {_described(whole)}; "
+            f"test: {_described(test)}); give both the same arrays, labels to both or to none, and the test split no "
+            "class that train lacks"
+        )
+    train, validation = hold_out(whole, data.validation)
+    return Splits(train, test, validation)
+
+
+def _open_whole(data: DataConfig, split: str) -> Source:
     name = "tfds:<name>" if data.source.startswith("tfds:") else data.source
     opener = OPENERS.get(name) or find_class("data.source", name, dict.fromkeys(OPENERS, ""))
     return opener(data, split)
 
 
-def open_splits(data: DataConfig) -> tuple[Source, Source]:
-    """Opens the train and the test split and checks that they hold the same kind of elements."""
-    train, test = open_source(data, "train"), open_source(data, "test")
-    if train.spec != test.spec or len(test.classes) > len(train.classes):
+def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
+    """Returns the part of a source that is trained on, and the one that is held out; None for a share of 0.
+
+    Whole groups are held out, chosen by `fixed_order`; where a source has none, each element is one.
+    """
+    if not share:
+        return source, None
+    groups = source.groups if isinstance(source, Grouped) else np.arange(len(source))
+    names = np.unique(groups)
+    if len(names) < 2:
         raise UserError(
-            f"config.data.source = {data.source}: the splits differ (train: {_described(train)}; "
-            f"test: {_described(test)}); give both the same arrays, labels to both or to none, and the test split no "
-            "class that train lacks"
+            f"config.data.validation = {share}: the train split is one group, which cannot be divided; add data, or "
+            "set it to 0"
         )
-    return train, test
+    chosen = np.isin(groups, names[fixed_order(len(names))[: num_held_out(len(names), share)]])
+    return subset(source, np.flatnonzero(~chosen)), subset(source, np.flatnonzero(chosen))
+
+
+def num_held_out(count: int, share: float) -> int:
+    """Returns how many of `count` groups a share is: at least one, unless the share is 0."""
+    return max(1, round(count * share)) if share else 0
+
+
+def _ignore(names: Iterable[str]) -> None:
+    """Does nothing about unreadable files; unlike a lambda, it can be pickled."""
+
+
+class Subset:
+    """Some elements of a source; use `subset` to make one."""
+
+    def __init__(self, source: Source, indices: np.ndarray, on_skipped: OnSkipped):
+        self._source, self._indices, self._on_skipped = source, indices, on_skipped
+        self.classes, self.spec = source.classes, source.spec
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Groups of the source; where it has none, each element is one."""
+        return self._source.groups[self._indices] if isinstance(self._source, Grouped) else self._indices
+
+    def batch(self, indices: np.ndarray) -> dict[str, Any]:
+        batch = self._source.batch(self._indices[indices])
+        self._on_skipped(batch.get("skipped", ()))
+        return batch
+
+
+class BucketedSubset(Subset):
+    """Some elements of a source that has buckets."""
+
+    _source: Bucketed
+
+    @functools.cached_property
+    def buckets(self) -> np.ndarray:
+        return self._source.buckets[self._indices]
+
+    def in_bucket(self, bucket: int) -> Subset:
+        return subset(self._source.in_bucket(bucket), self._indices, self._on_skipped)
+
+
+def subset(source: Source, indices: np.ndarray, on_skipped: OnSkipped = _ignore) -> Subset:
+    """Returns some elements of a source, with their buckets if it has any."""
+    kind = BucketedSubset if isinstance(source, Bucketed) else Subset
+    return kind(source, np.asarray(indices), on_skipped)
 
 
 def _described(source: Source) -> str:

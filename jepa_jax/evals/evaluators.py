@@ -5,6 +5,7 @@ A method names its evaluators; the training loop knows them only through `Evalua
 
 import dataclasses
 import enum
+import types
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,13 +16,14 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
+from jepa_jax.data.sources import OnSkipped
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
 from jepa_jax.evals.feature_quality import lidar
 from jepa_jax.evals.features import OnCount, Split, check_classes, ignore, labels_differ
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import FITS, ProbeResult, linear_probe, top1
-from jepa_jax.evals.sources import OnSkipped, part_of
+from jepa_jax.evals.sources import part_of
 from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import TrainState, evaluated_variables
@@ -79,6 +81,7 @@ class EvaluationContext:
       config: the config of the run.
       program: its method, model structure and mesh.
       train, test: its data, or the part of it that is evaluated.
+      validation: what is held out of training, or the part of it that is evaluated; None if nothing is.
       progress: see `Progress`.
       smoke: whether the run ends within its first epoch, so that its accuracies mean nothing.
     """
@@ -89,6 +92,7 @@ class EvaluationContext:
         program: Program,
         sources: tuple[Source, Source],
         *,
+        validation: Source | None = None,
         progress: Progress | None = None,
         on_skipped: OnSkipped = lambda names: None,
     ):
@@ -96,6 +100,7 @@ class EvaluationContext:
         self.smoke = program.length.total_steps < program.length.steps_per_epoch
         limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
         self.train, self.test = (part_of(source, limit, on_skipped) for source in sources)
+        self.validation = None if validation is None else part_of(validation, limit, on_skipped)
         self._compiled: dict[Any, Any] = {}
         self._newest: tuple[TrainState, int, EvaluatedEncoder] | None = None
 
@@ -138,10 +143,13 @@ class Evaluator:
     Attributes:
       group: of its figures in the metrics.
       logs_untrained: whether its figures before training are the first of that series.
+      choosable: figures after epochs that `train.keep_best` may name, with "max" or "min" for what is best; only those
+        measured without test data. An instance may set it, depending on its context.
     """
 
     group = "eval"
     logs_untrained = False
+    choosable: Mapping[str, str] = types.MappingProxyType({})
 
     def __init__(self, context: EvaluationContext):
         self.context = context

@@ -14,9 +14,9 @@ import optax
 from flax import nnx
 
 from jepa_jax.data.contract import Source
+from jepa_jax.data.sources import subset
 from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
-from jepa_jax.evals.sources import Subset
 from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import variables_of
@@ -87,7 +87,7 @@ def fine_tune(
             key = jax.random.fold_in(jax.random.key(seed), epoch * steps_per_epoch + n)
             params, stats, opt_state = step(params, stats, opt_state, batch, key)
             on_step(1)
-        scores.append(accuracy(params, stats, Subset(train, score_part)))
+        scores.append(accuracy(params, stats, subset(train, score_part)))
         if scores[-1] > best[0]:
             best = (scores[-1], epoch + 1, params, stats)
     _, epoch, params, stats = best

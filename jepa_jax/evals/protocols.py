@@ -9,6 +9,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.intervals import accuracy_interval
 from jepa_jax.data.contract import sample
+from jepa_jax.data.sources import subset
 from jepa_jax.evals import fine_tune as fine_tuning
 from jepa_jax.evals.feature_quality import feature_quality, lidar
 from jepa_jax.evals.features import OnCount, Split, check_classes
@@ -16,7 +17,6 @@ from jepa_jax.evals.few_shot import SHOTS, few_shot
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep
 from jepa_jax.evals.linear_probe import FITS, PENALTIES, linear_probe
 from jepa_jax.evals.references import chance
-from jepa_jax.evals.sources import Subset
 from jepa_jax.evals.trained_encoder import QUALITY_IMAGES, TrainedEncoder
 from jepa_jax.runtime.mesh import batch_sharding
 
@@ -108,7 +108,7 @@ def run_fine_tune(encoder: TrainedEncoder, level: int, limits: Limits, progress:
             apply=fine_tuning.train_mode(encoder.program, level),
             extract=lambda params, stats, source: encoder.with_weights(params, stats).extract(source, level),
         ),
-        (Subset(encoder.train, chosen), encoder.test),
+        (subset(encoder.train, chosen), encoder.test),
         Split(train.features[chosen], train.labels[chosen]),
         len(encoder.classes),
         epochs=limits.fine_tune_epochs,

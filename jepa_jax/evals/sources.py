@@ -1,7 +1,6 @@
 """Parts and augmented views of a data source, as sources that evaluations read."""
 
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -10,29 +9,12 @@ import numpy as np
 
 from jepa_jax.data.augment import augment_views
 from jepa_jax.data.contract import Source, sample
-
-OnSkipped = Callable[[Iterable[str]], None]  # called with the names of unreadable files
-
-
-class Subset:
-    """Some elements of a source."""
-
-    def __init__(self, source: Source, indices: np.ndarray, on_skipped: OnSkipped = lambda names: None):
-        self._source, self._indices, self._on_skipped = source, indices, on_skipped
-        self.classes, self.spec = source.classes, source.spec
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        batch = self._source.batch(self._indices[indices])
-        self._on_skipped(batch.get("skipped", ()))
-        return batch
+from jepa_jax.data.sources import OnSkipped, Subset, subset
 
 
 def part_of(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
     """Returns a sample of `count` elements of a source (0 = all)."""
-    return Subset(source, sample(len(source), count), on_skipped)
+    return subset(source, sample(len(source), count), on_skipped)
 
 
 class ViewSource:

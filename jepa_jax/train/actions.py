@@ -179,7 +179,14 @@ class Actions:
     def __init__(self, run: Run, session: Session, loop: Loop):
         self._session = session
         on_skipped = functools.partial(session.note_skipped, loop)
-        self.context = EvaluationContext(run.config, run.program, run.sources, progress=session, on_skipped=on_skipped)
+        self.context = EvaluationContext(
+            run.config,
+            run.program,
+            run.sources,
+            validation=run.validation,
+            progress=session,
+            on_skipped=on_skipped,
+        )
         evaluators = build_evaluators(self.context)
         self._evaluations = [Evaluate(run, session, name, evaluator) for name, evaluator in evaluators.items()]
         self._save = SaveCheckpoint(run, session, self.context)

@@ -13,7 +13,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.pipeline import TrainBatches, train_batches
-from jepa_jax.data.sources import open_splits
+from jepa_jax.data.sources import open_data
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
 from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
@@ -51,14 +51,14 @@ class Run:
     folder: Workdir
     program: Program
     sources: tuple[Source, Source]  # train and test split
+    validation: Source | None  # held out of the train split
     sample: Mapping[str, np.ndarray]  # a batch that the method may look at to initialise itself
     console: Console
     hooks: Hooks
 
     @property
     def facts(self) -> DataFacts:
-        train = self.sources[0]
-        return DataFacts(len(train), len(train.classes), train.spec)
+        return DataFacts.of(self.sources[0])
 
     @property
     def length(self) -> Length:
@@ -96,13 +96,14 @@ class Run:
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
         train, test = self.sources
         elements = "images" if "image" in train.spec else "elements"
-        labels = f"{len(train.classes)} classes" if train.classes else "no labels"
+        held_out = f", {len(self.validation):,} held out" if self.validation else ""
+        labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
         return [
             f"method   {config.method.name}",
             f"encoder  {config.model.name}: {total:,} parameters, {trainable:,} trainable",
             f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
-            f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}, {labels}",
+            f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
         ]
 
 
@@ -115,10 +116,10 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     check_sinks(config)
     mesh = setup(config)
     check_batch(config, mesh)
-    sources = open_splits(config.data)
-    sample = initial_sample(sources[0])
-    size: dict[str, Any] = {"num_train": len(sources[0]), "num_classes": len(sources[0].classes)}
+    train, test, validation = open_data(config.data)
+    sample = initial_sample(train)
+    size: dict[str, Any] = {"num_train": len(train), "num_classes": len(train.classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)
-    run = Run(config, folder, program, sources, sample, console, hooks)
+    run = Run(config, folder, program, (train, test), validation, sample, console, hooks)
     run.batches(0).close()  # refuses data that the pipeline cannot hold
     return run

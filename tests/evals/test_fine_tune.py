@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jepa_jax.data.sources import open_source
+from jepa_jax.data.sources import open_source, subset
 from jepa_jax.evals.features import extract
 from jepa_jax.evals.fine_tune import (
     TunableEncoder,
@@ -17,7 +17,6 @@ from jepa_jax.evals.fine_tune import (
     train_mode,
 )
 from jepa_jax.evals.linear_probe import linear_probe
-from jepa_jax.evals.sources import Subset
 from jepa_jax.program.build import build_program
 from jepa_jax.program.step import make_feature_step, make_statistics_step, with_statistics
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
@@ -107,6 +106,6 @@ def test_a_subset_keeps_order():
         def batch(self, indices):
             return {"label": indices}
 
-    subset = Subset(Numbers(), np.array([4, 2, 9]))
-    assert len(subset) == 3
-    assert subset.batch(np.array([2, 0]))["label"].tolist() == [9, 4]
+    part = subset(Numbers(), np.array([4, 2, 9]))
+    assert len(part) == 3
+    assert part.batch(np.array([2, 0]))["label"].tolist() == [9, 4]

@@ -63,6 +63,10 @@ class NdwsSource:
     def __len__(self) -> int:
         return len(self._tiles)
 
+    @property
+    def groups(self) -> np.ndarray:
+        return np.arange(len(self))
+
     def batch(self, indices: np.ndarray) -> Arrays:
         return stacked([self._element(int(index)) for index in indices])
 

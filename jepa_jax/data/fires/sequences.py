@@ -47,6 +47,10 @@ class FireSequences(FrameBuckets):
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def groups(self) -> np.ndarray:
+        return np.array([fire for _, fire in self._files])
+
     def _element(self, index: int, frames: int) -> Arrays:
         file, fire_id = self._files[index]
         return read_sequence(file, self._size, self._channels, frames, fire_id)

@@ -44,6 +44,10 @@ class WildfireSource(FrameBuckets):
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def groups(self) -> np.ndarray:
+        return np.arange(self._count) // SEQUENCES_PER_FIRE
+
     def _element(self, index: int, frames: int) -> Arrays:
         number = index // SEQUENCES_PER_FIRE
         fire = self._fire(number)
