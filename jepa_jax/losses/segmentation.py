@@ -1,7 +1,7 @@
 """Losses of binary masks: weighted cross-entropy, Dice, focal and Tversky, and mixes of them.
 
 Only pixels that are `known` count. Means and ratios are taken over the known pixels of the whole batch, never of one
-image: under `jit` with a sharded batch that is the global batch, so value and gradient do not depend on how it is split.
+image: under `jit` with a sharded batch that is the global batch, however it is split over devices.
 
 References: Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017; Salehi et al., "Tversky loss function for
 image segmentation using 3D fully convolutional deep networks", 2017.

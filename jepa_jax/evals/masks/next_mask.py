@@ -1,0 +1,166 @@
+"""Evaluator of methods that predict the next mask of a history, beside baselines and with the spread over fires."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.special
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import Source
+from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
+from jepa_jax.evals.masks.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
+from jepa_jax.evals.masks.predictions import Change, LentWind, MaskPredictor, lenders
+from jepa_jax.evals.masks.spread import fire_spread, interval_95, resampled_average_precisions
+from jepa_jax.evals.masks.truth import chosen_threshold, mask_figures, ranking_figures
+from jepa_jax.evals.sources import part_of
+from jepa_jax.program.step import TrainState
+
+EVEN_ODDS = 0.0  # threshold of logits without validation data: probability 1/2
+THRESHOLD_ELEMENTS = 512  # of training data, by which baselines choose their threshold without validation data
+FEWEST_FIRES = 30  # with fewer, what differs between two models is mostly which fires were drawn
+RANKINGS = ("average_precision", "new_average_precision")
+TITLES = {"average_precision": "AP", "new_average_precision": "newly burning", "f1": "F1"}
+
+
+class NextMask(Evaluator):
+    """Average precision, and precision, recall, F1 and IoU at a threshold, over all known pixels of a set; in 0..1.
+
+    Figures named `new_` are of the pixels that do not burn in the last frame, of which persistence knows nothing.
+    Epochs are judged on validation data alone. The final figures are of the test split, at the threshold of the highest
+    F1 on validation data; without those, at probability 1/2. Nothing is chosen by test data. Baselines and what is true
+    are computed once per run.
+    """
+
+    def __init__(self, context: EvaluationContext):
+        super().__init__(context)
+        if missing := {"fire", "target", "known", "fire_id"} - context.test.spec.keys():
+            raise UserError(
+                f"config.data.source = {context.config.data.source}: next_mask needs histories of masks, and elements "
+                f"have no {', '.join(sorted(missing))}; use wildfire, fire_sequences or ndws"
+            )
+        self.predictor = MaskPredictor(context.config, context.program)
+        if context.validation is not None:
+            self.choosable = {f"validation_{name}": "max" for name in (*RANKINGS, "f1", "iou")}
+
+    def due(self, moment: Moment) -> bool:
+        config = self.context.config.eval
+        if moment.stage == Stage.EPOCH:
+            return self.context.validation is not None and moment.ends(config.every_epochs)
+        return moment.stage == Stage.FINAL or config.untrained
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        variables = self.context.calibrated(state, self.context.config.eval.calibration_images)
+        if moment.stage == Stage.UNTRAINED:
+            figures = ranking_figures(self._scores(variables, "test"), self._test.truth)
+            return {f"untrained_{name}": value for name, value in figures.items()}
+        validated, threshold = self._validated(variables)
+        return validated if moment.stage == Stage.EPOCH else validated | self._final(variables, threshold)
+
+    def _validated(self, variables: tuple[Any, Any]) -> tuple[Figures, float]:
+        """Returns figures on validation data, with those of the best baseline, and the threshold chosen there."""
+        if self._validation is None:
+            return {}, EVEN_ODDS
+        scores, truth = self._scores(variables, "validation"), self._validation.truth
+        chosen = chosen_threshold(scores, truth)
+        threshold = EVEN_ODDS if chosen is None else chosen
+        figures = mask_figures(scores, truth, threshold)
+        best = {name: _best(self._validation_baselines, name) for name in RANKINGS}
+        figures |= {f"baseline_{name}": value for name, (value, _) in best.items()}
+        return {f"validation_{name}": value for name, value in figures.items()}, threshold
+
+    def _final(self, variables: tuple[Any, Any], threshold: float) -> Figures:
+        truth, scores = self._test.truth, self._scores(variables, "test")
+        figures: Figures = mask_figures(scores, truth, threshold)
+        figures |= {
+            "threshold": float(scipy.special.expit(threshold)),
+            "threshold_is_chosen": self._validation is not None,
+            "test_fires": len(truth.fires),
+            **fire_spread(scores, truth, threshold),
+        }
+        baselines = {
+            name: mask_figures(self._test.scores[name], truth, self._baseline_thresholds[name]) for name in BASELINES
+        }
+        figures |= {f"{name}_{figure}": value for name in BASELINES for figure, value in baselines[name].items()}
+        for name in RANKINGS:
+            best, champion = _best(baselines, name)
+            if best is None:  # no pixel is positive
+                continue
+            own, other = (
+                resampled_average_precisions(values, truth, new=name.startswith("new_"))
+                for values in (scores, self._test.scores[champion])
+            )
+            figures[f"baseline_{name}"] = best
+            figures[f"{name}_interval_95"] = interval_95(own)
+            figures[f"{name}_gain"] = figures[name] - best
+            figures[f"{name}_gain_interval_95"] = interval_95(own - other)
+        if "wind" in self.context.test.spec:
+            shuffled = self._scores(variables, "test", self._with_lent_wind)
+            found = ranking_figures(shuffled, truth)
+            figures |= {f"shuffled_wind_{name}": value for name, value in found.items()}
+        return figures
+
+    def _scores(self, variables: tuple[Any, Any], split: str, change: Change | None = None) -> np.ndarray:
+        source, progress = getattr(self.context, split), self.context.progress
+        progress.start(f"{split} masks" if change is None else f"{split} masks, other wind", len(source))
+        return self.predictor.scores(*variables, source, change=change, on_elements=progress.advance)
+
+    def _with_lent_wind(self, indices: np.ndarray, part: Source) -> Source:
+        return LentWind(part, lenders(self._test.truth.fire[indices]))
+
+    # What does not depend on the model.
+
+    @functools.cached_property
+    def _logistic(self) -> Logistic:
+        self.context.progress.start("logistic regression", len(self.context.train))
+        return fit_logistic(self.context.train, self.context.progress.advance)
+
+    def _read(self, source: Source, what: str) -> Reference:
+        logistic = self._logistic
+        self.context.progress.start(f"baselines, {what}", len(source))
+        return read_reference(source, logistic, self.context.progress.advance)
+
+    @functools.cached_property
+    def _test(self) -> Reference:
+        return self._read(self.context.test, "test")
+
+    @functools.cached_property
+    def _validation(self) -> Reference | None:
+        return None if self.context.validation is None else self._read(self.context.validation, "validation")
+
+    @functools.cached_property
+    def _baseline_thresholds(self) -> dict[str, float]:
+        """Thresholds with the highest F1 on validation data, or else on training data."""
+        reference = self._validation or self._read(part_of(self.context.train, THRESHOLD_ELEMENTS), "train")
+        chosen = {name: chosen_threshold(reference.scores[name], reference.truth) for name in BASELINES}
+        return {name: np.inf if threshold is None else threshold for name, threshold in chosen.items()}
+
+    @functools.cached_property
+    def _validation_baselines(self) -> dict[str, dict[str, float | None]]:
+        assert self._validation is not None  # asked for after validation only
+        return {name: ranking_figures(self._validation.scores[name], self._validation.truth) for name in BASELINES}
+
+    # What a person reads.
+
+    def in_words(self, figures: Figures) -> str:
+        stage = next((stage for stage in ("", "validation_", "untrained_") if f"{stage}average_precision" in figures), "")
+        words = [stage.rstrip("_")] if stage == "validation_" else []
+        for name, title in (*TITLES.items(), ("shuffled_wind_new_average_precision", "with other wind")):
+            value, best = figures.get(stage + name), figures.get(f"{stage}baseline_{name}")
+            if value is not None:
+                words.append(f"{title} {value:.3f}" + ("" if best is None else f" (best baseline {best:.3f})"))
+        return "  ".join(words)
+
+    def caveat(self, figures: Figures) -> str | None:
+        fires = figures.get("test_fires", FEWEST_FIRES)
+        few = f"{fires} test fires prove nothing: others could give quite different figures" if fires < FEWEST_FIRES else ""
+        fixed = "" if figures.get("threshold_is_chosen", True) else "no data.validation: masks are cut at probability 0.5"
+        return "; ".join(filter(None, (few, fixed))) or None
+
+
+def _best(baselines: Mapping[str, Mapping[str, float | None]], figure: str) -> tuple[float | None, str]:
+    """Returns the highest value of a figure and whose it is; None if no baseline has it."""
+    values = {name: value for name, figures in baselines.items() if (value := figures[figure]) is not None}
+    champion = max(values, key=lambda name: values[name], default="")
+    return values.get(champion), champion
