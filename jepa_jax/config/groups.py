@@ -130,7 +130,9 @@ class DataConfig(Group):
         0.0, "share of the train split held out of training, to choose by; whole fires; 0 = none", least=0, most=0.5
     )
     max_frames: int = key(20, "frames to which the history of a fire is padded; no effect on images", least=1)
-    frame_buckets: tuple[int, ...] = key((), "shorter lengths to pad to, ascending; one compilation each", least=1)
+    frame_buckets: tuple[int, ...] = key(
+        (), "shorter lengths to pad to, ascending; one compilation each", least=1, entry=int
+    )
     seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)

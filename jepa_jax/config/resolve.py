@@ -166,7 +166,7 @@ def converted(value: Any, key: Key) -> Any:
     if key.kind is tuple:
         if not isinstance(value, list | tuple):
             raise TypeError
-        entry = type(key.default[0]) if key.default else float
+        entry = type(key.default[0]) if key.default else key.entry
         return tuple(_number(part, entry) if entry in (int, float) else entry(part) for part in value)
     if key.kind in (int, float):
         return _number(value, key.kind)

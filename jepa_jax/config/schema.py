@@ -27,6 +27,7 @@ class Key:
 
     Attributes:
       default: the value if none is given; it sets the type of the key, and for a tuple the type of its entries.
+      entry: type of the entries of a tuple whose default is empty.
       meaning: one line for people.
       choices: the only values allowed; empty if the limits decide.
       least, most: limits of a number, or of each number of a tuple.
@@ -39,6 +40,7 @@ class Key:
 
     default: Any
     meaning: str
+    entry: type = float
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None

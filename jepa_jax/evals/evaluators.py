@@ -31,6 +31,7 @@ from jepa_jax.program.step import TrainState, evaluated_variables
 EVALUATORS = {
     "classification": "jepa_jax.evals.evaluators:Classification",
     "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
+    "next_mask": "jepa_jax.evals.masks.next_mask:NextMask",
 }
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
 WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
@@ -169,6 +170,10 @@ class Evaluator:
 
     def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
         """Returns what is wrong with a model that has these figures, compared with those before training, if known."""
+        return None
+
+    def caveat(self, figures: Figures) -> str | None:
+        """Returns what a reader of the final figures must know; unlike a warning it blames the data, not the model."""
         return None
 
 

@@ -89,6 +89,10 @@ class Evaluate(Action):
         figures = self._measure(loop, moment)
         measured = {name: value for name, value in figures.items() if isinstance(value, float)}
         self._session.log(loop.step, self._evaluator.group, measured)
+        if words := self._evaluator.in_words(figures):
+            self._run.console.line(f"trained:  {words}")
+        if caveat := self._evaluator.caveat(figures):
+            self._run.console.warn(caveat)
         return figures
 
     def _measure(self, loop: Loop, moment: Moment) -> Figures:

@@ -33,6 +33,11 @@ class Progress:
         """Returns what a checkpoint holds; entries of earlier versions are ignored."""
         return cls(**{field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored})
 
+    def untrained_figures(self) -> dict[str, Any]:
+        """Returns what a summary tells of the untrained model: the figures that are named so, of all evaluators."""
+        every = (item for figures in self.untrained.values() for item in figures.items())
+        return {name: value for name, value in every if name.startswith("untrained_")}
+
 
 @dataclasses.dataclass
 class Loop:

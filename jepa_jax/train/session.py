@@ -243,7 +243,7 @@ class Session:
         summary = {
             "status": status,
             **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),
-            **progress.untrained.get("classification", {}),
+            **progress.untrained_figures(),
             "images_per_sec": self._images_per_sec(progress),
             **self._usage.totals(),
             "steps": loop.step,

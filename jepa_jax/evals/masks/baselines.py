@@ -72,7 +72,7 @@ def baseline_scores(batch: Arrays, logistic: Logistic) -> dict[str, np.ndarray]:
 
 
 def distance(burning: np.ndarray) -> np.ndarray:
-    """Returns the Euclidean distance [B, H, W] from each pixel to the nearest burning one; without any, the diagonal."""
+    """Returns the Euclidean distance [B, H, W] of pixels to the nearest burning one; the diagonal if nothing burns."""
     each = [scipy.ndimage.distance_transform_edt(~mask) if mask.any() else np.hypot(*mask.shape) for mask in burning]
     return np.stack([np.broadcast_to(values, burning.shape[1:]) for values in each]).astype(np.float32)
 

@@ -21,7 +21,13 @@ EVEN_ODDS = 0.0  # threshold of logits without validation data: probability 1/2
 THRESHOLD_ELEMENTS = 512  # of training data, by which baselines choose their threshold without validation data
 FEWEST_FIRES = 30  # with fewer, what differs between two models is mostly which fires were drawn
 RANKINGS = ("average_precision", "new_average_precision")
-TITLES = {"average_precision": "AP", "new_average_precision": "newly burning", "f1": "F1"}
+STAGES = ("", "validation_", "untrained_")  # how figures of a stage begin; the final ones have those of validation too
+TITLES = {
+    "average_precision": "AP",
+    "new_average_precision": "newly burning",
+    "f1": "F1",
+    "shuffled_wind_new_average_precision": "newly burning with other wind",
+}
 
 
 class NextMask(Evaluator):
@@ -144,19 +150,21 @@ class NextMask(Evaluator):
     # What a person reads.
 
     def in_words(self, figures: Figures) -> str:
-        stage = next((stage for stage in ("", "validation_", "untrained_") if f"{stage}average_precision" in figures), "")
-        words = [stage.rstrip("_")] if stage == "validation_" else []
-        for name, title in (*TITLES.items(), ("shuffled_wind_new_average_precision", "with other wind")):
+        stage = next((stage for stage in STAGES if f"{stage}average_precision" in figures), "")
+        words = ["validation:"] if stage == "validation_" else []
+        for name, title in TITLES.items():
             value, best = figures.get(stage + name), figures.get(f"{stage}baseline_{name}")
             if value is not None:
                 words.append(f"{title} {value:.3f}" + ("" if best is None else f" (best baseline {best:.3f})"))
         return "  ".join(words)
 
     def caveat(self, figures: Figures) -> str | None:
-        fires = figures.get("test_fires", FEWEST_FIRES)
-        few = f"{fires} test fires prove nothing: others could give quite different figures" if fires < FEWEST_FIRES else ""
-        fixed = "" if figures.get("threshold_is_chosen", True) else "no data.validation: masks are cut at probability 0.5"
-        return "; ".join(filter(None, (few, fixed))) or None
+        fires, notes = figures["test_fires"], []
+        if fires < FEWEST_FIRES:
+            notes.append(f"{fires} test fires prove nothing; other fires could give quite different figures")
+        if not figures["threshold_is_chosen"]:
+            notes.append("nothing is held out (data.validation = 0): masks are cut at probability 0.5")
+        return "; ".join(notes) or None
 
 
 def _best(baselines: Mapping[str, Mapping[str, float | None]], figure: str) -> tuple[float | None, str]:

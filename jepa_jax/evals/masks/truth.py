@@ -20,8 +20,8 @@ class Truth(NamedTuple):
     def empty(cls, spec: Mapping[str, Any], length: int) -> Self:
         """Returns room for a set of elements of this spec."""
         height, width, _ = spec["target"].shape
-        masks = (np.zeros((length, height, width), bool) for _ in range(3))
-        return cls(*masks, np.zeros(length, np.int64))
+        target, known, new = np.zeros((3, length, height, width), bool)
+        return cls(target, known, new, np.zeros(length, np.int64))
 
     def fill(self, indices: np.ndarray, batch: Mapping[str, np.ndarray]) -> None:
         """Writes down the truth of a batch, whose elements have these indices."""
