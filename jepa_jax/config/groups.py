@@ -253,6 +253,13 @@ class TrainConfig(Group):
     stop_on_collapse: bool = key(False, "whether to end a run whose features have collapsed, or only to warn")
     checkpoint_every_steps: int = key(0, "steps between checkpoints; 0 = at the end of each epoch", least=0)
     checkpoint_keep: int = key(1, "how many checkpoints are kept", least=1)
+    keep_best: str = key(
+        "",
+        "figure after epochs by which the best state is kept and evaluated, of training or validation data: "
+        "validation_loss, probe_held_out_accuracy, or another that the evaluators offer; empty = the last state",
+    )
+    patience: int = key(0, "evaluations of train.keep_best without improvement that end a run; 0 = never", least=0)
+    min_delta: float = key(0.0, "what an improvement must exceed to count for train.patience", least=0)
 
     def problems(self, config: "Config") -> Iterator[Problem]:
         batch = config.data.batch_size
@@ -260,6 +267,8 @@ class TrainConfig(Group):
             yield Problem("data.batch_size", f"not divisible by train.accum_steps = {self.accum_steps}; use a multiple")
         elif batch // self.accum_steps < 2:
             yield Problem("train.accum_steps", f"leaves one image per part of data.batch_size = {batch}; use less")
+        if self.patience and not self.keep_best:
+            yield Problem("train.patience", "needs train.keep_best, the figure that has to improve")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jepa_jax.evals.feature_quality import lidar
 from jepa_jax.evals.features import OnCount, Split, check_classes, ignore, labels_differ
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
-from jepa_jax.evals.linear_probe import FITS, ProbeResult, linear_probe, top1
+from jepa_jax.evals.linear_probe import FITS, PENALTIES, ProbeResult, held_out_accuracy, linear_probe, top1
 from jepa_jax.evals.sources import part_of
 from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import Program
@@ -32,16 +32,12 @@ EVALUATORS = {
     "classification": "jepa_jax.evals.evaluators:Classification",
     "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
     "next_mask": "jepa_jax.evals.masks.next_mask:NextMask",
+    "validation_loss": "jepa_jax.evals.validation.loss:ValidationLoss",
 }
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
 WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
 SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch
 LIDAR_IMAGES, LIDAR_VIEWS = 500, 10
-# Ridge regression on all of CIFAR-10, test accuracy in percent, measured with profiling/bench_baselines.py.
-CIFAR10_BASELINES = {
-    "raw pixels": 39.4,
-    "untrained whitened patches, pooled to 512 numbers": 60.6,
-}
 
 Figures = dict[str, Any]  # by name: a number, or None for what the data does not allow to measure
 
@@ -178,14 +174,10 @@ class Evaluator:
 
 
 def build_evaluators(context: EvaluationContext) -> dict[str, Evaluator]:
-    """Returns the evaluators that the method of a run names."""
-    names = context.program.method.evaluators
+    """Returns the evaluators that the method of a run names, and the loss of what is held out."""
+    held_out = () if context.validation is None else ("validation_loss",)
+    names = (*context.program.method.evaluators, *held_out)
     return {name: find_class("method.evaluators", name, EVALUATORS)(context) for name in names}
-
-
-def measured_baselines(source: str) -> dict[str, float]:
-    """Returns accuracies on a data source that need no learning, by name; empty if none were measured."""
-    return dict(CIFAR10_BASELINES) if source in ("cifar10", "tfds:cifar10") else {}
 
 
 class Classification(Evaluator):
@@ -196,6 +188,10 @@ class Classification(Evaluator):
     """
 
     WORDS = {"probe_accuracy": "linear probe", "online_probe_accuracy": "online probe", "knn_accuracy": "k-NN"}
+
+    def __init__(self, context: EvaluationContext):
+        super().__init__(context)
+        self.choosable = {SELECTION_KEY: "max"} if context.train.classes else {}
 
     def due(self, moment: Moment) -> bool:
         config, labelled = self.context.config.eval, bool(self.context.train.classes)
@@ -228,6 +224,11 @@ class Classification(Evaluator):
         if moment.ends(config.knn_every_epochs):
             progress.start("k-NN", len(encoder.train))
             figures["knn_accuracy"] = self._knn(encoder.train_features(on_images=progress.advance), test)
+        if self.context.config.train.keep_best == SELECTION_KEY:
+            progress.start("train", len(encoder.train))
+            train = encoder.train_features(on_images=progress.advance)
+            progress.start("fits of the linear probe", len(PENALTIES))
+            figures[SELECTION_KEY] = held_out_accuracy(train, len(self.context.train.classes), progress.advance)
         return figures
 
     def _final(self, state: TrainState, encoder: EvaluatedEncoder) -> Figures:
@@ -275,9 +276,8 @@ class Classification(Evaluator):
         if not figures:
             return "all images are of one class: no accuracy is measured"
         values = {name.removeprefix("untrained_"): value for name, value in figures.items()}
-        return "  ".join(
-            f"{words} {values[name]:.1f} %" for name, words in self.WORDS.items() if values.get(name) is not None
-        )
+        words = self.WORDS | ({SELECTION_KEY: "held-out probe"} if SELECTION_KEY in figures else {})
+        return "  ".join(f"{said} {values[name]:.1f} %" for name, said in words.items() if values.get(name) is not None)
 
 
 class CollapseWatch(Evaluator):

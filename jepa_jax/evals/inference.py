@@ -146,7 +146,7 @@ class FrozenEncoder:
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:
-    """Returns the encoder of a run's newest checkpoint.
+    """Returns the encoder of a run: of its best checkpoint if `train.keep_best` is set, or else of its newest.
 
     Args:
       workdir: folder of the run.
@@ -176,13 +176,13 @@ def run_config(workdir: str | pathlib.Path) -> Config:
 def restore_state(
     config: Config, workdir: str | pathlib.Path, mesh: Mesh, spec: Spec | None = None
 ) -> tuple[Program, TrainState]:
-    """Returns the program of a run and the state of its newest checkpoint, with the statistics that evaluations read.
+    """Returns the program of a run and its best state, or else its newest, with the statistics that evaluations read.
 
     Args:
       spec: of one element of its data; without it the data need not be there, and elements are images.
     """
     start_compile_cache()
-    with Checkpoints(Workdir(workdir).checkpoints, read_only=True) as checkpoints:
+    with Checkpoints(Workdir(workdir).chosen_checkpoints(), read_only=True) as checkpoints:
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
         spec = spec or image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
         classes = probe[0] if probe else 0

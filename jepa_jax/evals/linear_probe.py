@@ -76,6 +76,12 @@ def linear_probe(train: Split, test: Split, num_classes: int, on_fit: OnCount = 
     )
 
 
+def held_out_accuracy(train: Split, num_classes: int, on_fit: OnCount = ignore) -> float:
+    """Returns the accuracy in percent of `linear_probe` on its held-out part; calls `on_fit(1)` per penalty."""
+    x = Standard.of(train.features)(train.features)
+    return choose_penalty(x, train.labels, num_classes, gram_matrix(x), on_fit)[1]
+
+
 def choose_penalty(
     x: np.ndarray, labels: np.ndarray, num_classes: int, gram: np.ndarray, on_fit: OnCount = ignore
 ) -> tuple[float, float, Weights]:

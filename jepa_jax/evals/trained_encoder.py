@@ -95,7 +95,7 @@ class TrainedEncoder(EvaluatedEncoder):
 
 
 def load(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str | None = None) -> TrainedEncoder:
-    """Returns the encoder of a run's newest checkpoint with its data.
+    """Returns the encoder of a run with its data, of its best checkpoint if it keeps one, or else of its newest.
 
     Args:
       data_dir: the new place of the data if it moved.

@@ -36,6 +36,7 @@ class Workdir:
         self.profile = self.path / "profile.json"
         self.report = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"
+        self.best = self.path / "best"
 
     def check(self, config: dict[str, Any], resume: str) -> None:
         """Raises UserError if the folder cannot be written, holds another run, or does not fit `resume`."""
@@ -72,7 +73,11 @@ class Workdir:
 
     def has_checkpoint(self) -> bool:
         """Returns whether there is a complete checkpoint; a killed process may leave an incomplete one."""
-        return any(path.name.removeprefix("step_").isdigit() for path in self.checkpoints.glob("step_*"))
+        return _holds_checkpoint(self.checkpoints) or _holds_checkpoint(self.best)
+
+    def chosen_checkpoints(self) -> pathlib.Path:
+        """Returns the folder of the checkpoint to evaluate: the best one if the run keeps it, or else the newest."""
+        return self.best if _holds_checkpoint(self.best) else self.checkpoints
 
     def read_config(self) -> dict[str, Any]:
         """Returns the config of the run as a nested dict."""
@@ -81,3 +86,7 @@ class Workdir:
     def read_summary(self) -> dict[str, Any] | None:
         """Returns the summary, or None if the run has none yet."""
         return read_json(self.summary, "delete it and start again") if self.summary.exists() else None
+
+
+def _holds_checkpoint(folder: pathlib.Path) -> bool:
+    return any(path.name.removeprefix("step_").isdigit() for path in folder.glob("step_*"))

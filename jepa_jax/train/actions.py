@@ -13,6 +13,7 @@ from jepa_jax.data.pictures import png, view_grid
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage, build_evaluators
 from jepa_jax.profiling.sections import Section
 from jepa_jax.program.step import evaluated_variables
+from jepa_jax.train.best import Choice, find_choice, judge
 from jepa_jax.train.progress import Loop
 from jepa_jax.train.session import Session
 from jepa_jax.train.setup import Run
@@ -45,11 +46,22 @@ class Action:
 
 
 class Evaluate(Action):
-    """Runs one evaluator before training and after epochs, logs its figures and acts on its warnings."""
+    """Runs one evaluator before training and after epochs, logs its figures and acts on its warnings.
 
-    def __init__(self, run: Run, session: Session, name: str, evaluator: Evaluator):
+    Where it measures the figure that `choice` names, it also keeps the best state and ends the patience of the run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        session: Session,
+        name: str,
+        evaluator: Evaluator,
+        choice: Choice | None,
+    ):
         super().__init__(run, session)
         self.name, self._evaluator = name, evaluator
+        self._choice = choice if choice and choice.evaluator == name else None
 
     def due(self, step: int) -> bool:
         return (step == 0 or self._ends_epoch(step)) and self._evaluator.due(self._moment(step))
@@ -73,6 +85,16 @@ class Evaluate(Action):
             self._run.console.line("  ".join([*filter(None, begin), words]))
         if loop.step:
             self._warn(loop, self._evaluator.warning(figures, untrained.get(self.name)))
+        if loop.step and self._choice and self._choice.figure in figures:
+            self._choose(loop, self._choice, figures[self._choice.figure])
+
+    def _choose(self, loop: Loop, choice: Choice, value: Any) -> None:
+        epoch = loop.step // self._run.length.steps_per_epoch
+        if judge(self._run.config.train, choice, loop, value, epoch):
+            loop.progress.done[self.name] = loop.step  # a run that resumes from here must not judge it again
+            self._session.save_best(loop, self._evaluator.context.evaluated_statistics)
+        if loop.progress.stopped:
+            self._run.console.line(f"step {loop.step}: stopped early: {loop.progress.stopped}")
 
     def _warn(self, loop: Loop, warning: str | None) -> None:
         loop.progress.warnings[self.name] = warning
@@ -192,7 +214,8 @@ class Actions:
             on_skipped=on_skipped,
         )
         evaluators = build_evaluators(self.context)
-        self._evaluations = [Evaluate(run, session, name, evaluator) for name, evaluator in evaluators.items()]
+        choice = find_choice(run.config.train, evaluators, run.length)
+        self._evaluations = [Evaluate(run, session, name, one, choice) for name, one in evaluators.items()]
         self._save = SaveCheckpoint(run, session, self.context)
         last = [DrawPictures(run, session), self._save, CloseEpoch(run, session)]
         self._all: list[Action] = [Record(run, session), *self._evaluations, *last]

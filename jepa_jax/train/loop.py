@@ -41,11 +41,11 @@ def train_loop(run: Run, session: Session) -> dict[str, Any]:
 
 
 def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> None:
-    """Takes the remaining steps, and between them the actions that are due."""
+    """Takes the remaining steps, until patience ends, and between them the actions that are due."""
     actions.run(actions.pending(loop), loop)
     with run.batches(loop.step) as batches, jax.transfer_guard("disallow"):
         session.start_loop(loop)
-        while loop.step < run.length.total_steps:
+        while loop.step < run.length.total_steps and not loop.progress.stopped:
             delivery = session.wait_for(batches)
             session.dispatch(loop, delivery)  # advances the loop; the metrics stay on the device
             due = actions.due(loop.step)
@@ -55,8 +55,9 @@ def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> Non
 
 
 def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
-    """Saves and evaluates the trained model; returns the final figures for the summary."""
+    """Saves the last state and evaluates the chosen one; returns the final figures for the summary."""
     actions.save(loop)
+    session.load_best(loop)
     results = actions.final(loop)
     session.checkpoints.wait()
     return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}

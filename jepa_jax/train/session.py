@@ -17,8 +17,8 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
-from jepa_jax.evals.evaluators import measured_baselines
 from jepa_jax.evals.features import fingerprint
+from jepa_jax.evals.references import measured_baselines
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
@@ -57,6 +57,7 @@ class Session:
         if run.config.profile.enabled:
             self.profiler = Profiler(run.config, run.length, self.timeline, self.trace, self._train_step)
         self.checkpoints = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep)
+        self.best = Checkpoints(run.folder.best) if run.config.train.keep_best else None
         self.interrupt = InterruptFlag()
         self._speed = Speedometer(self.timeline, run.config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
@@ -74,6 +75,8 @@ class Session:
         move = functools.partial(self.timeline.move, Section.COMPILE)
         self._stack.enter_context(CompilationCounter(move))
         self._stack.enter_context(self.checkpoints)
+        if self.best:
+            self._stack.enter_context(self.best)
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -81,10 +84,13 @@ class Session:
 
     def restore_or(self, initial_state: Callable[[], TrainState]) -> Loop:
         """Returns the position of the newest checkpoint, or the start of the run."""
-        if self.checkpoints.latest_step() is None:
+        # The best state is a checkpoint like any other; a process that was killed may have left no newer one.
+        kept = [c for c in (self.best, self.checkpoints) if c and c.latest_step() is not None]
+        if not kept:
             loop = Loop(0, initial_state(), Progress())
         else:
-            state, stored = self.checkpoints.restore(self._run.program.factory.abstract)
+            newest = max(kept, key=lambda checkpoints: checkpoints.latest_step() or 0)
+            state, stored = newest.restore(self._run.program.factory.abstract)
             loop = Loop(stored["step"], state, Progress.of(stored))
             self._console.line(f"resumed at step {loop.step} of {self._length.total_steps} in {self._run.folder.path}")
         self._usage.continue_from(loop.progress.wall_seconds, loop.progress.cpu_seconds)
@@ -180,13 +186,32 @@ class Session:
 
     def save(self, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         """Saves a checkpoint with what evaluations read of it; the writing goes on in the background."""
-        if loop.step == self.checkpoints.latest_step():
-            return
+        if loop.step != self.checkpoints.latest_step():
+            self._save(self.checkpoints, loop, evaluated_statistics)
+
+    def save_best(self, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
+        """Saves the best state so far, in place of the one before, and waits until it is on disk."""
+        assert self.best is not None  # there is a figure to choose by
+        self._save(self.best, loop, evaluated_statistics)
+        with self.timeline.section(Section.CHECKPOINT):
+            self.best.wait()
+
+    def _save(self, checkpoints: Checkpoints, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         with self.timeline.section(Section.CHECKPOINT):
             progress = loop.progress
             progress.images_per_sec = self._images_per_sec(progress)
             stored = dataclasses.asdict(progress) | self._usage.totals() | {"step": loop.step}
-            self.checkpoints.save(loop.step, loop.state, stored, evaluated_statistics(loop.state))
+            checkpoints.save(loop.step, loop.state, stored, evaluated_statistics(loop.state))
+
+    def load_best(self, loop: Loop) -> None:
+        """Replaces the state of a finished run by its best one, if it has chosen one."""
+        best = loop.progress.best
+        if self.best is None or best is None or best["step"] == loop.step:
+            return
+        with self.timeline.section(Section.CHECKPOINT):
+            self.checkpoints.wait()  # for what it still reads of the last state, whose memory is needed
+            loop.state = None  # type: ignore[assignment]
+            loop.state, _ = self.best.restore(self._run.program.factory.abstract)
 
     def close_epoch(self, step: int) -> None:
         """Accounts for the epoch, or the part of one, that ends here."""
@@ -256,6 +281,7 @@ class Session:
             "num_classes": len(self._run.sources[0].classes),
             "data_identity": dict(zip(("train", "test"), map(fingerprint, self._run.sources), strict=True)),
             "baselines": measured_baselines(self._config.data.source),
+            **self._choice(progress),
             **(dict.fromkeys(FINAL_FIGURES) if status == "finished" else {}),
             **more,
         }
@@ -265,6 +291,21 @@ class Session:
             write_json(self._run.folder.summary, summary)
             self._run.hooks.write_report(self._run.folder.path)
         return summary
+
+    def _choice(self, progress: Progress) -> dict[str, Any]:
+        """Returns what the summary says of the best state; empty if the run does not keep it."""
+        figure = self._config.train.keep_best
+        if not figure:
+            return {}
+        best = progress.best or dict.fromkeys(("value", "step", "epoch"))
+        stopped = {"reason": f"stopped early: {progress.stopped}"} if progress.stopped else {}
+        return {
+            f"best_{figure}": best["value"],
+            "best_step": best["step"],
+            "best_epoch": best["epoch"],
+            "stopped_early": bool(progress.stopped),
+            **stopped,
+        }
 
     def _images_per_sec(self, progress: Progress) -> float | None:
         return self._speed.since("run")["images_per_sec"] or progress.images_per_sec

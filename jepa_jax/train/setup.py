@@ -14,12 +14,14 @@ from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.pipeline import TrainBatches, train_batches
 from jepa_jax.data.sources import open_data
+from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
 from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.start import setup
+from jepa_jax.train.best import find_choice
 from jepa_jax.train.sinks import check_sinks
 
 PICTURED = 8  # elements of a split that pictures show
@@ -120,6 +122,8 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     sample = initial_sample(train)
     size: dict[str, Any] = {"num_train": len(train), "num_classes": len(train.classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)
+    context = EvaluationContext(config, program, (train, test), validation=validation)
+    find_choice(config.train, build_evaluators(context), program.length)  # refuses what cannot choose
     run = Run(config, folder, program, (train, test), validation, sample, console, hooks)
     run.batches(0).close()  # refuses data that the pipeline cannot hold
     return run

@@ -1,0 +1,1 @@
+"""Figures of what is held out of training, for any method."""

@@ -1,0 +1,46 @@
+"""The loss of what is held out of training."""
+
+import types
+
+import jax
+
+from jepa_jax.data.pipeline import eval_batches
+from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
+from jepa_jax.methods.contract import Batch
+from jepa_jax.program.step import TrainState, loss_function, statistics_of
+from jepa_jax.runtime.mesh import batch_sharding
+
+
+class ValidationLoss(Evaluator):
+    """The mean loss of what is held out of training, with the weights as trained and the same randomness each time.
+
+    Measured if `train.keep_best` names it. Batches have the size that the training step sees; the last one is filled up
+    with the first elements and counts less.
+    """
+
+    choosable = types.MappingProxyType({"validation_loss": "min"})
+
+    def __init__(self, context: EvaluationContext):
+        super().__init__(context)
+        loss = loss_function(context.program.method, context.program.factory)
+
+        def loss_of(state: TrainState, batch: Batch, key: jax.Array) -> jax.Array:
+            return loss(state.params, statistics_of(state), state, batch, key)[1][1]["loss"]
+
+        self._loss = jax.jit(loss_of)
+
+    def due(self, moment: Moment) -> bool:
+        named = self.context.config.train.keep_best == "validation_loss"
+        return named and (moment.stage == Stage.FINAL or moment.ends(self.context.config.eval.every_epochs))
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        config, source = self.context.config, self.context.validation
+        assert source is not None  # otherwise there is no such evaluator
+        size, total = config.data.batch_size // config.train.accum_steps, 0.0
+        self.context.progress.start("validation loss", len(source))
+        sharding, processes = batch_sharding(self.context.program.mesh), jax.process_count()
+        batches = eval_batches(source, size, sharding, process_index=jax.process_index(), process_count=processes)
+        for number, (batch, valid) in enumerate(batches):
+            total += valid * float(self._loss(state, batch, jax.random.key(number)))
+            self.context.progress.advance(valid)
+        return {"validation_loss": total / len(source)}
