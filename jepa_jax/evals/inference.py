@@ -26,7 +26,7 @@ from jepa_jax.program.step import (
     make_statistics_step,
     pooled_statistics,
     with_evaluated_statistics,
-    with_statistics,
+    with_variables,
 )
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
@@ -142,7 +142,7 @@ class FrozenEncoder:
             batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
             seen.append(statistics(self.params, self.stats, batch))
             on_images(size)
-        return self.with_weights(self.params, with_statistics(self.stats, pooled_statistics(seen)))
+        return self.with_weights(self.params, with_variables(self.stats, pooled_statistics(seen)))
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:

@@ -51,6 +51,14 @@ class ParamGroup:
     frozen_steps: int = 0
 
 
+class Pretrained(NamedTuple):
+    """Variables of a model that were trained elsewhere and replace those of `init`."""
+
+    params: Mapping[str, Any] = {}  # nested by the attributes of the model, any part of it
+    stats: Mapping[str, Any] = {}
+    notes: tuple[str, ...] = ()  # sentences that say what was loaded and adapted
+
+
 class Method:
     """Base class of methods; a method supplies `Keys`, `init` and `loss` and knows no mesh, optimizer or sink.
 
@@ -61,6 +69,7 @@ class Method:
       levels: ways in which features can be read, such as scales, of which 0 is the finest.
       ema: the slow copy that `loss` gets as `target`, if any.
       param_groups: parameters with a rate or decay of their own.
+      pretrained: what is loaded instead of drawn; read when a run starts, not to describe or plan it.
     """
 
     Keys: ClassVar[type[NamedGroup]] = NamedGroup
@@ -68,6 +77,7 @@ class Method:
     levels: int = 1
     ema: Ema | None = None
     param_groups: tuple[ParamGroup, ...] = ()
+    pretrained: Pretrained = Pretrained()
 
     def __init__(self, config: Config, total_steps: int):
         """`total_steps` is the length of the method's schedules."""

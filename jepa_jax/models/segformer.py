@@ -212,13 +212,16 @@ class SegFormerHead(nnx.Module):
         self.drop = _dropout(dropout, rngs)
         self.classifier = linear(width, classes, dtype, rngs)
 
-    def __call__(self, maps: list[Array], *, train: bool = False) -> Map:
+    def features(self, maps: list[Array], *, train: bool = False) -> OutputMap:
+        """Returns what the classifier reads."""
         size = maps[0].shape[1:3]
         kernels = jnp.split(self.fuse[...].astype(self.dtype), len(maps))[::-1]  # [width, width] each
         products = (project(x) @ kernel for project, x, kernel in zip(self.project, maps, kernels, strict=True))
         x = sum(jax.image.resize(y, (len(y), *size, y.shape[-1]), "bilinear") for y in products)
-        x = jax.nn.relu(self.norm(x, train=train))
-        return self.classifier(_dropped(self.drop, x, train))
+        return _dropped(self.drop, jax.nn.relu(self.norm(x, train=train)), train)
+
+    def __call__(self, maps: list[Array], *, train: bool = False) -> OutputMap:
+        return self.classifier(self.features(maps, train=train))
 
 
 class SegFormer(nnx.Module):

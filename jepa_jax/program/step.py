@@ -93,10 +93,11 @@ def state_factory(
     graphdef, _, _, random_state = split_model(model)
     width = feature_width(method, graphdef, model, shapes) if num_classes else 0
 
-    def create(seed: jax.Array, batch: Batch) -> TrainState:
+    def create(seed: jax.Array, batch: Batch, loaded: tuple[PyTree, PyTree]) -> TrainState:
         # Initial weights and steps draw from different keys.
         init_key, key = jax.random.split(jax.random.key(seed))
         _, weights, stats, _ = split_model(method.init(init_key, batch))
+        weights, stats = map(with_variables, (weights, stats), loaded)
         params = {"model": weights} | ({"probe": init_probe(width, num_classes)} if width else {})
         modules = method.ema.modules if method.ema else ()
         return TrainState(
@@ -109,10 +110,13 @@ def state_factory(
             target_stats={name: stats[name] for name in modules if stats.get(name)},
         )
 
-    states = jax.eval_shape(create, 0, shapes)
+    states = jax.eval_shape(create, 0, shapes, ({}, {}))
     shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, fsdp_spec(leaf.shape, mesh)), states)
     abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), states, shardings)
-    return StateFactory(graphdef, random_state, abstract, jax.jit(create, out_shardings=shardings))
+    compiled = jax.jit(create, out_shardings=shardings)
+    return StateFactory(
+        graphdef, random_state, abstract, lambda seed, batch: compiled(seed, batch, method.pretrained[:2])
+    )
 
 
 def feature_width(method: Any, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:
@@ -300,8 +304,8 @@ def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:
     return pooled
 
 
-def with_statistics(stats: PyTree, new: PyTree) -> PyTree:
+def with_variables(old: PyTree, new: PyTree) -> PyTree:
     """Returns nested variables in which those of `new` replace their counterparts."""
     if not isinstance(new, Mapping):
         return new
-    return {name: with_statistics(value, new[name]) if name in new else value for name, value in stats.items()}
+    return {name: with_variables(value, new[name]) if name in new else value for name, value in old.items()}

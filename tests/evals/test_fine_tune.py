@@ -18,7 +18,7 @@ from jepa_jax.evals.fine_tune import (
 )
 from jepa_jax.evals.linear_probe import linear_probe
 from jepa_jax.program.build import build_program
-from jepa_jax.program.step import make_feature_step, make_statistics_step, with_statistics
+from jepa_jax.program.step import make_feature_step, make_statistics_step, with_variables
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from tests.tiny import tiny_config
 
@@ -44,7 +44,7 @@ def tuned():
 
     params = state.params["model"]
     statistics = make_statistics_step(program.method, program.factory, mesh)(params, state.stats, sample)
-    stats = with_statistics(state.stats, statistics)
+    stats = with_variables(state.stats, statistics)
     encoder = TunableEncoder(params, stats, train_mode(program, 0), features)
     train, test = (features(params, stats, source) for source in sources)
     result = fine_tune(encoder, sources, train, 10, epochs=EPOCHS, flip=True, sharding=sharding)

@@ -17,7 +17,7 @@ from jepa_jax.methods.image_method import ImageMethod
 from jepa_jax.models.vit import ViT
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import group_labels, make_optimizer
-from jepa_jax.program.step import make_statistics_step, with_statistics
+from jepa_jax.program.step import make_statistics_step, with_variables
 from tests.stepping import BATCH, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config, tiny_masked_config
 
@@ -169,7 +169,7 @@ def test_dropout_draws_anew_each_step_and_is_no_part_of_the_state():
     statistics = make_statistics_step(program.method, program.factory, program.mesh)
     new = statistics(state.params["model"], state.stats, BATCH)
     assert "dropout" not in new
-    calibrated = with_statistics(state.stats, new)
+    calibrated = with_variables(state.stats, new)
     assert jax.tree.structure(calibrated) == jax.tree.structure(state.stats)
 
 

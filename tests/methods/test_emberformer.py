@@ -1,0 +1,125 @@
+"""EmberFormer as a method: groups of parameters, frozen decoder, loaded weights, devices, resume, what is refused."""
+
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.signals import Interrupted
+from jepa_jax.config.groups import Config
+from jepa_jax.data.sources import open_source
+from jepa_jax.methods.contract import Pretrained
+from jepa_jax.methods.emberformer import EmberFormerMethod
+from jepa_jax.program import build
+from jepa_jax.program.config import changed_config, load_config
+from jepa_jax.train.run import train
+from tests.runs import Silent, rows
+from tests.stepping import assert_close, mesh_of
+from tests.tiny import tiny_config, tiny_fire_config
+
+
+def program_and_batch(config: Config, devices: int = 1):
+    source = open_source(config.data, "train")
+    batch = source.batch(np.arange(16))
+    program = build.build_program(config, num_train=64, num_classes=0, sample=batch, mesh=mesh_of(devices))
+    return program, batch
+
+
+def moved(before, after):
+    """Returns which parameters changed, by the first part of their path."""
+    changes = jax.tree.map(lambda a, b: bool((np.asarray(a) != np.asarray(b)).any()), before, after)
+    return {name: any(jax.tree.leaves(part)) for name, part in changes.items()}
+
+
+@pytest.mark.parametrize("decoder", ["unet", pytest.param("segformer", marks=pytest.mark.slow)])
+def test_one_device_and_eight_take_the_same_steps(decoder):
+    def steps(devices):
+        config = tiny_fire_config(
+            model__decoder=decoder, optim__name="sgd", optim__lr=0.05, optim__warmup_lr=0.05, method__spatial_lr=0.05
+        )
+        program, batch = program_and_batch(config, devices)
+        state = program.factory.create(0, batch)
+        for _ in range(2):
+            state, metrics = program.train_step(state, batch)
+        return jax.device_get((state.params, state.stats, metrics))
+
+    assert_close(steps(1), steps(8))
+
+
+def test_the_decoder_stays_for_its_frozen_epochs_and_the_rest_learns():
+    config = tiny_fire_config(method__frozen_epochs=0.5, optim__epochs=1.0, optim__warmup_lr=1e-3)
+    program, batch = program_and_batch(config)
+    assert program.length.total_steps == 4
+    state = program.factory.create(0, batch)
+    seen = []
+    for _ in range(4):
+        before = jax.device_get(state.params["model"])
+        state, _ = program.train_step(state, batch)
+        seen.append(moved(before, state.params["model"]))
+    assert [one["decoder"] for one in seen] == [False, False, True, True]
+    assert all(one["history"] and one["refinement"] for one in seen)
+
+
+def test_the_spatial_part_has_its_own_rate():
+    config = tiny_fire_config(method__spatial_lr=0.0, optim__warmup_epochs=0.0)
+    program, batch = program_and_batch(config)
+    state = program.factory.create(0, batch)
+    before = jax.device_get(state.params["model"])
+    after, _ = program.train_step(state, batch)
+    assert moved(before, after.params["model"]) == {"history": True, "decoder": False, "refinement": False}
+
+
+def test_what_was_trained_elsewhere_replaces_what_was_drawn(monkeypatch):
+    config = tiny_fire_config()
+    program, batch = program_and_batch(config)
+    drawn = jax.device_get(program.factory.create(0, batch))
+    kernel = np.full((8, 1), 3.0, np.float32)
+    loaded = Pretrained({"decoder": {"classifier": {"kernel": kernel}}}, notes=("A sentence.",))
+    monkeypatch.setattr(EmberFormerMethod, "pretrained", loaded)
+    state = jax.device_get(program_and_batch(config)[0].factory.create(0, batch))
+    np.testing.assert_array_equal(state.params["model"]["decoder"]["classifier"]["kernel"], kernel)
+    state.params["model"]["decoder"]["classifier"]["kernel"] = drawn.params["model"]["decoder"]["classifier"]["kernel"]
+    jax.tree.map(np.testing.assert_array_equal, state.params, drawn.params)
+
+
+def test_unknown_pixels_do_not_reach_the_loss():
+    program, batch = program_and_batch(tiny_fire_config())
+    batch = {**batch, "known": np.random.default_rng(0).random(batch["known"].shape) < 0.5}
+    lied = {**batch, "target": batch["target"] ^ ~batch["known"]}
+    metrics = [program.train_step(program.factory.create(0, batch), b)[1] for b in (batch, lied)]
+    assert (batch["target"] != lied["target"]).any() and float(metrics[0]["loss"]) == float(metrics[1]["loss"])
+
+
+def test_a_run_resumes_exactly_is_judged_and_compiles_once_per_bucket(tmp_path):
+    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(3,), data__validation=0.25, model__dropout=0.1)
+    console = Silent()
+    whole = train(config, tmp_path / "whole", console=console)
+    assert whole["compilations"] == 2 and not [line for line in console.lines if "compiled again" in line]
+    assert 0 < whole["average_precision"] <= 1 and whole["probe_accuracy"] is None
+    assert [row for row in rows(tmp_path / "whole") if "eval/validation_f1" in row]
+
+    def interrupt(text):
+        if text.startswith("epoch 1"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "cut", console=Silent(interrupt))
+    again = train(config, tmp_path / "cut", console=Silent())
+    assert again["params_sha256"] == whole["params_sha256"] and again["average_precision"] == whole["average_precision"]
+
+
+def test_models_and_methods_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="model.name = 'resnet18': reads images"):
+        load_config("emberformer_cpu", {"model.name": "resnet18"})
+    config = tiny_config(model__name="emberformer", model__patch_size=2)
+    with pytest.raises(UserError, match="it reads histories of fires"):
+        build.build_program(
+            config, num_train=96, num_classes=0, sample={"image": np.zeros((4, 16, 16, 3), np.uint8)}, mesh=mesh_of(1)
+        )
+    with pytest.raises(UserError, match="needs; use a smaller patch_size"):
+        changed_config(load_config("emberformer_small"), {"data.image_size": 96})
+    with pytest.raises(UserError, match="power of 2"):
+        load_config("emberformer_cpu", {"model.patch_size": 3})
