@@ -6,7 +6,7 @@
 
 def get_config() -> dict:
     return dict(
-        method=dict(name="emberformer", spatial_lr=2e-3, loss=dict(bce=1.0, positive_weight=1.0)),
+        method=dict(name="emberformer", spatial_lr=3e-3, loss=dict(bce=1.0, positive_weight=1.0)),
         model=dict(
             name="emberformer",
             patch_size=2,
@@ -25,11 +25,15 @@ def get_config() -> dict:
         data=dict(
             source="wildfire",
             image_size=32,
-            num_train=8192,
+            num_train=16384,
             num_test=1024,
-            max_frames=8,
+            max_frames=6,
             frame_buckets=(4,),
+            validation=0.0625,
             batch_size=32,
         ),
-        optim=dict(lr=2e-3, weight_decay=1e-4, epochs=8.0, warmup_epochs=0.2, clip_norm=1.0),
+        optim=dict(lr=3e-3, weight_decay=1e-4, epochs=3.0, warmup_epochs=0.1, clip_norm=1.0),
+        train=dict(keep_best="validation_new_average_precision"),
+        eval=dict(batch_size=32),
+        log=dict(pictures_every_epochs=1),
     )
