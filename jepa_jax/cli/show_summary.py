@@ -50,7 +50,7 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     }
     masks = {
         f"{of}, {pixels}": summary.get(f"{prefix}{key}")
-        for pixels, key in (("all pixels", "average_precision"), ("newly burning pixels", "new_average_precision"))
+        for pixels, key in (("all pixels", "average_precision"), ("newly burning", "new_average_precision"))
         for of, prefix in MASK_RESULTS.items()
     }
     figures = {
