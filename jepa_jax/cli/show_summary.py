@@ -13,6 +13,15 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 
+MASK_RESULTS = {  # of whom, and how the keys of the summary begin
+    "persistence": "persistence_",
+    "dilation": "dilation_",
+    "logistic": "logistic_",
+    "untrained model": "untrained_",
+    "other wind": "shuffled_wind_",
+    "model": "",
+}
+
 
 def add_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
@@ -39,12 +48,18 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
         "trained encoder, linear probe": summary.get("probe_accuracy"),
         "trained encoder, k-NN": summary.get("knn_accuracy"),
     }
+    masks = {
+        f"{of}, {pixels}": summary.get(f"{prefix}{key}")
+        for pixels, key in (("all pixels", "average_precision"), ("newly burning", "new_average_precision"))
+        for of, prefix in MASK_RESULTS.items()
+    }
     figures = {
         "effective rank of the features": summary.get("effective_rank"),
         "LiDAR": summary.get("lidar"),
         "images per second": summary.get("images_per_sec"),
     }
     lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
+    lines += [f"average precision, {name:<33} {value:8.3f}" for name, value in masks.items() if value is not None]
     lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
     if classes == 1:
         lines.insert(0, "All images are of one class: no accuracy is measured.")

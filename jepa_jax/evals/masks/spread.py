@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jepa_jax.evals.masks.ranking import average_precision
-from jepa_jax.evals.masks.truth import Truth
+from jepa_jax.evals.masks.truth import Truth, mask_figures
 
 LISTED_FIRES = 5  # worst and best
 RESAMPLES = 1000
@@ -13,28 +12,24 @@ LEVELS = 2048  # of scores that resampling tells apart
 
 
 def fire_spread(scores: np.ndarray, truth: Truth, threshold: float) -> dict[str, Any]:
-    """Returns mean and standard deviation over fires of AP and F1, and the fires with the lowest and highest AP.
+    """Returns mean and standard deviation over fires of AP, AP of new pixels and F1, and the worst and best ones by AP.
 
-    Fires without a positive pixel have neither and are left out.
+    A fire without a positive pixel has no AP and is left out, for new pixels also one without a new positive pixel.
     """
-    measured: dict[int, tuple[float, float]] = {}
-    for fire in truth.fires.tolist():
-        own, own_truth = truth.of_fire(fire)
-        precision = average_precision(own_truth.ranking(scores[own]))
-        if precision is not None:
-            measured[fire] = precision, own_truth.counts(scores[own], threshold).figures()["f1"]
-    if not measured:
-        return {}
-    precisions, f1s = np.array(list(measured.values())).T
-    order = sorted(measured, key=lambda fire: measured[fire])
-    return {
-        "fire_average_precision_mean": float(precisions.mean()),
-        "fire_average_precision_std": float(precisions.std()),
-        "fire_f1_mean": float(f1s.mean()),
-        "fire_f1_std": float(f1s.std()),
-        "worst_fires": order[:LISTED_FIRES],
-        "best_fires": order[::-1][:LISTED_FIRES],
-    }
+    figures = {fire: _fire_figures(scores, truth, threshold, fire) for fire in truth.fires.tolist()}
+    figures = {fire: own for fire, own in figures.items() if own["average_precision"] is not None}
+    spread: dict[str, Any] = {}
+    for name in ("average_precision", "new_average_precision", "f1"):
+        values = [value for own in figures.values() if (value := own[name]) is not None]
+        spread[f"fire_{name}_mean"] = float(np.mean(values)) if values else None
+        spread[f"fire_{name}_std"] = float(np.std(values)) if values else None
+    order = sorted(figures, key=lambda fire: figures[fire]["average_precision"] or 0.0)
+    return spread | {"worst_fires": order[:LISTED_FIRES], "best_fires": order[::-1][:LISTED_FIRES]}
+
+
+def _fire_figures(scores: np.ndarray, truth: Truth, threshold: float, fire: int) -> dict[str, float | None]:
+    own = np.flatnonzero(truth.fire == fire)
+    return mask_figures(scores[own], Truth(*(values[own] for values in truth)), threshold)
 
 
 def resampled_average_precisions(scores: np.ndarray, truth: Truth, *, new: bool = False) -> np.ndarray:

@@ -30,11 +30,6 @@ class Truth(NamedTuple):
         self.new[indices] = known & ~last_frame(batch)
         self.fire[indices] = batch["fire_id"]
 
-    def of_fire(self, fire: int) -> "tuple[np.ndarray, Truth]":
-        """Returns which elements belong to a fire, and their truth."""
-        own = np.flatnonzero(self.fire == fire)
-        return own, Truth(*(values[own] for values in self))
-
     @property
     def fires(self) -> np.ndarray:
         """The numbers of all fires, ascending."""

@@ -22,9 +22,9 @@ FIRES = {
 
 
 class Model(nnx.Module):
-    def __init__(self, rngs):
+    def __init__(self, channels, rngs):
         self.spread = nnx.Conv(1, 1, (3, 3), rngs=rngs)
-        self.mix = nnx.Linear(6, 1, rngs=rngs)
+        self.mix = nnx.Linear(channels + 3, 1, rngs=rngs)
 
     def __call__(self, batch):
         last = batch["fire"][:, -1].astype(jnp.float32)
@@ -38,7 +38,7 @@ class Pixels(Method):
     evaluators = ("next_mask",)
 
     def init(self, key: jax.Array, sample: Any) -> nnx.Module:
-        return Model(nnx.Rngs(key))
+        return Model(sample["static"].shape[-1], nnx.Rngs(key))
 
     def loss(self, model, target, batch, key, step):
         logits = self.mask_logits(model, batch)

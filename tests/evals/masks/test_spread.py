@@ -47,13 +47,16 @@ def test_spread_is_that_of_the_fires_one_by_one():
     truth, scores = random_set(12)
     truth.target[truth.fire == 30] = False  # a fire that ends: it has no average precision
     spread = fire_spread(scores, truth, 0.5)
-    precisions, f1s = {}, []
+    precisions, new, f1s = {}, [], []
     for fire in set(truth.fire.tolist()) - {30}:
         counted = (truth.fire == fire)[:, None, None] & truth.known
         precisions[fire] = sklearn.metrics.average_precision_score(truth.target[counted], scores[counted])
+        counted_new = counted & truth.new
+        new.append(sklearn.metrics.average_precision_score(truth.target[counted_new], scores[counted_new]))
         f1s.append(sklearn.metrics.f1_score(truth.target[counted], scores[counted] >= 0.5))
     assert spread["fire_average_precision_mean"] == pytest.approx(np.mean(list(precisions.values())))
     assert spread["fire_average_precision_std"] == pytest.approx(np.std(list(precisions.values())))
+    assert spread["fire_new_average_precision_mean"] == pytest.approx(np.mean(new))
     assert spread["fire_f1_mean"] == pytest.approx(np.mean(f1s))
     ranked = sorted(precisions, key=precisions.get)
     assert spread["worst_fires"] == ranked[:5] and spread["best_fires"] == ranked[:-6:-1]
@@ -62,7 +65,8 @@ def test_spread_is_that_of_the_fires_one_by_one():
 def test_without_positives_nothing_is_measured():
     truth, scores = random_set(3)
     truth = truth._replace(target=np.zeros_like(truth.target))
-    assert fire_spread(scores, truth, 0.5) == {}
+    spread = fire_spread(scores, truth, 0.5)
+    assert spread["worst_fires"] == spread["best_fires"] == [] and spread["fire_average_precision_mean"] is None
     assert set(ranking_figures(scores, truth).values()) == {None}
     assert interval_95(resampled_average_precisions(scores, truth)) is None
 
