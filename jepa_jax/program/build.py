@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import sample
+from jepa_jax.data.contract import element_bytes, sample
 from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
@@ -19,6 +19,7 @@ from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
 
 INITIAL_ELEMENTS = 1024  # of the train split, that a method may use to initialise itself
+INITIAL_BYTES = 2**28  # that they may take; elements of 400 x 400 pixels and 20 frames have 5 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,5 +81,6 @@ def build_program(
 
 def initial_sample(source: Any) -> dict[str, np.ndarray]:
     """Returns the elements of a source that a method may look at to initialise itself."""
-    batch = source.batch(sample(len(source), INITIAL_ELEMENTS))
+    affordable = max(1, INITIAL_BYTES // element_bytes(source.spec))
+    batch = source.batch(sample(len(source), min(INITIAL_ELEMENTS, affordable)))
     return {name: batch[name] for name in source.spec}
