@@ -33,6 +33,7 @@ def facts_text(facts: Mapping[str, Any]) -> str:
         [
             *(f"{name:<32} {size:>12,}" for name, size in facts["params_by_module"].items()),
             f"{'total':<32} {facts['params_total']:>12,}   trainable {facts['params_trainable']:,}",
+            *(f"not trained: {one['path']} ({one['reason']})" for one in facts["params_dead"]),
             "",
             f"features: {facts['feature_dim']} numbers",
             f"encoder: {facts['encoder_macs_per_image'] / 1e9:,.3f} GMACs per image "

@@ -7,9 +7,9 @@ import jax
 from flax import nnx
 
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
 from jepa_jax.program.build import Program, build_program
+from jepa_jax.program.dead_parameters import abstract_on, dead_parameters
 from jepa_jax.program.flops import Rules, count_flops
 from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
@@ -21,16 +21,16 @@ FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState
 def describe(config: Config) -> dict[str, Any]:
     """Returns parameters (by module, total, trainable), operations per image and steps of a run."""
     data = data_facts(config.data)
-    batch = abstract_batch(data.spec, config.data.batch_size)
-    program = build_program(
-        config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=make_mesh(1, 1)
-    )
+    mesh = make_mesh(1, 1)
+    batch = abstract_on(mesh, data.spec, config.data.batch_size)
+    program = build_program(config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=mesh)
     state = program.factory.abstract
     params = state.params["model"]
     return {
         "params_by_module": parameter_table(params),
         "params_total": count(params) + count(state.target) + fixed_parameters(program),
         "params_trainable": count(params),
+        "params_dead": [one._asdict() for one in dead_parameters(program, batch)],
         "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.useful_step, state, batch) / config.data.batch_size,

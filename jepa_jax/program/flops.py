@@ -70,7 +70,7 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
     if rules.elementwise and name in REDUCTIONS:
         return equation.invars[0].aval.size
     inner = []
-    for jaxpr in _inner_jaxprs(params):
+    for jaxpr in inner_jaxprs(params):
         # The results of a loop's body also feed its next iteration; those of a call or a branch are the equation's.
         own = name not in ("scan", "while", "pallas_call") and len(jaxpr.outvars) == len(wanted)
         inner.append(jaxpr_flops(jaxpr, rules, wanted if own else None))
@@ -92,7 +92,8 @@ def _platform_branch(platforms: tuple[Any, ...] | None, platform: str | None) ->
     return named[0] if named else next(i for i, names in enumerate(platforms) if names is None)
 
 
-def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+def inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+    """Returns the jaxprs among the parameters of an equation: bodies of calls and loops, branches."""
     values = itertools.chain.from_iterable(v if isinstance(v, tuple | list) else [v] for v in params.values())
     return [
         v.jaxpr if isinstance(v, core.ClosedJaxpr) else v

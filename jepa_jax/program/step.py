@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import init_probe, probe_logits
+from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
@@ -157,8 +158,9 @@ def make_train_step(
         else:
             grads, (stats, metrics) = accumulate(gradient, state, batch, key, accum_steps)
         with jax.named_scope("optimizer"):
+            grads = named(GRADIENT, grads)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            params = optax.apply_updates(state.params, named(UPDATE, updates))
             metrics["grad_norm"] = optax.global_norm(grads["model"])
             # The loss is that of the parameters before the update; this tells whether those after it are finite.
             metrics["update_norm"] = optax.global_norm(updates["model"])

@@ -12,6 +12,7 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import signals_raise
 from jepa_jax.config.groups import Config
 from jepa_jax.data.pictures import save_views
+from jepa_jax.program.dead_parameters import in_words
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.provenance import environment, unused_gpu
@@ -69,6 +70,8 @@ def start_folder(run: Run) -> None:
         run.console.line(line)
     if unused := unused_gpu():
         run.console.warn(unused)
+    if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones
+        run.console.warn(in_words(dead))
     if jax.process_index() != 0:
         return
     run.folder.create()

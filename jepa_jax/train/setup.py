@@ -16,6 +16,7 @@ from jepa_jax.data.pipeline import TrainBatches, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
+from jepa_jax.program.dead_parameters import DeadParameter, abstract_on, dead_parameters
 from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
@@ -87,6 +88,11 @@ class Run:
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+
+    def dead_parameters(self) -> list[DeadParameter]:
+        """Returns the parameters that training cannot change."""
+        batch = abstract_on(self.program.mesh, self.sources[0].spec, self.config.data.batch_size)
+        return dead_parameters(self.program, batch)
 
     def in_words(self) -> list[str]:
         """Returns lines that say what this run is."""

@@ -1,0 +1,141 @@
+"""Parameters that training cannot change are found before it starts; the shipped methods have none."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jepa_jax.config.recipe import shipped_recipes
+from jepa_jax.data.contract import image_spec
+from jepa_jax.methods.contract import Method, Output, ParamGroup
+from jepa_jax.methods.registry import METHODS
+from jepa_jax.program.build import build_program as build
+from jepa_jax.program.config import changed_config, load_config
+from jepa_jax.program.dead_parameters import DeadParameter, abstract_on, dead_parameters, in_words, zero_results
+from jepa_jax.program.describe import describe
+from tests.methods.test_rivals import SMALL, rival_config
+from tests.runs import Silent, run
+from tests.stepping import BATCH, build_program, mesh_of
+from tests.tiny import SHIPPED, tiny_config, tiny_masked_config
+
+SHAPES = abstract_on(mesh_of(1), image_spec(16), 16)
+LOSS, LEFT_OUT = "the loss does not depend on it", "the optimizer leaves it out"
+
+
+class Parts(nnx.Module):
+    def __init__(self, rngs):
+        self.used, self.unused, self.detached, self.frozen, self.looped, self.chosen = (
+            nnx.Linear(3, 3, use_bias=False, rngs=rngs) for _ in range(6)
+        )
+
+
+class Careless(Method):
+    """Trains one of its layers; another is only looped over by a scan behind a stop_gradient."""
+
+    param_groups = (ParamGroup("^frozen/", frozen_steps=-1),)
+    traces = 0
+
+    def init(self, key, sample):
+        return Parts(nnx.Rngs(params=key))
+
+    def loss(self, model, target, batch, key, step):
+        Careless.traces += 1
+        x = batch["image"].mean((1, 2)) / 255
+        y = model.frozen(model.used(x)) + jax.lax.stop_gradient(model.detached(x))
+        x, _ = jax.lax.scan(lambda carry, _: (carry + jax.lax.stop_gradient(model.looped(carry)), None), x, length=3)
+        z = jnp.where(jnp.argmax(model.chosen(x)) > 0, y, -y)  # a choice has no gradient
+        return Output(jnp.mean(jnp.square(z)) + jnp.mean(y), {})
+
+
+CARELESS = dict(method__name=f"{__name__}:Careless")
+EXPECTED = {
+    "unused/kernel": LOSS,
+    "detached/kernel": LOSS,
+    "looped/kernel": LOSS,
+    "chosen/kernel": LOSS,
+    "frozen/kernel": "frozen by ParamGroup('^frozen/')",
+}
+
+
+def small_config(method):
+    if method in SHIPPED:
+        return tiny_masked_config(method)
+    return rival_config(method) if method in SMALL else tiny_config()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_parameter_of_the_shipped_methods_is_trained(method):
+    assert dead_parameters(build_program(small_config(method)), SHAPES) == []
+
+
+@pytest.mark.parametrize("change", [{}, {"train.accum_steps": 2}, {"optim.name": "schedule_free_adamw"}])
+def test_parameters_without_a_gradient_or_an_update_are_named(change):
+    program = build_program(changed_config(tiny_config(**CARELESS), change))
+    assert dict(dead_parameters(program, SHAPES)) == EXPECTED
+
+
+def test_the_gradients_of_what_is_found_are_zero_and_those_of_the_rest_are_not():
+    config = tiny_config(**CARELESS, optim__name="sgd", optim__weight_decay=0.0, optim__warmup_lr=0.1)
+    program = build_program(config)
+    before = program.factory.create(0, BATCH)
+    start = jax.device_get(before.params["model"])
+    after, _ = program.train_step(before, BATCH)
+    layers = after.params["model"].items()
+    moved = {name: bool(np.any(layer["kernel"] != start[name]["kernel"])) for name, layer in layers}
+    assert moved == {name: f"{name}/kernel" not in EXPECTED for name in start}
+
+
+def test_a_group_that_is_frozen_for_the_whole_run_is_named():
+    short = rival_config("dino", method__frozen_last_layer=1.0)
+    dead = dict(dead_parameters(build_program(short), SHAPES))
+    assert set(dead.values()) == {"frozen by ParamGroup('^head/last/')"} and all("last" in path for path in dead)
+
+
+def test_zeros_are_followed_through_calls_branches_and_loops():
+    @jax.jit
+    def f(x, flag):
+        zero = jnp.zeros_like(x)
+        carried, stacked = jax.lax.scan(lambda c, _: (c * 2, c + 1), zero, length=3)
+        grown, _ = jax.lax.scan(lambda c, _: (c + x, None), zero, length=3)
+        branch = jax.lax.cond(flag, lambda: zero, lambda: x * 0)
+        return carried, stacked, grown, branch, jax.lax.cond(flag, lambda: zero, lambda: x), zero @ x.T, zero + x
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones((2, 2)), True).jaxpr
+    assert zero_results(jaxpr, [False, False], {}) == [True, False, False, True, False, True, False]
+
+
+def test_a_run_warns_once_and_describe_lists_them(tmp_path):
+    console, before = Silent(), Careless.traces
+    run(tmp_path, console, **CARELESS, train__max_steps=1, profile__enabled=False, log__every_steps=1)
+    assert Careless.traces == before + 1  # the check costs no trace of its own
+    (warning,) = [line for line in console.lines if "will not be trained" in line]
+    assert warning == in_words([DeadParameter(*item) for item in sorted(EXPECTED.items(), key=lambda i: order(i[0]))])
+    assert warning.startswith("5 parameters will not be trained: ") and "(frozen by ParamGroup('^frozen/'))" in warning
+    listed = describe(tiny_config(**CARELESS))["params_dead"]
+    assert {one["path"]: one["reason"] for one in listed} == EXPECTED
+    assert describe(tiny_config())["params_dead"] == []
+
+
+def order(path):
+    return sorted(EXPECTED).index(path)
+
+
+def test_many_names_are_cut():
+    text = in_words([DeadParameter(f"layer{i}", LEFT_OUT) for i in range(7)])
+    assert text.endswith("layer4 and 2 more (the optimizer leaves it out)") and text.startswith("7 parameters")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_parameter_of_the_shipped_recipes_is_trained(name):
+    config = load_config(name)
+    spec = image_spec(config.data.image_size, config.data.channels)
+    batch = abstract_on(mesh_of(1), spec, config.data.batch_size)
+    program = build(config, num_train=10**6, num_classes=10, sample=batch, mesh=mesh_of(1))
+    program.useful_step.trace(program.factory.abstract, batch)
+    began = time.process_time()
+    assert dead_parameters(program, batch) == []  # the trace that compilation needs anyway is used again
+    assert time.process_time() - began < 2
