@@ -39,8 +39,8 @@ WANTED = {
     "vicreg_cifar10": [("rtx4090", ONE)],
     "ijepa_cifar10_gpu": [("rtx4090", ONE)],
     "emp_ssl_cifar10": [("rtx4090", ONE)],
-    "lejepa_imagenette": [("rtx4090,a100-80", ONE)],
-    "lejepa_in1k": LARGE,
+    "lejepa_imagenette": [("rtx4090", ONE)],
+    "lejepa_in1k": [("a100-80", EIGHT)],
     "emberformer_small": [("rtx3090", ONE)],
     "emberformer_large": [("rtx3090", ONE)],
 }

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import numpy as np
+
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Source, Spec, image_spec
+from jepa_jax.data.contract import Bucketed, Source, Spec, image_spec
 from jepa_jax.data.sources import num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
@@ -31,6 +33,14 @@ class DataFacts:
         return cls(len(train), len(train.classes), train.spec)
 
 
+@dataclasses.dataclass(frozen=True)
+class BucketFacts:
+    """One size of a data set whose elements differ in size, and the share of the elements for which it is enough."""
+
+    spec: Spec
+    share: float
+
+
 def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     """Returns the facts of the data set of a config, of its files if they are there.
 
@@ -46,3 +56,22 @@ def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     images = data.num_train or images
     images -= num_held_out(images, data.validation)
     return DataFacts(images, classes, image_spec(data.image_size, data.channels), found=False)
+
+
+def bucket_facts(data: DataConfig) -> list[BucketFacts]:
+    """Returns the sizes of batches that training sees, ascending; empty if all batches have the same size."""
+    if data.pipeline == "device":
+        return []  # a set that stays on the device has one size
+    try:
+        train = open_source(data, "train")
+    except UserError:
+        return []
+    if not isinstance(train, Bucketed):
+        return []
+    buckets, counts = np.unique(train.buckets, return_counts=True)
+    if len(buckets) < 2:
+        return []
+    return [
+        BucketFacts(train.in_bucket(int(bucket)).spec, count / len(train))
+        for bucket, count in zip(buckets, counts.tolist(), strict=True)
+    ]
