@@ -7,7 +7,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Bucketed, Source, Spec, image_spec
-from jepa_jax.data.sources import num_held_out, open_source
+from jepa_jax.data.sources import OPENERS, num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
     "cifar10": (50_000, 10),
@@ -52,10 +52,12 @@ def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     except UserError:
         if data.source not in KNOWN_SIZES and not assume:
             raise
-    images, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
-    images = data.num_train or images
-    images -= num_held_out(images, data.validation)
-    return DataFacts(images, classes, image_spec(data.image_size, data.channels), found=False)
+    samples, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
+    samples = data.num_train or samples
+    samples -= num_held_out(samples, data.validation)
+    if expected_spec := getattr(OPENERS.get(data.source), "expected_spec", None):  # no images, hence no labels
+        return DataFacts(samples, 0, expected_spec(data), found=False)
+    return DataFacts(samples, classes, image_spec(data.image_size, data.channels), found=False)
 
 
 def bucket_facts(data: DataConfig) -> list[BucketFacts]:
