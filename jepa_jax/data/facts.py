@@ -35,10 +35,10 @@ class DataFacts:
 
 @dataclasses.dataclass(frozen=True)
 class BucketFacts:
-    """One size of a data set whose elements differ in size, and the share of the elements for which it is enough."""
+    """One size of a data set whose elements differ in size; `share` of them need it, None if that is unknown."""
 
     spec: Spec
-    share: float
+    share: float | None
 
 
 def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
@@ -55,8 +55,8 @@ def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     samples, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
     samples = data.num_train or samples
     samples -= num_held_out(samples, data.validation)
-    if expected_spec := getattr(OPENERS.get(data.source), "expected_spec", None):  # no images, hence no labels
-        return DataFacts(samples, 0, expected_spec(data), found=False)
+    if specs := _expected_specs(data):
+        return DataFacts(samples, 0, specs[-1], found=False)
     return DataFacts(samples, classes, image_spec(data.image_size, data.channels), found=False)
 
 
@@ -67,7 +67,8 @@ def bucket_facts(data: DataConfig) -> list[BucketFacts]:
     try:
         train = open_source(data, "train")
     except UserError:
-        return []
+        specs = _expected_specs(data)
+        return [BucketFacts(spec, None) for spec in specs] if len(specs) > 1 else []
     if not isinstance(train, Bucketed):
         return []
     buckets, counts = np.unique(train.buckets, return_counts=True)
@@ -77,3 +78,9 @@ def bucket_facts(data: DataConfig) -> list[BucketFacts]:
         BucketFacts(train.in_bucket(int(bucket)).spec, count / len(train))
         for bucket, count in zip(buckets, counts.tolist(), strict=True)
     ]
+
+
+def _expected_specs(data: DataConfig) -> list[Spec]:
+    """Returns the sizes of unlabelled elements that are no images, if the source knows them without its files."""
+    expected = getattr(OPENERS.get(data.source), "expected_specs", None)
+    return expected(data) if expected else []

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import Config
+from jepa_jax.config.groups import Config, DataConfig
 from jepa_jax.config.recipe import LadderStep
 from jepa_jax.data.contract import Spec
-from jepa_jax.data.facts import DataFacts, bucket_facts, data_facts
+from jepa_jax.data.facts import BucketFacts, DataFacts, bucket_facts, data_facts
 from jepa_jax.planning.estimate import Estimate
 from jepa_jax.planning.planner import (
     Changes,
@@ -61,7 +61,7 @@ class SizeRow:
 
     rung: str
     size: str  # the dimensions that differ, e.g. "6"
-    share: float
+    share: float | None  # None if it is unknown
     estimate: Estimate
 
 
@@ -146,7 +146,8 @@ class LadderPlanner:
 
     def __init__(self, request: Request, planner_of: Callable[[DataFacts], Planner]):
         self._request, self._planner_of = request, planner_of
-        self._planners: dict[str, Planner] = {}
+        self._planners: dict[DataConfig, Planner] = {}
+        self._bucket_facts: dict[DataConfig, list[BucketFacts]] = {}
 
     def rungs(self, steps: Sequence[LadderStep]) -> list[Rung]:
         """Returns the rungs of the steps of a ladder."""
@@ -172,7 +173,7 @@ class LadderPlanner:
 
     def sizes(self, rungs: Sequence[Rung]) -> list[SizeRow]:
         """Returns the rungs at each size of batches that their data has; empty if it has one."""
-        buckets = {rung.name: bucket_facts(rung.estimate.request.config.data) for rung in rungs}
+        buckets = {rung.name: self._buckets(rung.estimate.changes) for rung in rungs}
         shorter = [(rung, bucket) for rung in rungs for bucket in buckets[rung.name][:-1]]
         wanted = [(rung.name, rung.estimate.changes, bucket.spec) for rung, bucket in shorter]
         estimates = iter(self._estimates(wanted))
@@ -203,12 +204,21 @@ class LadderPlanner:
         return [found[i] for i in range(len(wanted))]
 
     def _planner(self, changes: Changes) -> Planner:
+        data = self._data(changes)
+        if data not in self._planners:
+            self._planners[data] = self._planner_of(data_facts(data, assume=True))
+        return self._planners[data]
+
+    def _buckets(self, changes: Changes) -> list[BucketFacts]:
+        data = self._data(changes)
+        if data not in self._bucket_facts:
+            self._bucket_facts[data] = bucket_facts(data)
+        return self._bucket_facts[data]
+
+    def _data(self, changes: Changes) -> DataConfig:
+        """Returns the data of a rung, whatever its batch: facts of a data set take time to find."""
         other = {key: value for key, value in changes.items() if key.startswith("data.") and key != "data.batch_size"}
-        name = str(sorted(other.items()))
-        if name not in self._planners:
-            data = data_facts(self._request.changed(other).config.data, assume=True)
-            self._planners[name] = self._planner_of(data)
-        return self._planners[name]
+        return self._request.changed(other).config.data
 
 
 def top_of(rungs: Sequence[Rung]) -> Rung:
@@ -253,9 +263,12 @@ def size_labels(specs: Sequence[Spec]) -> list[str]:
     return [" x ".join(str(spec[key].shape[axis]) for axis in axes) for spec in specs]
 
 
-def mean_samples_per_sec(rows: Sequence[SizeRow]) -> float:
-    """Returns the bound of an epoch in which each size has its share of the elements."""
-    return 1 / sum(row.share / row.estimate.speed.images_per_sec for row in rows)
+def mean_samples_per_sec(rows: Sequence[SizeRow]) -> float | None:
+    """Returns the bound of an epoch in which each size has its share of the elements; None if shares are unknown."""
+    shares = [row.share for row in rows if row.share is not None]
+    if len(shares) < len(rows):
+        return None
+    return 1 / sum(share / row.estimate.speed.images_per_sec for share, row in zip(shares, rows, strict=True))
 
 
 def rates(config: Config, batch_size: int) -> Rates:

@@ -132,6 +132,8 @@ def size_section(guide: ScaleGuide) -> Section:
         own = [row for row in guide.sizes if row.rung == name]
         rows += [size_cells(row) for row in own]
         mean, longest = mean_samples_per_sec(own), own[-1].estimate.speed.images_per_sec
+        if mean is None:
+            continue
         notes.append(
             f"{name}: with every batch at its own size the bound is {mean:,.0f} samples/s, "
             f"with all padded to {own[-1].size} it is {longest:,.0f} ({mean / longest:.2f} times)."
@@ -145,7 +147,8 @@ def size_cells(row: SizeRow) -> list[str]:
     estimate = row.estimate
     need = [in_gib(estimate.need.peak), in_gib(estimate.need.total), estimate.verdict]
     _, per_sample, bound, *_ = speed_cells(estimate)
-    return [row.rung, row.size, f"{100 * row.share:.0f} %", f"{estimate.batch_size:,}", *need, per_sample, bound]
+    share = "unknown" if row.share is None else f"{100 * row.share:.0f} %"
+    return [row.rung, row.size, share, f"{estimate.batch_size:,}", *need, per_sample, bound]
 
 
 def rate_section(guide: ScaleGuide) -> Section:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.fires.element import expected_spec, fire_spec, stacked
+from jepa_jax.data.fires.element import expected_specs, fire_spec, stacked
 from jepa_jax.data.in_memory import Arrays
 
 
@@ -17,7 +17,7 @@ class FrameBuckets:
     """
 
     classes = ()
-    expected_spec = staticmethod(expected_spec)
+    expected_specs = staticmethod(expected_specs)
 
     def __init__(self, data: DataConfig):
         self._limits = (*data.frame_buckets, data.max_frames)
@@ -27,7 +27,7 @@ class FrameBuckets:
                 f"data.max_frames = {data.max_frames}"
             )
         self._size, self._channels, self._frames = data.image_size, data.channels, data.max_frames
-        self.spec = expected_spec(data)
+        self.spec = fire_spec(data.image_size, data.channels, data.max_frames)
 
     def __len__(self) -> int:
         raise NotImplementedError

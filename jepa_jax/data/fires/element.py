@@ -28,9 +28,9 @@ def fire_spec(size: int, channels: int, frames: int) -> Spec:
     }
 
 
-def expected_spec(data: DataConfig) -> Spec:
-    """Returns the spec that the files of a config must have, also if they are not there."""
-    return fire_spec(data.image_size, data.channels, data.max_frames)
+def expected_specs(data: DataConfig) -> list[Spec]:
+    """Returns what elements of a config are padded to, the longest last, also if its files are not there."""
+    return [fire_spec(data.image_size, data.channels, frames) for frames in (*data.frame_buckets, data.max_frames)]
 
 
 def fire_element(
