@@ -60,6 +60,14 @@ def test_sizes_have_rows_and_a_gain_over_the_longest(tmp_path):
     assert "with all padded to 20" in guide_text(guide, "fires")
 
 
+def test_absent_data_has_sizes_of_unknown_shares():
+    absent = fires(**{"data.source": "fire_sequences", "data.dir": "nowhere"})
+    guide, _ = line_guide(absent, [LadderStep("small", {})])
+    assert [(row.size, row.share) for row in guide.sizes] == [("6", None), ("11", None), ("20", None)]
+    text = guide_text(guide, "fires")
+    assert "unknown" in text and "with all padded to" not in text
+
+
 def test_the_files_are_a_page_with_its_command_and_a_plot(tmp_path, guide):
     with_sizes, _ = line_guide(fires(), [LadderStep("small", {})])
     doubled, _ = line_guide(load_config("rapid"))
