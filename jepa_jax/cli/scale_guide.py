@@ -25,7 +25,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("topology", "AxBxC", "slices x hosts x GPUs per host", "1x1x1")
     parser.add_flag("gpu_table", "FILE", "TOML file with more GPUs; see jepa_jax/runtime/hardware.toml", default="")
     parser.add_flag("output_dir", "DIR", "folder for scale_guide.md and scale_guide.png")
-    parser.add_switch("all_sizes", "plan every rung at every size of batches, not only the first and the largest rung")
+    parser.add_flag(
+        "sizes_of", "LIST", "rungs to plan at every size of batches, or all; default: first and largest", ""
+    )
 
 
 def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
@@ -44,7 +46,7 @@ def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
     if arguments.output_dir:
         given = [f"--config={arguments.config}", *override_flags(arguments), f"--gpu={arguments.gpu}"]
         given += [f"--topology={arguments.topology}"] if arguments.topology != "1x1x1" else []
-        given += ["--all_sizes"] if arguments.all_sizes else []
+        given += [f"--sizes_of={arguments.sizes_of}"] if arguments.sizes_of else []
         write_guide(folder, guide, name, " ".join([PROGRAM, "scale-guide", *given]))
     fits = guide.configured.estimate.fits
     return Result(guide_json(guide), guide_text(guide, name), EXIT_OK if fits else EXIT_DOES_NOT_FIT)

@@ -40,7 +40,7 @@ class GuideOptions:
     gpu: str = "rtx4090"
     topology: str = "1x1x1"
     gpu_table: str = ""
-    all_sizes: bool = False
+    sizes_of: str = ""  # names of rungs, separated by commas, or "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +119,8 @@ def make_guide(
     has_config = not ladder or any(not step.changes for step in ladder)
     steps = list(ladder) if has_config else [AS_CONFIGURED, *ladder]
     check_steps(request, steps)
+    if steps:
+        sized_names(options.sizes_of, [step.name for step in steps])
 
     def compiler(data: DataFacts) -> StepCompiler:
         return StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
@@ -126,10 +128,11 @@ def make_guide(
     planner = LadderPlanner(request, lambda data: Planner((make_compiler or compiler)(data), table))
     rungs = planner.rungs(steps) if steps else planner.doublings()
     top = top_of(rungs)
+    sized = sized_names(options.sizes_of, [rung.name for rung in rungs]) or [rungs[0].name, top.name]
     retreat = planner.retreat(top, rungs)
     batches = {row.batch_size for row in [*(rung.estimate for rung in rungs), *retreat]}
-    sized = rungs if options.all_sizes else list({rung.name: rung for rung in (rungs[0], top)}.values())
-    return ScaleGuide(rungs, retreat, [rates(config, size) for size in sorted(batches)], planner.sizes(sized))
+    sizes = planner.sizes([rung for rung in rungs if rung.name in sized])
+    return ScaleGuide(rungs, retreat, [rates(config, size) for size in sorted(batches)], sizes)
 
 
 def check_steps(request: Request, steps: Sequence[LadderStep]) -> None:
@@ -219,6 +222,14 @@ class LadderPlanner:
         """Returns the data of a rung, whatever its batch: facts of a data set take time to find."""
         other = {key: value for key, value in changes.items() if key.startswith("data.") and key != "data.batch_size"}
         return self._request.changed(other).config.data
+
+
+def sized_names(text: str, known: list[str]) -> list[str]:
+    """Returns the names of the rungs that --sizes_of lists; raises UserError for one that there is not."""
+    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"--sizes_of={text}: no rung {unknown[0]!r}; use all or some of {', '.join(known)}")
+    return names
 
 
 def top_of(rungs: Sequence[Rung]) -> Rung:

@@ -170,8 +170,12 @@ def test_each_size_is_planned_for_the_first_and_the_largest_rung():
     assert sum(row.share for row in guide.sizes[:3]) == pytest.approx(1)
     frames = [request.elements["fire"].shape[0] for request in line.asked if request.elements]
     assert frames == [6, 11, 6, 11]  # the longest is the rung itself
-    everything, _ = line_guide(fires(), ladder, all_sizes=True)
+    everything, _ = line_guide(fires(), ladder, sizes_of="all")
     assert [row.rung for row in everything.sizes] == 3 * ["small"] + 3 * ["large"] + 3 * ["mid"]
+    some, _ = line_guide(fires(), ladder, sizes_of="mid")
+    assert [row.rung for row in some.sizes] == 3 * ["mid"]
+    with pytest.raises(UserError, match="--sizes_of=wide: no rung 'wide'; use all or some of small, large, mid"):
+        line_guide(fires(), ladder, sizes_of="wide")
 
 
 def test_the_mean_speed_is_that_of_the_mean_time():
