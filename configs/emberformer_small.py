@@ -11,6 +11,19 @@ recall of 98 % and expected an F1 of .75 to .80; nothing was measured here.
 Public weights of the decoder: --config.model.decoder_weights=PATH of nvidia/segformer-b0-finetuned-ade-512-512.
 """
 
+WIDE = {"model.width": 128, "model.depth": 6, "model.heads": 8, "model.mlp_width": 512}
+B2 = {"model.decoder_size": "b2"}
+
+# The sizes of the authors, with the GB that they guess on an RTX 3090; of the last one they then saw 23.8.
+LADDER = (
+    ("small", {}, 2.7),
+    ("batch 32", {"data.batch_size": 32}, 6),
+    ("wide and deep", {"data.batch_size": 32, **WIDE}, 10),
+    ("large", {"data.batch_size": 32, **WIDE, **B2}, (12, 14)),
+    ("medium", {"data.batch_size": 16, "model.width": 96}, 6),
+    ("XLarge", {"data.batch_size": 48, **WIDE, **B2}, (18, 23.8)),
+)
+
 
 def get_config() -> dict:
     return dict(

@@ -1,16 +1,17 @@
 """Writes docs/results/gpu_plans.md: what the configs need on the GPUs they are meant for, compiled without any GPU.
 
-    python profiling/make_gpu_plans.py
+    python profiling/make_gpu_plans.py [--only=rapid,full]
 
-Plans are kept (see docs/guides/plan.md), so that a second run compiles only what has changed. Configs that do not exist
-are left out and named.
+Plans are kept (see docs/guides/plan.md), so that a second run compiles only what has changed. With --only, the rows of
+other configs stay as they are. Configs that do not exist are left out and named.
 """
 
 import argparse
 import dataclasses
 import pathlib
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -39,17 +40,17 @@ WANTED = {
     "vicreg_cifar10": [("rtx4090", ONE)],
     "ijepa_cifar10_gpu": [("rtx4090", ONE)],
     "emp_ssl_cifar10": [("rtx4090", ONE)],
-    "lejepa_imagenette": [("rtx4090,a100-80", ONE)],
-    "lejepa_in1k": LARGE,
+    "lejepa_imagenette": [("rtx4090", ONE)],
+    "lejepa_in1k": [("a100-80", EIGHT)],
     "emberformer_small": [("rtx3090", ONE)],
-    "emberformer_large": [("rtx3090", ONE)],
+    "emberformer": [("rtx3090", ONE)],
 }
 BATCHES = (512, 1024, 2048, 4096)  # of `rapid`, for the table of memory against batch
 CLAIMS = {
     "rapid": "~22 GB",
     "jepa_pretrain_gpu": "~44 GB",
     "emberformer_small": "2.7 GB",
-    "emberformer_large": "12-14 GB, later 23.8 GB",
+    "emberformer": "12-14 GB",
 }
 COLUMNS = (
     "config", "GPU", "batch / parts", "peak", "needed", "memory", "verdict", "largest batch",
@@ -57,47 +58,78 @@ COLUMNS = (
 )  # fmt: skip
 
 
+BATCH_SECTION = "## Memory against batch"
+
+
 @dataclasses.dataclass
 class Results:
-    """What has been planned so far, as lines of Markdown."""
+    """What has been planned so far, as lines of Markdown; each names its config first."""
 
     rows: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
-    absent: list[str] = dataclasses.field(default_factory=list)
-    peaks: dict[int, int] = dataclasses.field(default_factory=dict)  # of BATCHES
+    batches: list[str] = dataclasses.field(default_factory=list)  # the section about BATCHES
+
+    @classmethod
+    def of_page(cls, text: str, replaced: Collection[str]) -> "Results":
+        """Returns what a page holds that was written before, without the configs that are planned anew."""
+        lines = [line for line in text.splitlines() if config_of(line) not in replaced]
+        bullets = [line for line in lines if line.startswith("- `")]
+        batches = re.search(rf"^{BATCH_SECTION}$.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        return cls(
+            rows=[line for line in lines if line.startswith("| `")],
+            notes=[line for line in bullets if " fits with " in line],
+            failures=[line for line in bullets if " fits with " not in line],
+            batches=batches[0].splitlines() if batches and "rapid" not in replaced else [],
+        )
+
+    def sort(self) -> None:
+        """Puts the lines into the order of WANTED."""
+        order = list(WANTED)
+        for lines in (self.rows, self.notes, self.failures):
+            lines.sort(key=lambda line: order.index(config_of(line)))
+
+
+def config_of(line: str) -> str:
+    """Returns the config that a line is about; "" if none."""
+    match = re.match(r"(?:\||-) `(\w+)`", line)
+    return match[1] if match and match[1] in WANTED else ""
 
 
 def add_flags(parser: Parser) -> None:
     parser.add_flag("out", "FILE", "file to write", str(OUT))
-    parser.add_flag("only", "LIST", "configs to plan, into another --out; by default all", "")
+    parser.add_flag(
+        "only", "LIST", "configs to plan; the others stay as they are in --out (by default all are planned)", ""
+    )
 
 
 def make_page(arguments: argparse.Namespace, console: Console) -> Result:
     platforms.prepare_to_plan()
-    if arguments.only and arguments.out == str(OUT):
-        raise UserError(f"--only={arguments.only}: name another --out, or the page of all plans is lost")
     names = arguments.only.split(",") if arguments.only else list(WANTED)
     if unknown := set(names) - set(WANTED):
         raise UserError(f"--only={arguments.only}: {', '.join(unknown)} is not one of {', '.join(WANTED)}")
-    results = Results()
+    out = pathlib.Path(arguments.out)
+    results = Results.of_page(out.read_text(), names) if arguments.only and out.exists() else Results()
     for _ in plan_all(names, results, console):
         write_atomically(arguments.out, page(results, finished=False))  # a run that is stopped leaves what it has
     write_atomically(arguments.out, page(results, finished=True))
-    counts = {"rows": len(results.rows), "failures": len(results.failures), "absent": results.absent}
-    return Result([{**counts, "file": pathlib.Path(arguments.out).name}], "\n".join(results.rows))
+    counts = {"rows": len(results.rows), "failures": len(results.failures), "absent": absent()}
+    return Result([{**counts, "file": out.name}], "\n".join(results.rows))
+
+
+def absent() -> list[str]:
+    """Returns the wanted configs that there are not."""
+    from jepa_jax.config.recipe import shipped_recipes
+
+    return [name for name in WANTED if name not in shipped_recipes()]
 
 
 def plan_all(names: list[str], results: Results, console: Console) -> Iterator[None]:
     """Adds the plans of configs to `results`, yielding after each of their targets."""
-    from jepa_jax.config.recipe import shipped_recipes
     from jepa_jax.planning.plan_command import PlanOptions, make_plans
     from jepa_jax.program.config import load_config
 
-    for name in names:
-        if name not in shipped_recipes():
-            results.absent.append(name)
-            continue
+    for name in (name for name in names if name not in absent()):
         for gpu, topology in WANTED[name]:
             batches = BATCHES if name == "rapid" else ()
             options = PlanOptions((gpu,), topology=topology, batch_sizes=batches, variants=False, loader=False)
@@ -109,7 +141,9 @@ def plan_all(names: list[str], results: Results, console: Console) -> Iterator[N
             for plan in plans:
                 results.rows.append(table_row(name, plan))
                 results.notes += ways_out_notes(name, plan)
-                results.peaks |= {estimate.batch_size: estimate.facts.peak_bytes for estimate in plan.batches}
+                if plan.batches:
+                    results.batches = batch_section({row.batch_size: row.facts.peak_bytes for row in plan.batches})
+            results.sort()
             yield
 
 
@@ -168,15 +202,15 @@ def page(results: Results, *, finished: bool) -> str:
         "",
         *explanation(),
         "",
-        *(batch_section(results.peaks) if results.peaks else []),
+        *results.batches,
     ]
     if results.notes:
         lines += ["## Alternatives", "", "For configs that do not fit as they are; each was compiled.", ""]
         lines += [*results.notes, ""]
     if results.failures:
         lines += ["## Not planned", "", *results.failures, ""]
-    if results.absent:
-        lines += [f"Not planned, because there is no such config yet: {', '.join(results.absent)}.", ""]
+    if missing := absent():
+        lines += [f"Not planned, because there is no such config yet: {', '.join(missing)}.", ""]
     return "\n".join(lines)
 
 
@@ -210,7 +244,7 @@ def batch_section(peaks: dict[int, int]) -> list[str]:
     sizes, measured = np.array(sorted(peaks)), np.array([peaks[size] for size in sorted(peaks)], float)
     slope, fixed = np.polyfit(sizes, measured, 1)
     lines = [
-        "## Memory against batch",
+        BATCH_SECTION,
         "",
         f"`rapid` on an RTX 4090: {slope / 2**20:.2f} MiB per image and {fixed / 2**30:.2f} GiB besides.",
         "",

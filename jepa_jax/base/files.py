@@ -36,6 +36,14 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     _sync_folder(path.parent)
 
 
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder and those above it; raises UserError if it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 def _sync_folder(folder: pathlib.Path) -> None:
     """Flushes the rename itself; does nothing where the system cannot sync folders."""
     with contextlib.suppress(OSError):

@@ -21,6 +21,7 @@ COMMANDS = {
     "describe": "describe.DESCRIBE",
     "prepare-data": "prepare_data.PREPARE_DATA",
     "plan": "plan.PLAN",
+    "scale-guide": "scale_guide.SCALE_GUIDE",
     "tune": "tune.TUNE",
     "sweep": "sweep.SWEEP",
     "lr-search": "studies.LR_SEARCH",

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
+
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Source, Spec, image_spec
-from jepa_jax.data.sources import num_held_out, open_source
+from jepa_jax.data.contract import Bucketed, Source, Spec, image_spec
+from jepa_jax.data.sources import OPENERS, num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
     "cifar10": (50_000, 10),
@@ -31,6 +33,14 @@ class DataFacts:
         return cls(len(train), len(train.classes), train.spec)
 
 
+@dataclasses.dataclass(frozen=True)
+class BucketFacts:
+    """One size of a data set whose elements differ in size; `share` of them need it, None if that is unknown."""
+
+    spec: Spec
+    share: float | None
+
+
 def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     """Returns the facts of the data set of a config, of its files if they are there.
 
@@ -42,7 +52,35 @@ def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     except UserError:
         if data.source not in KNOWN_SIZES and not assume:
             raise
-    images, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
-    images = data.num_train or images
-    images -= num_held_out(images, data.validation)
-    return DataFacts(images, classes, image_spec(data.image_size, data.channels), found=False)
+    samples, classes = KNOWN_SIZES.get(data.source, ASSUMED_SIZE)
+    samples = data.num_train or samples
+    samples -= num_held_out(samples, data.validation)
+    if specs := _expected_specs(data):
+        return DataFacts(samples, 0, specs[-1], found=False)
+    return DataFacts(samples, classes, image_spec(data.image_size, data.channels), found=False)
+
+
+def bucket_facts(data: DataConfig) -> list[BucketFacts]:
+    """Returns the sizes of batches that training sees, ascending; empty if all batches have the same size."""
+    if data.pipeline == "device":
+        return []  # a set that stays on the device has one size
+    try:
+        train = open_source(data, "train")
+    except UserError:
+        specs = _expected_specs(data)
+        return [BucketFacts(spec, None) for spec in specs] if len(specs) > 1 else []
+    if not isinstance(train, Bucketed):
+        return []
+    buckets, counts = np.unique(train.buckets, return_counts=True)
+    if len(buckets) < 2:
+        return []
+    return [
+        BucketFacts(train.in_bucket(int(bucket)).spec, count / len(train))
+        for bucket, count in zip(buckets, counts.tolist(), strict=True)
+    ]
+
+
+def _expected_specs(data: DataConfig) -> list[Spec]:
+    """Returns the sizes of unlabelled elements that are no images, if the source knows them without its files."""
+    expected = getattr(OPENERS.get(data.source), "expected_specs", None)
+    return expected(data) if expected else []

@@ -43,7 +43,7 @@ def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[
     devices = num_devices(options.topology)
     require_wheels()
     if min(options.batch_sizes, default=2) < 2:
-        raise UserError(f"--batch_sizes={','.join(map(str, options.batch_sizes))}: a batch has at least 2 images")
+        raise UserError(f"--batch_sizes={','.join(map(str, options.batch_sizes))}: a batch has at least 2 samples")
     grain = devices * config.train.accum_steps
     for size in options.batch_sizes:
         if size % grain:

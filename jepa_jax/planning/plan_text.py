@@ -98,7 +98,7 @@ def explanation_lines(facts: StepFacts) -> list[str]:
 
 def table_lines(plan: Plan) -> list[str]:
     """Returns a table of the variants with their largest batches, and of the other batches that were asked for."""
-    lines = [f"{'':<28}{'batch':>8}{'peak':>12}{'needed':>12}  {'verdict':<14}{'bound img/s':>12}  largest batch"]
+    lines = [f"{'':<28}{'batch':>8}{'peak':>12}{'needed':>12}  {'verdict':<14}{'bound samples/s':>16}  largest batch"]
     lines += [f"{_row(estimate)}  {largest_text(largest)}" for estimate, largest in plan.largest]
     lines += [_row(estimate) for estimate in plan.batches]
     if any("train.accum_steps" in estimate.changes for estimate, _ in plan.largest):
@@ -115,7 +115,7 @@ def table_lines(plan: Plan) -> list[str]:
 def _row(estimate: Estimate) -> str:
     return (
         f"{estimate.label:<28}{estimate.batch_size:>8,}{gib(estimate.need.peak):>12}"
-        f"{gib(estimate.need.total):>12}  {estimate.verdict:<14}{estimate.speed.images_per_sec:>12,.0f}"
+        f"{gib(estimate.need.total):>12}  {estimate.verdict:<14}{estimate.speed.images_per_sec:>16,.0f}"
     )
 
 
@@ -130,13 +130,13 @@ def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
     """Returns the changes that make a config fit, with the flags that make them."""
     if not ways:
         return [
-            f"No alternative was found: not even {BATCH_GRAIN} images per device fit. "
+            f"No alternative was found: not even {BATCH_GRAIN} samples per device fit. "
             "Use more devices with config.mesh.fsdp, or a smaller model."
         ]
     lines = ["alternatives that fit, each compiled: the fastest first, then another GPU:"]
     for way in ways:
         lines.append(
-            f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} img/s"
+            f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} samples/s"
         )
         flags = [f"--config.{key}={value}" for key, value in way.changes.items() if key != "gpu"]
         lines += [f"      {' '.join(flags)}"] if flags else []
@@ -168,7 +168,7 @@ def speed_lines(plan: Plan, context: PlanContext) -> list[str]:
         f"{1e3 * speed.compute_seconds:,.1f} ms of products at {rate:g} TFLOP/s, "
         f"{1e3 * speed.memory_seconds:,.1f} ms of memory traffic at {gpu.bandwidth_gb_per_second:,.0f} GB/s"
         + (f", {1e3 * speed.network_seconds:,.1f} ms of exchange" if facts.collectives else ""),
-        f"bound: {speed.images_per_sec:,.0f} images/s, set by {speed.limit}; predicted {low:,.0f} to {high:,.0f} "
+        f"bound: {speed.images_per_sec:,.0f} samples/s, set by {speed.limit}; predicted {low:,.0f} to {high:,.0f} "
         f"({100 * EFFICIENCY[0]:.0f} to {100 * EFFICIENCY[1]:.0f} % of the bound, an assumption)",
         f"whole run: {steps:,} steps in {duration(seconds[0])} to {duration(seconds[1])}"
         f"{money if context.price_per_hour else ''}{assumed}",
@@ -182,7 +182,7 @@ def _loader_line(plan: Plan, context: PlanContext) -> str:
     hosts, rate = num_hosts(plan.request.topology), context.loader_images_per_sec
     needed = plan.estimate.speed.predicted[1] / hosts
     where = " on each host" if hosts > 1 else ""
-    text = f"loader: must deliver {needed:,.0f} images/s{where} to keep up with the predicted range"
+    text = f"loader: must deliver {needed:,.0f} samples/s{where} to keep up with the predicted range"
     if rate is None:
         return f"{text}; not measured here ({context.loader_note})"
     verdict = "enough" if rate >= needed else f"{100 * rate / needed:.0f} % of that: the loader would set the speed"

@@ -124,17 +124,13 @@ def variant_changes(request: Request) -> list[tuple[str, Changes]]:
 
 def single_changes(estimate: Estimate) -> list[tuple[str, Changes]]:
     """Returns changes of the config that may each be enough to make it fit."""
-    request, facts, need = estimate.request, estimate.facts, estimate.need
+    request = estimate.request
     config = request.config
     changes: list[tuple[str, Changes]] = []
     if config.train.precision == "float32":
         changes.append(("bfloat16", {"train.precision": "bfloat16"}))
     changes += remat(request)
-    fixed = facts.state_bytes + facts.parameter_bytes + need.context + need.collectives
-    # With accumulation the sum of the gradients is kept beside those of a part.
-    room = FITS_BELOW * estimate.capacity - fixed - facts.parameter_bytes
-    enough = [parts for parts in part_counts(request) if (need.total - fixed) / parts <= room]
-    changes += accumulation(request, enough[:1])
+    changes += accumulation(request, enough_parts(estimate)[:1])
     if request.devices > 1 and config.mesh.fsdp == 1:
         changes.append((f"FSDP over {request.devices}", {"mesh.data": -1, "mesh.fsdp": request.devices}))
     return changes
@@ -169,3 +165,12 @@ def part_counts(request: Request) -> list[int]:
     """Returns into how many parts an accumulation step can be divided, with at least two images per device and part."""
     images = request.config.data.batch_size // (request.devices * request.config.train.accum_steps)
     return [n for n in range(2, min(images // 2, MOST_PARTS) + 1) if images % n == 0]
+
+
+def enough_parts(estimate: Estimate) -> list[int]:
+    """Returns into how many parts an accumulation step has to be divided to fit, as far as this estimate tells."""
+    facts, need = estimate.facts, estimate.need
+    fixed = facts.state_bytes + facts.parameter_bytes + need.context + need.collectives
+    # With accumulation the sum of the gradients is kept beside those of a part.
+    room = FITS_BELOW * estimate.capacity - fixed - facts.parameter_bytes
+    return [parts for parts in part_counts(estimate.request) if (need.total - fixed) / parts <= room]

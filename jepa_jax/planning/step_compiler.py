@@ -21,7 +21,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
-from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.contract import Spec, abstract_batch
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import WHEELS, absent_devices, num_devices, require_wheels, target_config
 from jepa_jax.planning.step_facts import COMPILER_OPTIONS, StepFacts, compile_step, trace_step
@@ -39,11 +39,15 @@ MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A config to compile for a GPU; `topology` is slices x hosts x GPUs per host."""
+    """A config to compile for a GPU; `topology` is slices x hosts x GPUs per host.
+
+    `elements` are those of one bucket of the data, if batches are to have its size instead of the largest.
+    """
 
     config: Config
     gpu: Gpu
     topology: str = "1x1x1"
+    elements: Spec | None = None
 
     @property
     def devices(self) -> int:
@@ -52,7 +56,7 @@ class Request:
     def changed(self, changes: Mapping[str, Any]) -> "Request":
         """Returns the request with other values of config keys, e.g. {"data.batch_size": 64}, or another "gpu"."""
         keys = {key: value for key, value in changes.items() if key != "gpu"}
-        return Request(changed_config(self.config, keys), changes.get("gpu", self.gpu), self.topology)
+        return dataclasses.replace(self, config=changed_config(self.config, keys), gpu=changes.get("gpu", self.gpu))
 
     def describe(self) -> str:
         """Returns GPUs and settings in a line."""
@@ -61,6 +65,7 @@ class Request:
         parts += [f"{train.accum_steps} accumulation steps"] if train.accum_steps > 1 else []
         parts += ["remat"] if train.remat != "none" else []
         parts += [f"FSDP over {mesh.fsdp}"] if mesh.fsdp > 1 else []
+        parts += [f"{key} {list(one.shape)}" for key, one in list((self.elements or {}).items())[:1]]
         count = f"{self.devices} x " if self.devices > 1 else ""
         return f"{count}{self.gpu.name}: {', '.join(parts)}"
 
@@ -101,7 +106,7 @@ class StepCompiler:
         if kept := self._read(by_config):
             return pool.submit(self._write, kept)
         program = program_for(request.config, self.data, absent_devices(request.gpu, request.topology))
-        batch = abstract_batch(self.data.spec, request.config.data.batch_size)
+        batch = abstract_batch(request.elements or self.data.spec, request.config.data.batch_size)
         traced = trace_step(program, batch)
         lowered = traced.lower()
         by_program = _digest(request, lowered.as_text(), _code_digest(*READERS))
@@ -116,7 +121,7 @@ class StepCompiler:
         if ":" in request.config.method.name + request.config.model.name:
             return ""
         config = json.dumps(flatten(request.config), sort_keys=True, default=list)
-        return _digest(request, config, str(self.data), _code_digest("**/*.py"))
+        return _digest(request, config, f"{self.data} {request.elements}", _code_digest("**/*.py"))
 
     def _read(self, digest: str) -> StepFacts | None:
         if not self.folder or not digest:

@@ -10,7 +10,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import abstract_batch, element_bytes, image_spec
 from jepa_jax.data.dummy import DummySource, open_dummy
-from jepa_jax.data.facts import DataFacts, data_facts
+from jepa_jax.data.facts import BucketFacts, DataFacts, bucket_facts, data_facts
+from jepa_jax.data.fires.element import fire_spec
 from tests.data.fires import FireSource
 
 
@@ -32,6 +33,20 @@ def test_facts_of_absent_sets_are_known_or_assumed():
     with pytest.raises(UserError, match="no such file or folder"):
         data_facts(config("npz"))
     assert data_facts(config("npz", channels=1), assume=True) == DataFacts(50_000, 10, image_spec(16, 1), found=False)
+
+
+@pytest.mark.parametrize("source", ["fire_sequences", "ndws"])
+def test_absent_fires_are_assumed_as_histories(source):
+    facts = data_facts(config(source, channels=5, max_frames=7), assume=True)
+    assert (facts.num_train, facts.num_classes, facts.found) == (50_000, 0, False)
+    assert facts.spec == fire_spec(16, 5, 7)
+
+
+def test_buckets_of_absent_fires_are_known_but_not_their_shares():
+    lengths = config("fire_sequences", channels=5, max_frames=7, frame_buckets=(3,))
+    assert bucket_facts(lengths) == [BucketFacts(fire_spec(16, 5, frames), None) for frames in (3, 7)]
+    assert bucket_facts(config("ndws", max_frames=7, frame_buckets=(3,))) == []
+    assert bucket_facts(config("npz")) == []
 
 
 def test_sizes_of_elements_and_batches():

@@ -24,3 +24,19 @@ class FireMethod(Method):
 
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         return Output(jnp.mean(jnp.square(model(batch["fire"]) - batch["length"][:, None, None, None])), {})
+
+
+class HistoryMethod(Method):
+    """Fits the next mask by the mean over valid frames of a hidden layer: histories may have any length."""
+
+    Keys = FireConfig
+
+    def init(self, key: jax.Array, sample: Batch) -> nnx.Module:
+        rngs = nnx.Rngs(params=key)
+        return nnx.List([nnx.Linear(sample["fire"].shape[-1], 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)])
+
+    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+        first, last = model
+        valid = batch["valid"][..., None, None, None]
+        hidden = jnp.mean(jnp.tanh(first(batch["fire"].astype(jnp.float32))) * valid, axis=1)  # [B, H, W, 8]
+        return Output(jnp.mean(jnp.square(last(hidden) - batch["target"])), {})

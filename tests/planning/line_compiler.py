@@ -1,6 +1,6 @@
 """A compiler for tests of the planner, whose memory is a straight line in the batch."""
 
-from jepa_jax.data.contract import image_spec
+from jepa_jax.data.contract import element_bytes, image_spec
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.step_facts import StepFacts
 from jepa_jax.runtime.hardware import load_table
@@ -11,7 +11,7 @@ CIFAR = DataFacts(50_000, 10, image_spec(32))
 
 
 class LineCompiler:
-    """Programs of a given state and bytes per image: fewer with remat, twice as many in float32."""
+    """Programs of a given state and bytes per image: fewer with remat and small elements, twice as many in float32."""
 
     def __init__(self, per_image=4 * 2**20, state=GIB // 2, data=CIFAR):
         self.per_image, self.state, self.data, self.asked = per_image, state, data, []
@@ -26,6 +26,7 @@ class LineCompiler:
         images = batch / devices / config.train.accum_steps
         each = self.per_image * (0.3 if config.train.remat == "full" else 1)
         each *= 2 if config.train.precision == "float32" else 1
+        each *= element_bytes(request.elements or self.data.spec) / element_bytes(self.data.spec)
         state = self.state // config.mesh.fsdp
         peak = round(1.5 * state + each * images)
         return StepFacts(

@@ -50,7 +50,7 @@ def test_the_largest_batch_is_not_one_grain_short_where_grains_are_large():
 def test_the_loader_of_each_host_feeds_its_own_devices():
     plan, _ = line_plan(batch=1024, topology="1x2x8", pipeline="grain", variants=False)
     needed = plan.estimate.speed.predicted[1] / 2
-    assert f"{needed:,.0f} images/s on each host" in "\n".join(plan_lines(plan, PlanContext(CIFAR), "rapid"))
+    assert f"{needed:,.0f} samples/s on each host" in "\n".join(plan_lines(plan, PlanContext(CIFAR), "rapid"))
 
 
 def test_the_largest_batch_ends_at_the_data():
@@ -173,7 +173,7 @@ def test_mistakes_are_answered_before_anything_is_compiled(tmp_path):
     for options, message in (
         (plan_command.PlanOptions(("rtx9999",)), "--gpu=rtx9999: unknown"),
         (plan_command.PlanOptions(("h100",), topology="8"), "--topology=8"),
-        (plan_command.PlanOptions(("h100",), batch_sizes=(1,)), "at least 2 images"),
+        (plan_command.PlanOptions(("h100",), batch_sizes=(1,)), "at least 2 samples"),
         (plan_command.PlanOptions(("h100",), topology="1x1x8", batch_sizes=(500,)), "use a multiple of 8"),
     ):
         with pytest.raises(UserError, match=message):

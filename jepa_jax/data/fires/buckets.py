@@ -6,7 +6,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.fires.element import fire_spec, stacked
+from jepa_jax.data.fires.element import expected_specs, fire_spec, stacked
 from jepa_jax.data.in_memory import Arrays
 
 
@@ -17,6 +17,7 @@ class FrameBuckets:
     """
 
     classes = ()
+    expected_specs = staticmethod(expected_specs)
 
     def __init__(self, data: DataConfig):
         self._limits = (*data.frame_buckets, data.max_frames)

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.in_memory import Arrays
 
@@ -25,6 +26,11 @@ def fire_spec(size: int, channels: int, frames: int) -> Spec:
         "known": jax.ShapeDtypeStruct(square, np.bool_),
         "fire_id": jax.ShapeDtypeStruct((), np.int32),
     }
+
+
+def expected_specs(data: DataConfig) -> list[Spec]:
+    """Returns what elements of a config are padded to, the longest last, also if its files are not there."""
+    return [fire_spec(data.image_size, data.channels, frames) for frames in (*data.frame_buckets, data.max_frames)]
 
 
 def fire_element(

@@ -13,8 +13,8 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import sample
-from jepa_jax.data.fires.element import fire_element, fire_spec, stacked
+from jepa_jax.data.contract import Spec, sample
+from jepa_jax.data.fires.element import expected_specs, fire_element, fire_spec, stacked
 from jepa_jax.data.fires.sequences import read_npz_file
 from jepa_jax.data.fires.tfrecord import float_features, read_record, record_offsets
 from jepa_jax.data.folder import split_folder
@@ -47,6 +47,10 @@ class NdwsSource:
     """
 
     classes = ()
+
+    @staticmethod
+    def expected_specs(data: DataConfig) -> list[Spec]:
+        return expected_specs(data)[-1:]  # all histories have one length
 
     def __init__(self, data: DataConfig, split: str):
         check_image_size(SIZE, SIZE, data)

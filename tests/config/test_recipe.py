@@ -1,0 +1,38 @@
+"""Ladders of recipes: the sizes that a recipe lists beside its config."""
+
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.recipe import LadderStep, read_ladder, read_recipe
+
+RECIPE = """
+LADDER = (("small", {}, 2.7), ("large", {"data.batch_size": 32}, (12, 14)), ("wide", {"model.width": 96}))
+
+
+def get_config(name="none"):
+    return {"run": name}
+"""
+
+
+def test_a_ladder_has_steps_with_one_claim_a_range_or_none(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(RECIPE)
+    assert read_ladder(str(path)) == [
+        LadderStep("small", {}, (2.7,)),
+        LadderStep("large", {"data.batch_size": 32}, (12.0, 14.0)),
+        LadderStep("wide", {"model.width": 96}, ()),
+    ]
+    assert read_ladder(f"{path}:argument") == read_ladder(str(path))
+    assert read_recipe(f"{path}:argument") == {"run": "argument"}
+
+
+def test_a_recipe_without_a_ladder_has_an_empty_one():
+    assert read_ladder("rapid") == []
+
+
+@pytest.mark.parametrize("ladder", ["3", "[3]", "[('small', {}, 'much')]", "[('small', 5)]", "[('a', {}, 1, 2)]"])
+def test_a_ladder_of_another_form_is_refused_with_the_form(tmp_path, ladder):
+    path = tmp_path / "mine.py"
+    path.write_text(f"LADDER = {ladder}\n\ndef get_config():\n    return {{}}\n")
+    with pytest.raises(UserError, match=r"mine.py: LADDER .*write a list of \(name, \{key: value\}\)"):
+        read_ladder(str(path))

@@ -1,0 +1,220 @@
+"""Scaling guides: ladders, what saves memory, rates and sizes, with a compiler whose memory is known."""
+
+import io
+import sys
+
+import pytest
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.recipe import LadderStep
+from jepa_jax.data.contract import element_bytes
+from jepa_jax.data.facts import bucket_facts
+from jepa_jax.planning import step_compiler
+from jepa_jax.planning.estimate import FITS, NO
+from jepa_jax.planning.scale_guide import GuideOptions, make_guide, mean_samples_per_sec, size_labels
+from jepa_jax.planning.step_compiler import Request, StepCompiler
+from jepa_jax.program.config import load_config
+from tests.planning.line_compiler import GIB, TABLE, LineCompiler
+from tests.tiny import tiny_config
+
+FIRES = {
+    "method.name": "tests.planning.fire_method:HistoryMethod",
+    "data.source": "wildfire",
+    "data.image_size": 16,
+    "data.batch_size": 8,
+    "data.num_train": 64,
+    "data.num_test": 8,
+    "data.frame_buckets": (6, 11),
+}
+
+
+def line_guide(config, ladder=(), per_image=4 * 2**20, state=GIB // 2, **options):
+    """Returns a guide and the compilers that it made."""
+    lines = []
+
+    def make_compiler(data):
+        lines.append(LineCompiler(per_image, state, data))
+        return lines[-1]
+
+    options = GuideOptions(**{"gpu": "rtx3090", **options})
+    return make_guide(config, ladder, options, Console(io.StringIO()), make_compiler), lines
+
+
+@pytest.fixture(scope="module")
+def doubled():
+    return line_guide(load_config("rapid", {"data.batch_size": 1024}))[0]
+
+
+def test_without_a_ladder_the_batch_is_doubled_until_it_does_not_fit(doubled):
+    rows = [rung.estimate for rung in doubled.rungs]
+    assert [row.batch_size for row in rows] == [1024, 2048, 4096, 8192]
+    assert [row.fits for row in rows] == [True, True, True, False]
+    assert doubled.configured is doubled.rungs[0] and doubled.top is doubled.rungs[-1]
+
+
+def test_the_doubled_batch_ends_at_the_data():
+    guide, _ = line_guide(tiny_config(), per_image=1024)  # 96 images
+    assert [rung.estimate.batch_size for rung in guide.rungs] == [16, 32, 64]
+
+
+def test_what_saves_memory_comes_in_the_order_in_which_to_try_it(doubled):
+    assert [row.label for row in doubled.retreat] == ["batch 4,096", "2 accumulation steps", "remat"]
+    assert all(row.verdict == FITS for row in doubled.retreat)
+    smaller, parts, remat = doubled.retreat
+    assert parts.batch_size == remat.batch_size == 8192 and smaller.batch_size == 4096
+    # Changes are those of the config, not of the largest rung: as flags they give this very row.
+    assert parts.changes == {"data.batch_size": 8192, "train.accum_steps": 2}
+
+
+def test_changes_are_combined_if_none_is_enough():
+    guide, _ = line_guide(load_config("rapid", {"data.batch_size": 4096}), per_image=400 * 2**20)
+    assert [rung.estimate.verdict for rung in guide.rungs] == [NO]
+    assert guide.retreat[1].label == "64 accumulation steps"
+    guide, _ = line_guide(load_config("rapid", {"data.batch_size": 4096}), state=16 * GIB)
+    assert [row.label for row in guide.retreat][-1] == "remat and 64 accumulation steps"
+
+
+def test_float32_also_offers_the_other_precision():
+    guide, _ = line_guide(tiny_config(), per_image=2**20)
+    assert guide.retreat[-1].label == "bfloat16"
+
+
+LADDER = [
+    LadderStep("small", {}, (2.7,)),
+    LadderStep("large batch", {"data.batch_size": 64}, (6.0, 7.0)),
+    LadderStep("wide", {"data.batch_size": 48, "model.widths": (8, 32)}),
+]
+
+
+def test_the_ladder_of_a_recipe_is_planned_as_it_stands():
+    guide, _ = line_guide(tiny_config(), LADDER)
+    assert [(rung.name, rung.estimate.batch_size, rung.claimed_gb) for rung in guide.rungs] == [
+        ("small", 16, (2.7,)),
+        ("large batch", 64, (6.0, 7.0)),
+        ("wide", 48, ()),
+    ]
+    assert guide.rungs[2].estimate.request.config.model.widths == (8, 32)
+    assert guide.configured.name == "small"
+
+
+def test_a_ladder_without_the_config_itself_begins_with_it():
+    guide, _ = line_guide(tiny_config(), LADDER[1:])
+    assert [rung.name for rung in guide.rungs] == ["as configured", "large batch", "wide"]
+
+
+class GrowingCompiler(LineCompiler):
+    """A state that grows with the width of the model."""
+
+    def _facts(self, request):
+        self.state = request.config.model.widths[-1] * GIB // 16
+        return super()._facts(request)
+
+
+def test_the_last_resort_is_the_next_smaller_model_of_the_ladder_at_the_same_batch():
+    ladder = [*LADDER, LadderStep("wider", {"model.widths": (8, 64), "data.batch_size": 80})]
+    options, console = GuideOptions("rtx3090"), Console(io.StringIO())
+    guide = make_guide(tiny_config(), ladder, options, console, lambda data: GrowingCompiler(data=data))
+    assert guide.top.name == "wider"
+    last = guide.retreat[-1]
+    assert (last.label, last.batch_size) == ("model of wide", 80)
+    assert last.request.config.model.widths == (8, 32) and last.need.total < guide.top.estimate.need.total
+
+
+def test_a_step_that_changes_the_data_is_planned_with_its_elements():
+    guide, lines = line_guide(tiny_config(), [*LADDER, LadderStep("fine", {"data.image_size": 32})])
+    assert [line.data.spec["image"].shape for line in lines] == [(16, 16, 3), (32, 32, 3)]
+    assert [request.config.data.image_size for request in lines[1].asked] == [32]
+    assert [rung.name for rung in guide.rungs] == ["small", "large batch", "wide", "fine"]
+
+
+def test_mistakes_are_answered_before_anything_is_compiled():
+    with pytest.raises(UserError, match=r"LADDER, step 'odd': config.model.depht: unknown key"):
+        line_guide(tiny_config(), [LadderStep("odd", {"model.depht": 3})])
+    with pytest.raises(UserError, match="--gpu=rtx3090,h100: a guide is for one GPU"):
+        line_guide(tiny_config(), gpu="rtx3090,h100")
+
+
+def test_rates_follow_from_the_reference_batch():
+    config = load_config("rapid", {"data.batch_size": 1024, "optim.lr": 0.2, "optim.reference_batch": 512})
+    rates = {row.batch_size: row for row in line_guide(config)[0].rates}
+    assert sorted(rates) == [1024, 2048, 4096, 8192]
+    assert (rates[2048].linear, rates[2048].sqrt) == pytest.approx((0.8, 0.4))
+    assert rates[2048].configured == pytest.approx(
+        {"none": 0.2, "linear": 0.8, "sqrt": 0.4}[config.optim.batch_scaling]
+    )
+
+
+# --- elements of several sizes ---
+
+
+def fires(**changes):
+    return load_config("quickstart", {**FIRES, **changes})
+
+
+def kept_guide(folder, config):
+    """Returns the guide of one rung by the compiler that commands use, with its plans in a folder."""
+    console = Console(io.StringIO())
+    one = [LadderStep("small", {})]
+    return make_guide(config, one, GuideOptions("rtx3090"), console, lambda data: StepCompiler(data, folder))
+
+
+def test_each_size_is_planned_for_the_first_and_the_largest_rung():
+    ladder = [LadderStep("small", {}), LadderStep("large", {"data.batch_size": 16}), LadderStep("mid", {"optim.lr": 1})]
+    guide, (line,) = line_guide(fires(), ladder)
+    assert [(row.rung, row.size) for row in guide.sizes] == [
+        (rung, size) for rung in ("small", "large") for size in ("6", "11", "20")
+    ]
+    needs = [row.estimate.need.total for row in guide.sizes[3:]]
+    assert needs == sorted(needs) and needs[-1] == guide.top.estimate.need.total
+    assert sum(row.share for row in guide.sizes[:3]) == pytest.approx(1)
+    frames = [request.elements["fire"].shape[0] for request in line.asked if request.elements]
+    assert frames == [6, 11, 6, 11]  # the longest is the rung itself
+    everything, _ = line_guide(fires(), ladder, sizes_of="all")
+    assert [row.rung for row in everything.sizes] == 3 * ["small"] + 3 * ["large"] + 3 * ["mid"]
+    some, _ = line_guide(fires(), ladder, sizes_of="mid")
+    assert [row.rung for row in some.sizes] == 3 * ["mid"]
+    with pytest.raises(UserError, match="--sizes_of=wide: no rung 'wide'; use all or some of small, large, mid"):
+        line_guide(fires(), ladder, sizes_of="wide")
+
+
+def test_the_mean_speed_is_that_of_the_mean_time():
+    rows = line_guide(fires())[0].sizes[:3]
+    seconds = sum(row.share / row.estimate.speed.images_per_sec for row in rows)
+    assert mean_samples_per_sec(rows) == pytest.approx(1 / seconds)
+    assert mean_samples_per_sec(rows) >= rows[-1].estimate.speed.images_per_sec
+
+
+def test_data_of_one_size_has_no_table_of_sizes(doubled):
+    assert doubled.sizes == []
+    assert bucket_facts(fires(**{"data.frame_buckets": ()}).data) == []
+    assert bucket_facts(fires(**{"data.pipeline": "device"}).data) == []  # which pads to the longest
+
+
+def test_sizes_are_named_by_the_dimensions_that_differ():
+    specs = [bucket.spec for bucket in bucket_facts(fires().data)]
+    assert size_labels(specs) == ["6", "11", "20"]
+    assert size_labels([{"x": specs[0]["static"]}, {"x": specs[-1]["fire"]}][:1]) == []
+
+
+def test_a_step_is_traced_with_the_shapes_of_each_bucket(tmp_path, monkeypatch):
+    frames = []
+
+    def compile_step(program, batch, traced, lowered):
+        frames.append(batch["fire"].shape[1])
+        return LineCompiler().all_facts([Request(fires(), TABLE["rtx3090"])])[0]
+
+    monkeypatch.setattr(step_compiler, "compile_step", compile_step)
+    kept_guide(tmp_path, fires())
+    assert frames[0] == 20 and sorted(frames[-2:]) == [6, 11]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the wheels of the compiler are for Linux")
+def test_memory_really_follows_the_longest_element(tmp_path):
+    guide = kept_guide(tmp_path, fires(**{"data.batch_size": 64, "data.image_size": 64}))
+    peaks = [row.estimate.facts.peak_bytes for row in guide.sizes]
+    moved = [row.estimate.facts.bytes_moved for row in guide.sizes]
+    assert peaks == sorted(set(peaks)) and moved == sorted(set(moved))
+    spec = guide.sizes[0].estimate.request.elements
+    assert guide.sizes[0].estimate.facts.batch_bytes == 64 * element_bytes(spec)
