@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from jepa_jax.config.schema import Group, Problem, flatten, key, nested, subgroup
 
@@ -94,6 +94,8 @@ class AugmentConfig(Operations):
     std: tuple[float, ...] = key((0.2023, 0.1994, 0.2010), "standard deviation of each channel, in 0..1", least=1e-6)
 
     def problems(self, config: "Config") -> Iterator[Problem]:
+        if not config.method.reads_images:
+            return
         channels = config.data.channels
         for name in ("mean", "std"):
             if len(getattr(self, name)) != channels:
@@ -350,7 +352,13 @@ class LogConfig(Group):
 
 @dataclasses.dataclass(frozen=True)
 class NamedGroup(Group):
-    """Base of the groups `method` and `model`: what they hold depends on the class that `name` refers to."""
+    """Base of the groups `method` and `model`: what they hold depends on the class that `name` refers to.
+
+    Attributes:
+      reads_images: whether a method makes views of images; if not, `data.augment` has no effect and is not checked.
+    """
+
+    reads_images: ClassVar[bool] = True
 
     name: str = key("", "a name that jepa_jax knows, or package.module:Class")
 

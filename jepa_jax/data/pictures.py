@@ -22,8 +22,9 @@ def save_views(
 
 
 def view_grid(views: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Returns normalised views [V, B, h, w, C] as one uint8 RGB image with one row per image."""
-    return grid([list(views_of) for views_of in np.moveaxis(denormalised(views, mean, std), 1, 0)])
+    """Returns views [V, B, h, w, C] as one uint8 RGB image with one row per image; floats are normalised pixels."""
+    pixels = views if views.dtype == np.uint8 else denormalised(views, mean, std)
+    return grid([list(views_of) for views_of in np.moveaxis(pixels, 1, 0)])
 
 
 def denormalised(views: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:

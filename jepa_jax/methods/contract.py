@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.config.groups import Config, NamedGroup
 
@@ -111,7 +111,13 @@ class Method:
         del batch, key
         return None
 
-    def pictures(self, model: Any, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"] | None:
-        """Returns what the model makes of these images, normalised; None where there is nothing to see."""
+    def pictures(
+        self, model: Any, batch: Batch, key: jax.Array
+    ) -> Float[Array, "v b h w c"] | UInt8[Array, "v b h w 3"] | None:
+        """Returns what the model makes of these elements; None where there is nothing to see.
+
+        Floats are images normalised as `data.augment` says; uint8 is RGB that is shown as it is. Pictures of one
+        element form a row.
+        """
         del model, batch, key
         return None

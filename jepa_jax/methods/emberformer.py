@@ -7,15 +7,16 @@ may start from public SegFormer weights and stay as it is for the first epochs.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Problem, key, subgroup
+from jepa_jax.data.fires.panels import element_panels
 from jepa_jax.losses.segmentation import MaskLossConfig, mask_loss
 from jepa_jax.methods.contract import Batch, Method, Output, ParamGroup, Pretrained
 from jepa_jax.models.emberformer import EmberFormer, EmberFormerConfig
@@ -26,6 +27,8 @@ from jepa_jax.models.segformer import SIZES
 
 @dataclasses.dataclass(frozen=True)
 class EmberFormerMethodConfig(NamedGroup):
+    reads_images: ClassVar[bool] = False
+
     spatial_lr: float = key(1e-4, "peak rate of decoder and refinement at the reference batch", least=0)
     frozen_epochs: float = key(0.0, "epochs at the start in which the decoder does not change", least=0)
     loss: MaskLossConfig = subgroup(MaskLossConfig)
@@ -82,3 +85,12 @@ class EmberFormerMethod(Method):
             loss, terms = mask_loss(logits, batch["target"], batch["known"], **vars(self.config.loss))
             terms["burning"] = jnp.mean(batch["target"], where=batch["known"])
         return Output(loss, terms)
+
+    def pictures(self, model: EmberFormer, batch: Batch, key: jax.Array) -> UInt8[Array, "v b h w 3"]:
+        """Returns the last frames of each history, the truth, the predicted probabilities and the errors.
+
+        See `jepa_jax.data.fires.panels`; errors are those at probability 1/2.
+        """
+        del key
+        probability = jax.nn.sigmoid(self.mask_logits(model, batch))[..., 0]
+        return jnp.stack(element_panels(batch, probability))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jepa_jax.data.pictures import GAP, ZOOM_TO, grid, rgb, save_views
+from jepa_jax.data.pictures import GAP, ZOOM_TO, grid, rgb, save_views, view_grid
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_views_are_shown_beside_their_image(tmp_path, channels):
     tiles = picture[GAP + ZOOM_TO // 2 :: step, GAP + ZOOM_TO // 2 :: step]
     assert (tiles == ([40, 40, 40] if channels == 1 else [40, 255, 255])).all()
     assert grid([[images[0]]]).shape == (step + GAP, step + GAP, 3)
+
+
+def test_pixels_are_shown_as_they_are_and_floats_are_normalised():
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 1, 8, 8, 3), np.uint8)
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.1, 0.3)
+    shown = view_grid(pixels, (0.5,) * 11, (0.2,) * 11)  # of data with other channels, which do not matter here
+    np.testing.assert_array_equal(shown, view_grid((pixels / 255 - mean) / std, mean, std))
+    assert shown.shape[0] >= ZOOM_TO

@@ -10,6 +10,7 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.groups import Config
+from jepa_jax.data.fires.panels import HISTORY, IGNITED, PANELS
 from jepa_jax.data.sources import open_source
 from jepa_jax.methods.contract import Pretrained
 from jepa_jax.methods.emberformer import EmberFormerMethod
@@ -123,3 +124,20 @@ def test_models_and_methods_that_do_not_fit_are_refused():
         changed_config(load_config("emberformer_small"), {"data.image_size": 96})
     with pytest.raises(UserError, match="power of 2"):
         load_config("emberformer_cpu", {"model.patch_size": 3})
+
+
+def test_data_of_any_number_of_channels_need_no_statistics_of_images():
+    config = load_config("emberformer_cpu", {"data.source": "ndws", "data.channels": 11, "data.image_size": 64})
+    assert len(config.data.augment.mean) == 3
+    with pytest.raises(UserError, match="data.augment.mean = .*: needs data.channels = 11 numbers"):
+        tiny_config(data__channels=11)
+
+
+def test_pictures_show_history_truth_prediction_and_errors():
+    program, batch = program_and_batch(tiny_fire_config())
+    state = program.factory.create(0, batch)
+    model = program.factory.merge(state.params["model"], state.stats)
+    drawn = jax.jit(lambda batch: program.method.pictures(model, batch, jax.random.key(0)))(batch)
+    assert drawn.shape == (len(PANELS), 16, 16, 16, 3) and drawn.dtype == np.uint8
+    ignited = batch["target"][..., 0] & ~batch["fire"][:, -1, ..., 0]
+    np.testing.assert_array_equal(np.all(drawn[HISTORY] == np.array(IGNITED), axis=-1), ignited)
