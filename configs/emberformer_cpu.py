@@ -1,6 +1,6 @@
 """EmberFormer on simulated fires that a CPU can train within 24 CPU-minutes.
 
-    jepa-jax train --config=emberformer_cpu --workdir=runs/emberformer_cpu
+jepa-jax train --config=emberformer_cpu --workdir=runs/emberformer_cpu
 """
 
 

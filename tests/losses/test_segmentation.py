@@ -79,9 +79,7 @@ def test_dice_and_tversky_are_one_ratio_of_sums_over_the_batch():
     np.testing.assert_allclose(
         tversky_loss(LOGITS, TARGET, KNOWN), 1 - (tp + 1) / (tp + 0.7 * fp + 0.3 * fn + 1), rtol=1e-5
     )
-    np.testing.assert_allclose(
-        dice_loss(LOGITS, TARGET, KNOWN), 1 - 2 * (tp + 1) / (p.sum() + y.sum() + 2), rtol=1e-5
-    )
+    np.testing.assert_allclose(dice_loss(LOGITS, TARGET, KNOWN), 1 - 2 * (tp + 1) / (p.sum() + y.sum() + 2), rtol=1e-5)
     each = [dice_loss(LOGITS[i : i + 1], TARGET[i : i + 1], KNOWN[i : i + 1]) for i in range(len(LOGITS))]
     assert abs(float(np.mean(each)) - dice_loss(LOGITS, TARGET, KNOWN)) > 1e-3
 
