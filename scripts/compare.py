@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.compare import main
+from jepa_jax.cli.compare import COMPARE
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMPARE.main())

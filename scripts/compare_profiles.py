@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.compare_profiles import main
+from jepa_jax.cli.compare import COMPARE_PROFILES
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMPARE_PROFILES.main())

@@ -15,7 +15,7 @@ COMMANDS = {
     "evaluate": "evaluate.EVALUATE",
     "show-summary": "show_summary.SHOW_SUMMARY",
     "compare": "compare.COMPARE",
-    "compare-profiles": "compare_profiles.COMPARE_PROFILES",
+    "compare-profiles": "compare.COMPARE_PROFILES",
     "configs": "configs.CONFIGS",
     "reference": "configs.REFERENCE",
     "describe": "describe.DESCRIBE",
