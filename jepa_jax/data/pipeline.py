@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Bucketed, Source, element_bytes
+from jepa_jax.data.contract import Bucketed, Source, Spec, element_bytes
 
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
 DEVICE_SET_FRACTION = 0.5  # of an accelerator's memory that the resident data set may take
@@ -130,6 +130,13 @@ def train_batches(
         return TrainBatches(_device_batches(plan, source, sharding, start_step))
     loader = BatchLoader(plan, source, process_index, process_count)
     return TrainBatches(_grain_batches(loader, sharding, start_step, data.num_workers, data.prefetch))
+
+
+def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
+    """Returns the specs of the elements of all batches that `train_batches` may yield: one, or one per bucket."""
+    if data.pipeline == "device" or not isinstance(source, Bucketed):
+        return [source.spec]
+    return [source.in_bucket(int(bucket)).spec for bucket in np.unique(source.buckets)]
 
 
 # --- grain: whole batches, loaded in worker processes if asked for, prefetched by a thread ---

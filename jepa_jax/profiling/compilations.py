@@ -1,5 +1,7 @@
 """Compiles the training step ahead of time, and counts everything that XLA compiles."""
 
+import collections
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +10,7 @@ import jax
 
 from jepa_jax.program.flops import Rules, jaxpr_flops
 
+REMEMBERED = 16  # steps
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_EVENT = "/jax/compilation_cache/cache_retrieval_time_sec"
 
@@ -39,45 +42,72 @@ class CompilationCounter:
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
 
+@dataclasses.dataclass
+class _Program:
+    """The step for one shape of batch."""
+
+    compiled: Any
+    flops: int
+    text: str | None = None
+
+
 class CompiledStep:
-    """A jitted step that is compiled explicitly, once per shape of batch; a healthy run has one shape.
+    """A jitted step that is compiled explicitly, once per shape of batch: one, or one per bucket of the data.
 
     Compiling ahead of time also gives the program's text and its number of operations, which are those of `useful`: a
     step that computes the same and nothing twice.
+
+    Attributes:
+      calls: steps taken so far.
+      total_flops: their operations, of matrix products and convolutions.
     """
 
     def __init__(self, jitted: Callable[..., Any], useful: Callable[..., Any] | None = None):
         self._jitted: Any = jitted
         self._useful: Any = useful or jitted
-        self._compiled: dict[tuple, Any] = {}
-        self._newest: Any = None
-        self._text: str | None = None
-        self.flops: int | None = None  # per step, of matrix products and convolutions
+        self._programs: dict[tuple, _Program] = {}
+        self._ran: collections.deque[_Program] = collections.deque(maxlen=REMEMBERED)
+        self.calls = self.total_flops = 0
 
     @property
     def count(self) -> int:
-        return len(self._compiled)
+        return len(self._programs)
+
+    @property
+    def flops(self) -> float | None:
+        """Operations per step: the mean of those taken so far, or those of the newest program before the first one."""
+        if self.calls:
+            return self.total_flops / self.calls
+        return next(reversed(self._programs.values())).flops if self._programs else None
 
     def is_ready_for(self, batch: Any) -> bool:
-        return _signature(batch) in self._compiled
+        return _signature(batch) in self._programs
 
     def compile(self, state: Any, batch: Any) -> Any:
         """Compiles the step for a shape of batch; returns the lowered program (jax.stages.Lowered)."""
         traced = self._jitted.trace(state, batch)
-        self.flops = traced_flops(traced if self._useful is self._jitted else self._useful.trace(state, batch))
+        flops = traced_flops(traced if self._useful is self._jitted else self._useful.trace(state, batch))
         lowered = traced.lower()
-        self._newest = self._compiled[_signature(batch)] = lowered.compile()
-        self._text = None
+        self._programs[_signature(batch)] = _Program(lowered.compile(), flops)
         return lowered
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
-        return self._compiled[_signature(batch)](state, batch)
+        program = self._programs[_signature(batch)]
+        self._ran.append(program)
+        self.calls += 1
+        self.total_flops += program.flops
+        return program.compiled(state, batch)
+
+    def were_alike(self, steps: int) -> bool:
+        """Returns whether the last steps, at most REMEMBERED, ran the same program."""
+        return all(program is self._ran[-1] for program in list(self._ran)[-steps:])
 
     def text(self) -> str:
-        """Returns the text of the newest compiled program."""
-        if self._text is None:
-            self._text = self._newest.as_text()
-        return self._text
+        """Returns the text of the program that ran last, or of the newest one."""
+        program = self._ran[-1] if self._ran else next(reversed(self._programs.values()))
+        if program.text is None:
+            program.text = program.compiled.as_text()
+        return program.text
 
 
 def traced_flops(traced: Any) -> int:

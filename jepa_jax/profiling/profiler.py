@@ -107,6 +107,7 @@ class Profiler(NullProfiler):
         self._outside: dict[str, dict[Section, float]] = {}  # start-up and end
         self._shown: set[str] = set()
         self._marked, self._batch_mark = Spent(), 0.0
+        self._flops_mark = 0, 0  # steps and their operations before this epoch
         self._written = self._write_seconds = 0.0
         self._peak: tuple[float | None, str] = (None, "")
         self._seen = Observed()
@@ -166,7 +167,7 @@ class Profiler(NullProfiler):
             last_step=step,
             shares=newest.phases if newest else None,
             batch_size=self._config.data.batch_size,
-            flops_per_step=self._compiled.flops,
+            flops_per_step=self._epoch_flops(),
             peak_flops=self._peak_flops(),
             samples=self.monitor.take(),
         )
@@ -202,6 +203,12 @@ class Profiler(NullProfiler):
         total = self._ledger.update()
         spent, self._marked = total - self._marked, total
         return {section: value for section, value in spent.host.items() if value > 0}
+
+    def _epoch_flops(self) -> float | None:
+        """Returns the mean operations of the steps since the last account: steps of several sizes differ in them."""
+        steps, flops = self._compiled.calls, self._compiled.total_flops
+        before, self._flops_mark = self._flops_mark, (steps, flops)
+        return (flops - before[1]) / (steps - before[0]) if steps > before[0] else None
 
     def _peak_flops(self) -> float | None:
         if not self._peak[1]:

@@ -117,7 +117,7 @@ class PhaseRecorder:
         self._every, self._kept, self._compiled, self._clock = every_epochs, kept, compiled, clock
         self._trace = ShortTrace()
         self._window: range | None = None  # of steps
-        self._names: tuple[int, dict[str, str]] = (0, {})  # of the instructions of the n-th compiled program
+        self._names: tuple[str, dict[str, str]] = ("", {})  # text of a compiled program, names of its instructions
         self._last_seconds = 0.0
         self.seconds = 0.0  # that recordings have taken
         self.newest: DeviceTime | None = None
@@ -159,9 +159,13 @@ class PhaseRecorder:
         return split
 
     def _read(self, profile: Any, steps: int) -> bool:
-        if self._names[0] != self._compiled.count:
-            self._names = self._compiled.count, instruction_names(self._compiled.text())
-        newest = device_time(*traced_ops(profile, module_name(self._compiled.text()), steps), self._names[1])
+        if not self._compiled.were_alike(steps):
+            self.notes.append("the recorded steps had batches of different sizes; a later recording splits their time")
+            return False
+        text = self._compiled.text()
+        if self._names[0] != text:
+            self._names = text, instruction_names(text)
+        newest = device_time(*traced_ops(profile, module_name(text), steps), self._names[1])
         if newest is None:
             self.notes.append("a recording did not contain the training step; the device's time is not split by phase")
             return False

@@ -118,7 +118,7 @@ class Session:
         if not self._train_step.is_ready_for(batch):
             with self.timeline.section(Section.COMPILE):
                 self._train_step.compile(loop.state, batch)
-            if self._train_step.count > 1:
+            if self._train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
         with self.timeline.section(Section.PROFILER):

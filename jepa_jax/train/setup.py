@@ -1,6 +1,7 @@
 """Prepares a run: opens its data and builds its program, so that what is wrong is known before anything is written."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.data.pipeline import TrainBatches, train_batches
+from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
@@ -66,6 +67,11 @@ class Run:
     @property
     def length(self) -> Length:
         return self.program.length
+
+    @functools.cached_property
+    def expected_compilations(self) -> int:
+        """How many shapes of batches there may be: one, or one per bucket."""
+        return len(bucket_specs(self.config.data, self.sources[0]))
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""

@@ -26,7 +26,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
 from jepa_jax.data.dummy import open_dummy
-from jepa_jax.data.pipeline import Delivery, batches_ready, train_batches
+from jepa_jax.data.pipeline import Delivery, batches_ready, bucket_specs, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
 from jepa_jax.evals.features import Split
@@ -41,6 +41,7 @@ from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.dead_parameters import abstract_on
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime import memory as process_memory
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
@@ -130,6 +131,10 @@ def measure(
         delivery = next(batches)
         step = CompiledStep(program.train_step, program.useful_step)
         compiled = compile_step(step, state, delivery[0])
+        for spec in bucket_specs(config.data, source):  # the other shapes of batches, so that no step waits for them
+            other = abstract_on(mesh, spec, config.data.batch_size)
+            if not step.is_ready_for(other):
+                step.compile(state, other)
         before_steps()
         process_memory.reset_peak()  # compiling may have taken more than any step will
         loop = StepLoop(step, state, itertools.chain([delivery], batches), device, on_step)
@@ -145,7 +150,7 @@ def measure(
     return dataclasses.replace(
         figures,
         **compiled,
-        flops_per_batch=step.flops,
+        flops_per_batch=None if step.flops is None else round(step.flops),
         mfu=step.flops * figures.samples_per_sec / config.data.batch_size / most if step.flops and most else None,
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,

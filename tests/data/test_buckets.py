@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.pipeline import BatchLoader, BatchPlan, train_batches
+from jepa_jax.data.pipeline import BatchLoader, BatchPlan, bucket_specs, train_batches
 from jepa_jax.data.sources import open_source
 
 LIMITS = (3, 8, 12)
@@ -78,3 +78,9 @@ def test_a_run_resumes_in_the_same_buckets():
 def test_lengths_must_ascend_below_the_cap(lengths):
     with pytest.raises(UserError, match="data.frame_buckets = .*ascending lengths below data.max_frames = 12"):
         open_source(config(frame_buckets=lengths), "train")
+
+
+def test_the_shapes_of_batches_are_known_beforehand():
+    source = open_source(config(), "train")
+    assert [spec["fire"].shape[0] for spec in bucket_specs(config(), source)] == list(LIMITS)
+    assert bucket_specs(config(pipeline="device"), source) == [source.spec]

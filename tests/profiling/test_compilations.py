@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jepa_jax.profiling.compilations import traced_flops
+from jepa_jax.profiling.compilations import CompiledStep, traced_flops
 from jepa_jax.profiling.peak import peak_flops
 
 
@@ -14,3 +14,19 @@ def test_the_peak_is_that_of_the_devices_that_take_part():
 def test_operations_are_those_of_the_platform():
     step = jax.jit(lambda x: jax.lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: x @ x))
     assert traced_flops(step.trace(jnp.ones([4, 4]))) == 0  # the most expensive branch is for others
+
+
+def test_a_step_of_several_shapes_has_the_operations_of_those_that_ran():
+    step = CompiledStep(jax.jit(lambda state, batch: (state, {"loss": (batch @ batch.T).sum()})))
+    small, large = jnp.ones([2, 4]), jnp.ones([8, 4])
+    assert step.flops is None and not step.is_ready_for(small)
+    for batch, flops in ((small, 2 * 2 * 2 * 4), (large, 2 * 8 * 8 * 4)):
+        step.compile(0.0, batch)
+        assert step.flops == flops  # of the newest before any step
+    for batch in (large, small, small, small):
+        step(0.0, batch)
+    assert (step.count, step.calls, step.flops) == (2, 4, (512 + 3 * 32) / 4)
+    assert step.were_alike(3) and not step.were_alike(4)
+    assert "f32[2,4]" in step.text() and "f32[8,4]" not in step.text()
+    step(0.0, large)
+    assert "f32[8,4]" in step.text()

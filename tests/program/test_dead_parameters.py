@@ -10,6 +10,8 @@ from flax import nnx
 
 from jepa_jax.config.recipe import shipped_recipes
 from jepa_jax.data.contract import image_spec
+from jepa_jax.data.facts import data_facts
+from jepa_jax.data.fires.element import fire_spec
 from jepa_jax.methods.contract import Method, Output, ParamGroup
 from jepa_jax.methods.registry import METHODS
 from jepa_jax.program.build import build_program as build
@@ -19,7 +21,7 @@ from jepa_jax.program.describe import describe
 from tests.methods.test_rivals import SMALL, rival_config
 from tests.runs import Silent, run
 from tests.stepping import BATCH, build_program, mesh_of
-from tests.tiny import SHIPPED, tiny_config, tiny_masked_config
+from tests.tiny import SHIPPED, tiny_config, tiny_fire_config, tiny_masked_config
 
 SHAPES = abstract_on(mesh_of(1), image_spec(16), 16)
 LOSS, LEFT_OUT = "the loss does not depend on it", "the optimizer leaves it out"
@@ -61,6 +63,8 @@ EXPECTED = {
 
 
 def small_config(method):
+    if method == "emberformer":
+        return tiny_fire_config()
     if method in SHIPPED:
         return tiny_masked_config(method)
     return rival_config(method) if method in SMALL else tiny_config()
@@ -68,7 +72,10 @@ def small_config(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_parameter_of_the_shipped_methods_is_trained(method):
-    assert dead_parameters(build_program(small_config(method)), SHAPES) == []
+    config = small_config(method)
+    spec = data_facts(config.data).spec
+    batch = abstract_on(mesh_of(1), spec, config.data.batch_size)
+    assert dead_parameters(build_program(config, batch=batch), batch) == []
 
 
 @pytest.mark.parametrize("change", [{}, {"train.accum_steps": 2}, {"optim.name": "schedule_free_adamw"}])
@@ -133,6 +140,8 @@ def test_many_names_are_cut():
 def test_every_parameter_of_the_shipped_recipes_is_trained(name):
     config = load_config(name)
     spec = image_spec(config.data.image_size, config.data.channels)
+    if config.method.name == "emberformer":
+        spec = fire_spec(config.data.image_size, config.data.channels, config.data.max_frames)
     batch = abstract_on(mesh_of(1), spec, config.data.batch_size)
     program = build(config, num_train=10**6, num_classes=10, sample=batch, mesh=mesh_of(1))
     program.useful_step.trace(program.factory.abstract, batch)

@@ -116,6 +116,17 @@ def first_update(config, params, gradients, groups=()):
     return updates["model"]
 
 
+@pytest.mark.parametrize("scaling, factor", [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_rates_of_groups_scale_with_the_batch_like_the_others(scaling, factor):
+    groups = (ParamGroup("^own/", lr=0.3), ParamGroup("^constant/", lr=0.2, constant=True))
+    config = optim_group("sgd", lr=0.1, weight_decay=0.0, batch_scaling=scaling, reference_batch=4)  # batches of 16
+    params = {name: {"kernel": jnp.ones((2, 2))} for name in ("own", "constant", "rest")}
+    updates = first_update(config, params, params, groups)
+    np.testing.assert_allclose(
+        [updates[name]["kernel"][0, 0] for name in params], [-0.3 * factor, -0.2 * factor, -0.1 * factor], rtol=1e-5
+    )
+
+
 def test_muon_turns_the_gradient_of_a_kernel_into_a_nearly_orthogonal_matrix():
     """A convolution is the matrix [kh kw inputs, outputs]; what is no kernel moves by Adam, whose first step is lr."""
     config = optim_group("muon", lr=0.1, weight_decay=0.0, update_rms=1.0, adam_lr_factor=0.5)
