@@ -17,6 +17,8 @@ from jepa_jax.methods.emberformer import EmberFormerMethod
 from jepa_jax.program import build
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.train.run import train
+from jepa_jax.tuning.measurement import measure
+from jepa_jax.tuning.settings import Combination, TrialRequest
 from tests.runs import Silent, rows
 from tests.stepping import assert_close, mesh_of
 from tests.tiny import tiny_config, tiny_fire_config
@@ -141,3 +143,10 @@ def test_pictures_show_history_truth_prediction_and_errors():
     assert drawn.shape == (len(PANELS), 16, 16, 16, 3) and drawn.dtype == np.uint8
     ignited = batch["target"][..., 0] & ~batch["fire"][:, -1, ..., 0]
     np.testing.assert_array_equal(np.all(drawn[HISTORY] == np.array(IGNITED), axis=-1), ignited)
+
+
+def test_a_trial_measures_it_with_all_buckets():
+    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(3,))
+    request = TrialRequest(config.to_dict(), Combination.of(config), max_batches=3, warmup_batches=1)
+    figures = measure(request)
+    assert figures.samples_per_sec > 0 and figures.flops_per_batch > 0 and figures.data_source == "wildfire"
