@@ -97,7 +97,7 @@ def test_unknown_pixels_do_not_reach_the_loss():
 
 
 def test_a_run_resumes_exactly_is_judged_and_compiles_once_per_bucket(tmp_path):
-    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(3,), data__validation=0.25, model__dropout=0.1)
+    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(4,), data__validation=0.25, model__dropout=0.1)
     console = Silent()
     whole = train(config, tmp_path / "whole", console=console)
     assert whole["compilations"] == 2 and not [line for line in console.lines if "compiled again" in line]
