@@ -39,9 +39,8 @@ def show_summary(arguments: argparse.Namespace, console: Console) -> Result:
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
     """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
-    classes = summary.get("num_classes")
     accuracies = {
-        "chance": 100 / classes if classes and classes > 1 else None,
+        "chance": summary.get("chance_accuracy"),
         **summary.get("baselines", {}),
         "untrained encoder, linear probe": summary.get("untrained_probe_accuracy"),
         "untrained encoder, k-NN": summary.get("untrained_knn_accuracy"),
@@ -61,7 +60,7 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
     lines += [f"average precision, {name:<33} {value:8.3f}" for name, value in masks.items() if value is not None]
     lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
-    if classes == 1:
+    if summary.get("num_classes") == 1:
         lines.insert(0, "All images are of one class: no accuracy is measured.")
     return "\n".join([*lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
 

@@ -19,7 +19,7 @@ from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import OnSkipped
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
 from jepa_jax.evals.feature_quality import lidar
-from jepa_jax.evals.features import OnCount, Split, check_classes, ignore, labels_differ
+from jepa_jax.evals.features import OnCount, Split, chance, check_classes, ignore, labels_differ
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
 from jepa_jax.evals.linear_probe import FITS, PENALTIES, ProbeResult, held_out_accuracy, linear_probe, top1
@@ -240,6 +240,7 @@ class Classification(Evaluator):
             SELECTION_KEY: probe and probe.held_out_accuracy,
             "knn_accuracy": self._knn(train, test) if labelled else None,
             "online_probe_accuracy": self._online(state, test) if labelled else None,
+            "chance_accuracy": chance(train, test, len(self.context.train.classes)) if labelled else None,
             "feature_dim": train.features.shape[1],
             "probe_train_images": len(train.labels) if labelled else None,
             "probe_test_images": len(test.labels) if labelled else None,

@@ -42,6 +42,15 @@ def labels_differ(*splits: Split) -> bool:
     return len(np.unique(np.concatenate([split.labels for split in splits]))) > 1
 
 
+def chance(train: Split, test: Split, num_classes: int) -> float:
+    """Returns the test accuracy, in percent, of guessing or of always answering the commonest train class: the better.
+
+    The two are equal where classes are equally common.
+    """
+    commonest = np.argmax(np.bincount(train.labels, minlength=num_classes))
+    return max(100 / num_classes, 100 * float(np.mean(test.labels == commonest)))
+
+
 def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns which of `count` training images to fit on, and a fixed random tenth of them to choose by."""
     order = np.random.default_rng(0).permutation(count)

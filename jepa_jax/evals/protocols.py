@@ -12,11 +12,10 @@ from jepa_jax.data.contract import sample
 from jepa_jax.data.sources import subset
 from jepa_jax.evals import fine_tune as fine_tuning
 from jepa_jax.evals.feature_quality import feature_quality, lidar
-from jepa_jax.evals.features import OnCount, Split, check_classes
+from jepa_jax.evals.features import OnCount, Split, chance, check_classes
 from jepa_jax.evals.few_shot import SHOTS, few_shot
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep
 from jepa_jax.evals.linear_probe import FITS, PENALTIES, linear_probe
-from jepa_jax.evals.references import chance
 from jepa_jax.evals.trained_encoder import QUALITY_IMAGES, TrainedEncoder
 from jepa_jax.runtime.mesh import batch_sharding
 

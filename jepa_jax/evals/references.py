@@ -31,15 +31,6 @@ def untrained_encoder(encoder: TrainedEncoder) -> TrainedEncoder:
     return fresh.calibrated(encoder.train, config.eval.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
 
 
-def chance(train: Split, test: Split, num_classes: int) -> float:
-    """Returns the test accuracy, in percent, of guessing or of always answering the commonest train class: the better.
-
-    The two are equal where classes are equally common.
-    """
-    commonest = np.argmax(np.bincount(train.labels, minlength=num_classes))
-    return max(100 / num_classes, 100 * float(np.mean(test.labels == commonest)))
-
-
 def class_notes(train: Split, test: Split, classes: Sequence[str]) -> list[str]:
     """Returns sentences about classes that the train or the test images lack."""
     if not labels_differ(train, test):

@@ -1,11 +1,29 @@
 """Batch normalisation as one multiply and one add per number."""
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
+
+from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.schema import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNormConfig(NamedGroup):
+    """Base of the groups of encoders with batch norm."""
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if config.optim.name == "schedule_free_adamw" and not config.eval.calibration_images:
+            yield Problem(
+                "eval.calibration_images",
+                f"schedule_free_adamw evaluates averaged weights; the running batch statistics of {self.name} belong "
+                "to other weights; use 1000 or more",
+            )
 
 
 class BatchNorm(nnx.BatchNorm):

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import NamedGroup
 from jepa_jax.config.schema import key
 from jepa_jax.models.conv import conv2d, max_pool
-from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 
 SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
@@ -27,7 +26,7 @@ OutputMap = Float[Array, "b p q d"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetConfig(NamedGroup):
+class ResNetConfig(BatchNormConfig):
     name: str = key("resnet18", "size of the encoder", choices=tuple(SIZES))
     stem: str = key("cifar", "first layer: 3x3 stride 1, or 7x7 stride 2 and max-pool", choices=("cifar", "imagenet"))
     width: int = key(64, "channels of the first stage", least=1)

@@ -20,7 +20,7 @@ from jepa_jax.reports.tables import text_table
 
 NOT_COMPARED = {
     "untrained_knn_accuracy", f"untrained_{SELECTION_KEY}", "num_classes", "probe_train_images", "probe_test_images",
-    "params_sha256",
+    "params_sha256", "chance_accuracy",
 }  # fmt: skip
 COMPARED = [key for key in SUMMARY_ROWS if key not in NOT_COMPARED]
 # Title, metric and options of a chart.

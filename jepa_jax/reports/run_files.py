@@ -23,6 +23,7 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "knn_accuracy": ("k-NN, test accuracy", percent),
     "untrained_knn_accuracy": ("k-NN of the untrained encoder", percent),
     "online_probe_accuracy": ("Online probe, test accuracy", percent),
+    "chance_accuracy": ("Chance: guessing, or the commonest class", percent),
     "feature_dim": ("Feature dimension", short),
     "num_classes": ("Classes", short),
     "probe_train_images": ("Images the probe was fitted on", short),

@@ -80,12 +80,6 @@ def run_headline(run: RunFiles) -> PageSection:
     return PageSection("", parts)
 
 
-def chance(run: RunFiles) -> float | None:
-    """Returns the percentage of images that guessing gets right."""
-    classes = run.result("num_classes")
-    return 100 / classes if classes and classes > 1 else None
-
-
 def accuracy(run: RunFiles) -> PageSection:
     """Returns bars of this run's accuracies, of what they have to beat, and of published ones."""
     images, classes = run.result("probe_train_images"), run.result("num_classes")
@@ -103,7 +97,7 @@ def accuracy(run: RunFiles) -> PageSection:
         ],
         "To beat": [
             Bar("Untrained encoder", run.result("untrained_probe_accuracy"), "baseline", "linear probe"),
-            Bar("Chance", chance(run), "baseline", f"{short(classes)} classes"),
+            Bar("Chance", run.result("chance_accuracy"), "baseline", f"{short(classes)} classes"),
         ],
         "Published or measured elsewhere, without this encoder": [
             Bar(str(name), number(value), "baseline") for name, value in published
@@ -130,7 +124,7 @@ def curves(run: RunFiles) -> PageSection:
         return absent_section("Curves", run.problems.get("metrics.jsonl", "No metric was recorded."))
     terms = sorted(key for key in run.metrics if key.startswith("train/") and key not in TRAIN_KEYS)
     others = sorted(key for key in run.metrics if key.startswith("eval/") and key not in EVAL_NAMES)
-    floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": chance(run)}
+    floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": run.result("chance_accuracy")}
     levels = [(f"{name} {value:.1f} %", value) for name, value in floors.items() if value is not None]
     norms = [("train/grad_norm", "gradient"), ("train/update_norm", "update")]
     parts = [(key, key.removeprefix("train/")) for key in terms]

@@ -35,7 +35,7 @@ FINITE = ("loss", "grad_norm", "update_norm")  # metrics that must be: they tell
 # Final figures that every summary has; null if the data or the method does not provide them.
 FINAL_FIGURES = (
     "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
-    "probe_test_images", "effective_rank", "lidar",
+    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
 )  # fmt: skip
 
 

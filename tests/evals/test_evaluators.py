@@ -30,7 +30,7 @@ from tests.tiny import tiny_config
 UNTRAINED, FIRST, LAST = Moment(Stage.UNTRAINED, 0, 0), Moment(Stage.EPOCH, 6, 1), Moment(Stage.FINAL, 12, 2)
 NEEDS_LABELS = {
     "probe_accuracy", "probe_held_out_accuracy", "knn_accuracy", "online_probe_accuracy", "probe_train_images",
-    "probe_test_images",
+    "probe_test_images", "chance_accuracy",
 }  # fmt: skip
 
 
@@ -146,6 +146,17 @@ def test_with_labels_nothing_is_none():
     assert figures.keys() == NEEDS_LABELS | {"feature_dim"} and None not in figures.values()
     assert (figures["probe_train_images"], figures["probe_test_images"]) == (96, 32)
     assert set(classification.run(state, FIRST)) <= {"online_probe_accuracy", "knn_accuracy"}
+
+
+def test_chance_in_a_summary_is_that_of_the_commonest_class(tmp_path):
+    overrides = one_class(tmp_path)
+    with np.load(tmp_path / "data.npz") as stored:
+        arrays = dict(stored)
+    for name in ("y_train", "y_test"):
+        arrays[name][::4] = 1
+    np.savez(tmp_path / "data.npz", **arrays)
+    context, state = context_of(tiny_config(**overrides))
+    assert build_evaluators(context)["classification"].run(state, LAST)["chance_accuracy"] == 75
 
 
 def test_the_held_out_accuracy_is_that_of_training_images():

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jepa_jax.evals.features import Split
-from jepa_jax.evals.references import chance, class_notes
+from jepa_jax.evals.features import Split, chance
+from jepa_jax.evals.references import class_notes
 
 
 def split_of(*counts):

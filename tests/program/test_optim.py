@@ -201,3 +201,12 @@ def test_keys_of_other_schedules_are_refused():
         optim_group("schedule_free_adamw", weight_decay_end=0.1)
     with pytest.raises(UserError, match=r"config.optim.beta1 = 0: must be at least 0.01"):
         optim_group("schedule_free_adamw", beta1=0)
+
+
+def test_schedule_free_needs_calibrated_batch_statistics():
+    """Running statistics belong to the weights of the last gradient, evaluations read an average of weights."""
+    for model in ({"model.name": "resnet10"}, {}):
+        with pytest.raises(UserError, match=r"config.eval.calibration_images = 0: schedule_free_adamw evaluates av"):
+            changed_config(tiny_config(), {"optim.name": "schedule_free_adamw", "eval.calibration_images": 0, **model})
+    vit = {"model.name": "vit_tiny", "model.patch_size": 4, "eval.calibration_images": 0}
+    changed_config(tiny_config(), {"optim.name": "schedule_free_adamw", **vit})

@@ -32,7 +32,7 @@ def write_run(workdir, steps=40):
     (workdir / "config.json").write_text(json.dumps(config))
     summary = {
         "status": "finished", "probe_accuracy": 71.34, "untrained_probe_accuracy": 38.12, "knn_accuracy": 60.4,
-        "online_probe_accuracy": 61.25, "num_classes": 8, "images_per_sec": 931.0, "wall_seconds": 173.2,
+        "online_probe_accuracy": 61.25, "chance_accuracy": 12.5, "images_per_sec": 931.0, "wall_seconds": 173.2,
         "steps": steps, "epochs": 4.0, "baselines": {"Raw pixels": 41.0}, "peak_memory_bytes": 3 * 2**29,
     }  # fmt: skip
     (workdir / "summary.json").write_text(json.dumps(summary))

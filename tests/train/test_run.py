@@ -26,6 +26,7 @@ SUMMARY_KEYS = {
     "feature_dim", "images_per_sec", "wall_seconds", "cpu_seconds", "steps", "epochs", "peak_memory_bytes",
     "compilations", "params_sha256", "status", "effective_rank", "lidar", "collapse_warning", "skipped_images",
     "host_seconds", "num_classes", "baselines", "data_identity", "probe_train_images", "probe_test_images",
+    "chance_accuracy",
 }  # fmt: skip
 
 
@@ -240,7 +241,13 @@ def test_without_labels_everything_but_accuracies_is_measured(tmp_path, channels
     assert "no labels" in console.lines[4]
     missing = {"probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy"}
     missing |= {"probe_held_out_accuracy", "untrained_probe_held_out_accuracy"}
-    missing |= {"online_probe_accuracy", "probe_train_images", "probe_test_images", "collapse_warning"}
+    missing |= {
+        "online_probe_accuracy",
+        "probe_train_images",
+        "probe_test_images",
+        "collapse_warning",
+        "chance_accuracy",
+    }
     assert summary.keys() == SUMMARY_KEYS
     assert {name for name, value in summary.items() if value is None} == missing
     assert summary["effective_rank"] > 1 and summary["lidar"] > 1 and summary["num_classes"] == 0
