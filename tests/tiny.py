@@ -47,8 +47,7 @@ def tiny_masked_config(method: str, **overrides: Any) -> Config:
     shipped = load_config(SHIPPED[method]).to_dict()["method"]
     head = "decoder" if method == "mae" else "predictor"
     small: dict[str, Any] = {f"method.{head}_depth": 1, f"method.{head}_heads": 2}
-    if method != "hjepa":
-        small[f"method.{head}_width"] = 8
+    small |= {"method.level_weights": (1.0, 0.5, 0.25)} if method == "hjepa" else {f"method.{head}_width": 8}
     model = dict(
         name="vit", width=16, depth=1, heads=2, patch_size=2, cls_token=method != "ijepa",
         positions="sincos" if method == "ijepa" else "learned",
