@@ -2,8 +2,8 @@
 
     jepa-jax train --config=cifar10_cpu --config.data.dir=DIR --workdir=runs/cifar10_cpu
 
-Cost: 18 and 19 CPU-minutes in all, on one core. Linear probe 74.3 % (74.8 and 73.9, two seeds), untrained 58.2 %; with
-`jepa-jax evaluate --pool=grid2` (2,048 numbers) 78.2 % (78.3 and 78.1), untrained 64.6 %.
+Cost: 18 to 20 CPU-minutes in all, on one core. Linear probe 74.4 % (73.9 to 74.8, three seeds), untrained 58.5 %; with
+`jepa-jax evaluate --pool=grid2` (2,048 numbers) 78.1 % (77.9 to 78.4), untrained 64.6 %.
 See docs/results/cifar10_cpu.md.
 """
 
