@@ -2,7 +2,7 @@
 
     jepa-jax train --config=hjepa_cifar10_cpu --workdir=runs/hjepa_cifar10_cpu --config.data.dir=DIR
 
-The encoder and optimizer of ijepa_cifar10, 6 epochs. The slow target alone keeps features apart: a regulariser cost more
+The encoder and optimizer of ijepa_cifar10, 5 epochs. The slow target alone keeps features apart: a regulariser cost more
 than it brought (docs/results/masked.md).
 """
 
@@ -30,7 +30,7 @@ def get_config() -> dict:
         ),
         data=dict(source="cifar10", batch_size=64, augment=dict(crop=dict(scale=(0.3, 1.0)))),
         optim=dict(
-            lr=2e-3, beta2=0.95, weight_decay=0.04, weight_decay_end=0.1, epochs=6.0, warmup_epochs=0.5, end_lr=1e-6
+            lr=2e-3, beta2=0.95, weight_decay=0.04, weight_decay_end=0.1, epochs=5.0, warmup_epochs=0.5, end_lr=1e-6
         ),
-        eval=dict(weights="target", pool="grid2", every_epochs=3, knn_every_epochs=0),
+        eval=dict(weights="target", pool="grid2", every_epochs=5, knn_every_epochs=0),
     )
