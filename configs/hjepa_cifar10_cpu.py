@@ -1,9 +1,9 @@
-"""Hierarchical JEPA on CIFAR-10 that a CPU can train within 24 CPU-minutes: a small ViT, 4x4 whitened patches, 2 levels.
+"""Hierarchical JEPA on CIFAR-10 within 24 CPU-minutes: a small ViT with whitened 8-pixel patches, 2 levels.
 
     jepa-jax train --config=hjepa_cifar10_cpu --workdir=runs/hjepa_cifar10_cpu --config.data.dir=DIR
 
-The encoder and optimizer of ijepa_cifar10, 5 epochs. The slow target alone keeps features apart: a regulariser cost more
-than it brought (docs/results/masked.md).
+The encoder and optimizer of ijepa_cifar10, 5 epochs. The slow target alone keeps features apart: a regulariser cost
+more than it brought (docs/results/masked.md).
 """
 
 
