@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.console import QuietConsole
@@ -158,6 +159,10 @@ class Evaluator:
     def run(self, state: TrainState, moment: Moment) -> Figures:
         """Returns figures by name; those of the final stage go to summary.json."""
         raise NotImplementedError
+
+    def exhibits(self) -> Mapping[str, np.ndarray]:
+        """Returns arrays of the final run that are worth showing; the run keeps them in exhibits/NAME.npz."""
+        return {}
 
     def in_words(self, figures: Figures) -> str:
         """Returns a few words for the terminal; "" for none."""

@@ -33,6 +33,7 @@ class Workdir:
         self.summary = self.path / "summary.json"
         self.views = self.path / "views.png"
         self.pictures = self.path / "pictures"
+        self.exhibits = self.path / "exhibits"
         self.profile = self.path / "profile.json"
         self.report = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"

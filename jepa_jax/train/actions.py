@@ -1,6 +1,7 @@
 """What happens between steps: evaluation, pictures, checkpoints and recordings. Each action knows when it is due."""
 
 import functools
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +116,11 @@ class Evaluate(Action):
             self._run.console.line(f"trained:  {words}")
         if caveat := self._evaluator.caveat(figures):
             self._run.console.warn(caveat)
+        if (exhibits := self._evaluator.exhibits()) and jax.process_index() == 0:
+            self._run.folder.exhibits.mkdir(exist_ok=True)
+            content = io.BytesIO()
+            np.savez_compressed(content, allow_pickle=False, **exhibits)
+            write_atomically(self._run.folder.exhibits / f"{self.name}.npz", content.getvalue())
         return figures
 
     def _measure(self, loop: Loop, moment: Moment) -> Figures:

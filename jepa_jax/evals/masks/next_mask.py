@@ -11,8 +11,9 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Source
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
 from jepa_jax.evals.masks.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
+from jepa_jax.evals.masks.exhibits import mask_exhibits
 from jepa_jax.evals.masks.predictions import Change, LentWind, MaskPredictor, lenders
-from jepa_jax.evals.masks.spread import fire_spread, interval_95, resampled_average_precisions
+from jepa_jax.evals.masks.spread import fire_figures, fire_spread, interval_95, resampled_average_precisions
 from jepa_jax.evals.masks.truth import chosen_threshold, mask_figures, ranking_figures
 from jepa_jax.evals.sources import part_of
 from jepa_jax.program.step import TrainState
@@ -41,12 +42,13 @@ class NextMask(Evaluator):
 
     def __init__(self, context: EvaluationContext):
         super().__init__(context)
-        if missing := {"fire", "target", "known", "fire_id"} - context.test.spec.keys():
+        if missing := {"fire", "valid", "target", "known", "fire_id"} - context.test.spec.keys():
             raise UserError(
                 f"config.data.source = {context.config.data.source}: next_mask needs histories of masks, and elements "
                 f"have no {', '.join(sorted(missing))}; use wildfire, fire_sequences or ndws"
             )
         self.predictor = MaskPredictor(context.config, context.program)
+        self._exhibits: Mapping[str, np.ndarray] = {}
         if context.validation is not None:
             self.choosable = {f"validation_{name}": "max" for name in (*RANKINGS, "f1", "iou")}
 
@@ -105,7 +107,19 @@ class NextMask(Evaluator):
             shuffled = self._scores(variables, "test", self._with_lent_wind)
             found = ranking_figures(shuffled, truth)
             figures |= {f"shuffled_wind_{name}": value for name, value in found.items()}
+        self._exhibits = mask_exhibits(
+            self.context.test,
+            truth,
+            scores,
+            threshold,
+            fire_figures(scores, truth, threshold),
+            functools.partial(self.predictor.scores, *variables),
+        )
         return figures
+
+    def exhibits(self) -> Mapping[str, np.ndarray]:
+        """Returns the best and worst test fires, and one spread frame by frame; see `mask_exhibits`."""
+        return self._exhibits
 
     def _scores(self, variables: tuple[Any, Any], split: str, change: Change | None = None) -> np.ndarray:
         source, progress = getattr(self.context, split), self.context.progress

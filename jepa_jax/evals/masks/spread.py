@@ -16,20 +16,24 @@ def fire_spread(scores: np.ndarray, truth: Truth, threshold: float) -> dict[str,
 
     A fire without a positive pixel has no AP and is left out, for new pixels also one without a new positive pixel.
     """
-    figures = {fire: _fire_figures(scores, truth, threshold, fire) for fire in truth.fires.tolist()}
-    figures = {fire: own for fire, own in figures.items() if own["average_precision"] is not None}
+    figures = fire_figures(scores, truth, threshold)
     spread: dict[str, Any] = {}
     for name in ("average_precision", "new_average_precision", "f1"):
         values = [value for own in figures.values() if (value := own[name]) is not None]
         spread[f"fire_{name}_mean"] = float(np.mean(values)) if values else None
         spread[f"fire_{name}_std"] = float(np.std(values)) if values else None
-    order = sorted(figures, key=lambda fire: figures[fire]["average_precision"] or 0.0)
+    order = list(figures)
     return spread | {"worst_fires": order[:LISTED_FIRES], "best_fires": order[::-1][:LISTED_FIRES]}
 
 
-def _fire_figures(scores: np.ndarray, truth: Truth, threshold: float, fire: int) -> dict[str, float | None]:
-    own = np.flatnonzero(truth.fire == fire)
-    return mask_figures(scores[own], Truth(*(values[own] for values in truth)), threshold)
+def fire_figures(scores: np.ndarray, truth: Truth, threshold: float) -> dict[int, dict[str, float | None]]:
+    """Returns the figures of each fire that has an average precision, the fire with the lowest one first."""
+    figures = {}
+    for fire in truth.fires.tolist():
+        own = np.flatnonzero(truth.fire == fire)
+        figures[fire] = mask_figures(scores[own], Truth(*(values[own] for values in truth)), threshold)
+    measured = [fire for fire in figures if figures[fire]["average_precision"] is not None]
+    return {fire: figures[fire] for fire in sorted(measured, key=lambda fire: figures[fire]["average_precision"] or 0)}
 
 
 def resampled_average_precisions(scores: np.ndarray, truth: Truth, *, new: bool = False) -> np.ndarray:
