@@ -15,7 +15,7 @@ WIDE = {"model.width": 128, "model.depth": 6, "model.heads": 8, "model.mlp_width
 B2 = {"model.decoder_size": "b2"}
 
 # The sizes of the authors, with the GB that they guess on an RTX 3090; of the last one they then saw 23.8.
-LADDER = (
+LADDER: tuple = (
     ("small", {}, 2.7),
     ("batch 32", {"data.batch_size": 32}, 6),
     ("wide and deep", {"data.batch_size": 32, **WIDE}, 10),
