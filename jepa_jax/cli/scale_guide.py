@@ -35,7 +35,7 @@ def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
 
     from jepa_jax.config.recipe import read_ladder
     from jepa_jax.planning.scale_guide import GuideOptions, make_guide
-    from jepa_jax.reports.scale_page import guide_json, guide_text, write_guide
+    from jepa_jax.reports.plans.scale_page import guide_json, guide_text, write_guide
 
     config, name = config_from(arguments), config_name(arguments)
     options = GuideOptions(**fields_from(arguments, GuideOptions))

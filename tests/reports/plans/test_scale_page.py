@@ -8,7 +8,7 @@ import pytest
 from jepa_jax.base.text import GIB
 from jepa_jax.config.recipe import LadderStep
 from jepa_jax.program.config import load_config
-from jepa_jax.reports.scale_page import guide_json, guide_text, memory_parts, write_guide
+from jepa_jax.reports.plans.scale_page import guide_json, guide_text, memory_parts, write_guide
 from tests.planning.test_scale_guide import LADDER, fires, line_guide
 from tests.tiny import tiny_config
 

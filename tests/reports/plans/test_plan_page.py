@@ -4,7 +4,7 @@ import pytest
 
 from jepa_jax.planning.plan_text import PlanContext
 from jepa_jax.reports.page import render
-from jepa_jax.reports.plan_page import memory_bar, plan_page
+from jepa_jax.reports.plans.plan_page import memory_bar, plan_page
 from tests.planning.test_planner import CIFAR, line_plan
 
 

@@ -1,0 +1,1 @@
+"""Pages of plans: one config on some GPUs, and a ladder of sizes."""
