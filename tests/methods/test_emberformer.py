@@ -150,3 +150,13 @@ def test_a_trial_measures_it_with_all_buckets():
     request = TrialRequest(config.to_dict(), Combination.of(config), max_batches=3, warmup_batches=1)
     figures = measure(request)
     assert figures.samples_per_sec > 0 and figures.flops_per_batch > 0 and figures.data_source == "wildfire"
+
+
+def test_recomputing_blocks_and_accumulating_give_finite_losses_and_the_same_first_one():
+    losses = {}
+    for remat in ("none", "full"):
+        program, batch = program_and_batch(tiny_fire_config(train__remat=remat, model__decoder="segformer"))
+        losses[remat] = float(program.train_step(program.factory.create(0, batch), batch)[1]["loss"])
+    assert losses["full"] == pytest.approx(losses["none"], rel=1e-5)
+    program, batch = program_and_batch(tiny_fire_config(train__accum_steps=2))
+    assert np.isfinite(float(program.train_step(program.factory.create(0, batch), batch)[1]["loss"]))
