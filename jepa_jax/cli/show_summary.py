@@ -12,15 +12,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
-
-MASK_RESULTS = {  # of whom, and how the keys of the summary begin
-    "persistence": "persistence_",
-    "dilation": "dilation_",
-    "logistic": "logistic_",
-    "untrained model": "untrained_",
-    "other wind": "shuffled_wind_",
-    "model": "",
-}
+from jepa_jax.reports.masks.results import results_text
 
 
 def add_flags(parser: Parser) -> None:
@@ -47,22 +39,17 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
         "trained encoder, linear probe": summary.get("probe_accuracy"),
         "trained encoder, k-NN": summary.get("knn_accuracy"),
     }
-    masks = {
-        f"{of}, {pixels}": summary.get(f"{prefix}{key}")
-        for pixels, key in (("all pixels", "average_precision"), ("newly burning", "new_average_precision"))
-        for of, prefix in MASK_RESULTS.items()
-    }
     figures = {
         "effective rank of the features": summary.get("effective_rank"),
         "LiDAR": summary.get("lidar"),
         "images per second": summary.get("images_per_sec"),
     }
     lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
-    lines += [f"average precision, {name:<33} {value:8.3f}" for name, value in masks.items() if value is not None]
     lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
     if summary.get("num_classes") == 1:
         lines.insert(0, "All images are of one class: no accuracy is measured.")
-    return "\n".join([*lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
+    masks = results_text(summary)
+    return "\n".join([*masks, *([""] if masks else []), *lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
 
 
 SHOW_SUMMARY = Command("show-summary", __doc__, add_flags, show_summary, uses_jax=False)

@@ -53,9 +53,20 @@ def embed_png(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
     kind = "png"
     if len(data) > LARGEST_IMAGE:
         data, kind = _as_jpeg(data), "jpeg"
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    source = _data_url(data, kind)
     factor = max(1, min(800 // max(width, 1), 640 // max(height, 1)))
     return Image(source, alt, width, height, style, width * factor if style == "pixels" else None)
+
+
+def embed_image(data: bytes, kind: str, alt: str, style: str = "pixels") -> Image:
+    """Returns a picture from the content of its file, at its own size; `kind` is png or gif."""
+    with PIL.Image.open(io.BytesIO(data)) as file:
+        width, height = file.size
+    return Image(_data_url(data, kind), alt, width, height, style, width)
+
+
+def _data_url(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _as_jpeg(png: bytes) -> bytes:

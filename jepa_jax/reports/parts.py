@@ -67,6 +67,19 @@ class Image(NamedTuple):
     shown_width: int | None = None
 
 
+class Link(NamedTuple):
+    """A link to a file beside the page."""
+
+    text: str
+    target: str
+
+
+class Legend(NamedTuple):
+    """What colours (red, green, blue) mean."""
+
+    meanings: Mapping[tuple[int, int, int], str]
+
+
 class Table(NamedTuple):
     """Rows of cells; numbers are aligned right, `marked` rows (by index) stand out."""
 
@@ -159,7 +172,22 @@ class Chart(NamedTuple):
     data: Mapping[str, Any]
 
 
-Part = str | Text | Card | Grid | Details | KeyFigures | Image | Table | SortableTable | Bars | StackedBars | Chart
+Part = (
+    str
+    | Text
+    | Card
+    | Grid
+    | Details
+    | KeyFigures
+    | Image
+    | Link
+    | Legend
+    | Table
+    | SortableTable
+    | Bars
+    | StackedBars
+    | Chart
+)
 
 
 def absent(text: str) -> Text:

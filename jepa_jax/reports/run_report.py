@@ -13,6 +13,7 @@ from jepa_jax.base.intervals import accuracy_interval
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.masks.fires_page import MASK_CHARTS, mask_key_figures, masks
 from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
 from jepa_jax.reports.parts import Bar, Bars, Card, Details, Grid, KeyFigure, KeyFigures, Part, absent, card_grid, pairs
 from jepa_jax.reports.profile_section import profile
@@ -29,7 +30,7 @@ EVAL_NAMES = {
 SPEED_NAMES = {"speed/images_per_sec": "Images per second", "speed/data_wait_percent": "Waiting for data"}
 STATUS_STYLES = {"finished": "good", "interrupted": "warn", "diverged": "bad"}
 
-SectionFunction = Callable[[RunFiles], PageSection]
+SectionFunction = Callable[[RunFiles], PageSection | None]  # None: nothing to say about this run
 
 
 def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction] | None = None) -> pathlib.Path:
@@ -38,20 +39,21 @@ def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction
     if not workdir.is_dir():
         raise UserError(f"workdir = {workdir}: there is no such directory; give the directory of a run")
     run = read_run(workdir)
+    chosen = SECTIONS if sections is None else sections
     choices = [("method", "name"), ("model", "name"), ("data", "source")]
     page = Page(
         heading=workdir.resolve().name,
         badge=run.status,
         badge_style=STATUS_STYLES.get(run.status, "warn"),
         subtitle=" · ".join(f"{group} {run.choice(group, key)}" for group, key in choices if run.choice(group, key)),
-        sections=[_try(section, run) for section in (SECTIONS if sections is None else sections)],
+        sections=[part for section in chosen if (part := _try(section, run)) is not None],
     )
     path = workdir / "report.html"
     write_page(path, page)
     return path
 
 
-def _try(section: SectionFunction, run: RunFiles) -> PageSection:
+def _try(section: SectionFunction, run: RunFiles) -> PageSection | None:
     # A report is written after hours of training: a section that fails must not take the others, or the run, with it.
     try:
         return section(run)
@@ -62,14 +64,10 @@ def _try(section: SectionFunction, run: RunFiles) -> PageSection:
 
 def run_headline(run: RunFiles) -> PageSection:
     """Returns the most important figures, and what could not be read."""
-    seconds, cpu, epochs, features = map(run.result, ("wall_seconds", "cpu_seconds", "epochs", "feature_dim"))
-    gained = probe_gain(run.summary)
-    note = "not measured yet" if gained is None else f"{gained:+.1f} points, linear probe"
+    seconds, cpu, epochs = map(run.result, ("wall_seconds", "cpu_seconds", "epochs"))
     speed = run.result("images_per_sec") or run.latest("speed/images_per_sec")
     figures = [
-        KeyFigure("Trained encoder", percent(run.result("probe_accuracy")), note, main=True),
-        KeyFigure("Untrained encoder", percent(run.result("untrained_probe_accuracy")), "linear probe before step 1"),
-        KeyFigure("k-NN", percent(run.accuracy("knn_accuracy")), f"{short(features)} dimensions" if features else ""),
+        *(mask_key_figures(run) or encoder_key_figures(run)),
         KeyFigure("Speed", short(speed), "images per second"),
         KeyFigure("Time", duration(run.seconds if seconds is None else seconds), f"{duration(cpu)} CPU" if cpu else ""),
         KeyFigure("Steps", short(run.result("steps")), f"{short(epochs)} epochs" if epochs else ""),
@@ -80,8 +78,21 @@ def run_headline(run: RunFiles) -> PageSection:
     return PageSection("", parts)
 
 
-def accuracy(run: RunFiles) -> PageSection:
+def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
+    """Returns the accuracies of the encoder before and after training."""
+    gained, features = probe_gain(run.summary), run.result("feature_dim")
+    note = "not measured yet" if gained is None else f"{gained:+.1f} points, linear probe"
+    return [
+        KeyFigure("Trained encoder", percent(run.result("probe_accuracy")), note, main=True),
+        KeyFigure("Untrained encoder", percent(run.result("untrained_probe_accuracy")), "linear probe before step 1"),
+        KeyFigure("k-NN", percent(run.accuracy("knn_accuracy")), f"{short(features)} dimensions" if features else ""),
+    ]
+
+
+def accuracy(run: RunFiles) -> PageSection | None:
     """Returns bars of this run's accuracies, of what they have to beat, and of published ones."""
+    if mask_key_figures(run):
+        return None
     images, classes = run.result("probe_train_images"), run.result("num_classes")
     note = f"fitted on {short(images)} images" if images else "test accuracy after training"
     probe, tested = run.result("probe_accuracy"), run.result("probe_test_images")
@@ -123,7 +134,11 @@ def curves(run: RunFiles) -> PageSection:
     if not run.metrics:
         return absent_section("Curves", run.problems.get("metrics.jsonl", "No metric was recorded."))
     terms = sorted(key for key in run.metrics if key.startswith("train/") and key not in TRAIN_KEYS)
-    others = sorted(key for key in run.metrics if key.startswith("eval/") and key not in EVAL_NAMES)
+    charted = EVAL_NAMES.keys() | {key for names in MASK_CHARTS.values() for key in names}
+    others = sorted(
+        key for key, (steps, _) in run.metrics.items()
+        if key.startswith("eval/") and key not in charted and not (mask_key_figures(run) and len(steps) < 2)
+    )  # fmt: skip
     floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": run.result("chance_accuracy")}
     levels = [(f"{name} {value:.1f} %", value) for name, value in floors.items() if value is not None]
     norms = [("train/grad_norm", "gradient"), ("train/update_norm", "update")]
@@ -135,6 +150,7 @@ def curves(run: RunFiles) -> PageSection:
         _chart(run, "Learning rate", [("train/lr", "learning rate")], log="offer", from_zero=True),
         _chart(run, "Norms", norms, log="offer", smooth=True),
         _chart(run, "Loss of the online probe", [("train/probe_loss", "probe loss")], log="offer", smooth=True),
+        *(_chart(run, title, names.items(), from_zero=True, wide=True) for title, names in MASK_CHARTS.items()),
         *(_chart(run, key.removeprefix("eval/"), [(key, key)]) for key in others),
     ]
     return PageSection("Curves", [card_grid(charts)])
@@ -153,8 +169,10 @@ def speed(run: RunFiles) -> PageSection:
     return PageSection("Speed", [card_grid(charts)])
 
 
-def views(run: RunFiles) -> PageSection:
+def views(run: RunFiles) -> PageSection | None:
     """Returns the picture of augmented views."""
+    if mask_key_figures(run) and not (run.workdir / "views.png").exists():
+        return None
     picture = embed_png(run.workdir / "views.png", "Rows of images: the original and its augmented views")
     note = "Each row shows one image: the original, then its augmented views."
     return PageSection("What the encoder sees", [Card("", [picture], note)])
@@ -191,4 +209,4 @@ def summary(run: RunFiles) -> PageSection:
     return PageSection("Summary", [Card("", [pairs([*known, *json_pairs(rest)])])])
 
 
-SECTIONS = (run_headline, accuracy, curves, speed, profile, views, config, summary, environment_table)
+SECTIONS = (run_headline, accuracy, masks, curves, speed, profile, views, config, summary, environment_table)
