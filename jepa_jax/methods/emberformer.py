@@ -30,7 +30,9 @@ class EmberFormerMethodConfig(NamedGroup):
     reads_images: ClassVar[bool] = False
 
     spatial_lr: float = key(1e-4, "peak rate of decoder and refinement at the reference batch", least=0)
-    frozen_epochs: float = key(0.0, "epochs at the start in which the decoder does not change", least=0)
+    frozen_epochs: float = key(
+        0.0, "epochs at the start in which the decoder's weights stay, apart from its classifier's", least=0
+    )
     loss: MaskLossConfig = subgroup(MaskLossConfig)
 
     def problems(self, config: Config) -> Iterator[Problem]:
@@ -51,8 +53,9 @@ class EmberFormerMethod(Method):
         frozen = round(self.config.frozen_epochs / config.optim.epochs * total_steps) if config.optim.epochs else 0
         spatial_lr = self.config.spatial_lr
         self.param_groups = (
+            # The classifier starts at random whatever was loaded, so it is never frozen.
+            ParamGroup("^refinement/|^decoder/(head/)?classifier/", lr=spatial_lr),
             ParamGroup("^decoder/", lr=spatial_lr, frozen_steps=frozen),
-            ParamGroup("^refinement/", lr=spatial_lr),
         )
 
     def init(self, key: jax.Array, sample: Batch) -> EmberFormer:
@@ -83,7 +86,8 @@ class EmberFormerMethod(Method):
         logits = self.mask_logits(model, batch, train=True)
         with jax.named_scope("loss"):
             loss, terms = mask_loss(logits, batch["target"], batch["known"], **vars(self.config.loss))
-            terms["burning"] = jnp.mean(batch["target"], where=batch["known"])
+            burning = jnp.sum(batch["target"] & batch["known"])
+            terms["burning"] = burning / jnp.maximum(jnp.sum(batch["known"]), 1)  # share of the known pixels
         return Output(loss, terms)
 
     def pictures(self, model: EmberFormer, batch: Batch, key: jax.Array) -> UInt8[Array, "v b h w 3"]:

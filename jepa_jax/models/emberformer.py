@@ -16,9 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
+from jepa_jax.config.groups import PROBABILITY, Config
 from jepa_jax.config.schema import Group, Problem, key
-from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.resnet import ConvNorm
 from jepa_jax.models.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.tokens import patchify
@@ -36,7 +36,7 @@ class SegFormerKeys(Group):
     decoder_size: str = key("b0", "size of the SegFormer", choices=tuple(SIZES))
     decoder_stride: int = key(1, "patches per side of a cell of its first stage; images have 4 pixels", least=1, most=4)
     decoder_drop_path: float = key(0.1, "share of maps that skip a branch of its last block in training", **PROBABILITY)
-    decoder_dropout: float = key(0.1, "share of numbers that its classifier loses in training", least=0, most=0.99)
+    decoder_dropout: float = key(0.1, "share of its features that are lost in training", least=0, most=0.99)
     decoder_weights: str = key(
         "",
         "directory as transformers saves it, or .safetensors file, of a SegFormer of this size to start from; "
@@ -49,12 +49,16 @@ class UNetKeys(Group):
     decoder_widths: tuple[int, ...] = key((32, 64, 128), "channels by scale, each half as fine as the last", least=1)
 
     def problems(self, config: Config) -> Iterator[Problem]:
+        cells = config.data.image_size // config.model.patch_size
         if not self.decoder_widths:
             yield Problem("model.decoder_widths", "needs at least one width")
+        elif cells >> len(self.decoder_widths) - 1 < 1:
+            fix = "use fewer widths or a smaller model.patch_size"
+            yield Problem("model.decoder_widths", f"{cells} patches per side cannot be halved that often; {fix}")
 
 
 @dataclasses.dataclass(frozen=True)
-class EmberFormerConfig(NamedGroup):
+class EmberFormerConfig(BatchNormConfig):
     patch_size: int = key(16, "pixels per side of a patch, a power of 2", least=1)
     width: int = key(64, "numbers per token", least=2)
     depth: int = key(3, "blocks of the temporal transformer", least=1)
@@ -77,6 +81,7 @@ class EmberFormerConfig(NamedGroup):
     refine_inputs: bool = key(False, "whether the refinement also reads the last mask and the terrain, pixel by pixel")
 
     def problems(self, config: Config) -> Iterator[Problem]:
+        yield from super().problems(config)
         size, patch = config.data.image_size, self.patch_size
         if patch & (patch - 1) or size % patch:
             yield Problem("model.patch_size", f"must be a power of 2 that divides data.image_size = {size}")

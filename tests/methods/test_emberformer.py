@@ -61,9 +61,9 @@ def test_the_decoder_stays_for_its_frozen_epochs_and_the_rest_learns():
     for _ in range(4):
         before = jax.device_get(state.params["model"])
         state, _ = program.train_step(state, batch)
-        seen.append(moved(before, state.params["model"]))
-    assert [one["decoder"] for one in seen] == [False, False, True, True]
-    assert all(one["history"] and one["refinement"] for one in seen)
+        seen.append(moved(before, state.params["model"]) | moved(before["decoder"], state.params["model"]["decoder"]))
+    assert [one["unet"] for one in seen] == [False, False, True, True]
+    assert all(one["history"] and one["refinement"] and one["classifier"] for one in seen)
 
 
 def test_the_spatial_part_has_its_own_rate():
@@ -124,6 +124,10 @@ def test_models_and_methods_that_do_not_fit_are_refused():
         )
     with pytest.raises(UserError, match="needs; use a smaller patch_size"):
         changed_config(load_config("emberformer_small"), {"data.image_size": 96})
+    with pytest.raises(UserError, match="16 patches per side cannot be halved that often"):
+        load_config("emberformer_cpu", {"model.decoder_widths": (8,) * 6})
+    with pytest.raises(UserError, match="batch statistics of emberformer belong to other weights"):
+        load_config("emberformer_cpu", {"optim.name": "schedule_free_adamw"})
     with pytest.raises(UserError, match="power of 2"):
         load_config("emberformer_cpu", {"model.patch_size": 3})
 
