@@ -3,10 +3,10 @@
     jepa-jax train --config=emberformer_small --workdir=runs/emberformer_small --config.data.dir=DIR
 
 DIR holds .npz sequences (docs/guides/wildfire.md); the data of the authors are not public, so that their number of
-terrain channels is a guess (3). As published: sizes, batch, both rates, decay, epochs, patience and least improvement of
-early stopping, weighted cross-entropy with automatic weights. Not as published: the F1 that stops the run is that of the
-best threshold on validation fires, not of .5; decay is decoupled (AdamW), the rate warms up for an epoch and falls by a
-cosine, gradients are clipped, and what the authors describe but their code leaves out (the SegFormer encoder, the
+terrain channels is a guess (3). As published: sizes, batch, both rates, decay, epochs, patience and least improvement
+of early stopping, weighted cross-entropy with automatic weights. Not as published: the F1 that stops the run is that of
+the best threshold on validation fires, not of .5; decay is decoupled (AdamW), the rate warms up for an epoch and falls
+by a cosine, gradients are clipped, and what the authors describe but their code leaves out (the SegFormer encoder, the
 training of the refinement) is there. The authors saw a precision of 24 to 26 % at a
 recall of 98 % and expected an F1 of .75 to .80; nothing was measured here.
 Public weights of the decoder: --config.model.decoder_weights=PATH of nvidia/segformer-b0-finetuned-ade-512-512.
