@@ -1,6 +1,7 @@
 """masks.html of a run: the best and worst test fires; and what report.html shows of predicted masks."""
 
 import pathlib
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ def _exhibition(run: RunFiles) -> Card:
             gif = spread_gif(exhibits)
             write_atomically(run.workdir / ANIMATION, gif)
             parts += [embed_image(gif, "gif", _spread_in_words(exhibits)), Legend(LEGEND)]
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, ValueError, KeyError, IndexError) as error:
         return Card(title, [absent(f"{EXHIBITS} cannot be shown: {error}")])
     parts.append(Link("The best and the worst fires", PAGE))
     note = "The test fire of median average precision among those with long histories. Each mask is predicted from the"
@@ -113,7 +114,7 @@ def fires_page(exhibits: Exhibits, name: str) -> Page:
 
 def _cards(exhibits: Exhibits, indices: np.ndarray) -> Iterator[Card]:
     for index in indices:
-        frames, fire = exhibits["valid"][index].sum(), exhibits["fire_id"][index]
+        frames, fire = int(exhibits["valid"][index].sum()), exhibits["fire_id"][index]
         measured = {
             title: exhibits[key][index] for key, title in list(COLUMNS.items())[:2] if np.isfinite(exhibits[key][index])
         }

@@ -15,13 +15,13 @@ ROWS = {  # of whom, and how the keys of the summary begin
 }
 COLUMNS = {  # key of the summary, and its heading
     "average_precision": "AP",
-    "new_average_precision": "AP, newly burning",
+    "new_average_precision": "AP of newly burning",
     "precision": "precision",
     "recall": "recall",
     "f1": "F1",
     "iou": "IoU",
 }
-SPREADS = {"average_precision": "AP", "new_average_precision": "AP, newly burning", "f1": "F1"}
+SPREADS = {"average_precision": "AP", "new_average_precision": "AP of newly burning", "f1": "F1"}
 
 
 def result_rows(summary: Mapping[str, Any]) -> list[list[str]]:

@@ -101,7 +101,7 @@ def test_the_page_lists_the_best_fire_first_and_the_worst_first(tmp_path):
     assert (
         page.index("Best fires</h2>") < page.index("Fire 10") < page.index("Worst fires</h2>") < page.index("Fire 13")
     )
-    assert "Fire 13 · AP 0.100, AP, newly burning 0.050 · history of 4 frames" in page
+    assert "Fire 13 · AP 0.100, AP of newly burning 0.050 · history of 4 frames" in page
     assert "Fire 11 · AP 0.633 · history of 4 frames" in page  # nothing ignited there
     assert all(meaning in page for meaning in LEGEND.values()) and "nan" not in page.split("<h2>")[1]
     assert page.count('alt="Fire ') == 4 and not re.search(r"https?:", page)
