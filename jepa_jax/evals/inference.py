@@ -21,6 +21,7 @@ from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import changed_config, resolve_config
 from jepa_jax.program.step import (
     TrainState,
+    evaluated_forward,
     evaluated_variables,
     make_feature_step,
     make_statistics_step,
@@ -116,7 +117,8 @@ class FrozenEncoder:
 
     def _has_batch_statistics(self) -> bool:
         model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
-        return hasattr(self.program.method, "features") and bool(jax.tree.leaves(nnx.state(model, nnx.BatchStat)))
+        has_any = bool(jax.tree.leaves(nnx.state(model, nnx.BatchStat)))
+        return has_any and evaluated_forward(self.program.method) is not None
 
     def with_weights(self: Self, params: Any, stats: Any) -> Self:
         """Returns the encoder with other weights."""

@@ -278,15 +278,27 @@ def make_feature_step(
     return jax.jit(features, in_shardings=shardings, out_shardings=replicated(mesh))
 
 
+def evaluated_forward(method: Any) -> Callable[..., Any] | None:
+    """Returns what evaluations call with (model, batch, train=...): `features` or else `mask_logits`; None for none."""
+    return getattr(method, "features", None) or getattr(method, "mask_logits", None)
+
+
 def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Callable[[PyTree, PyTree, Batch], PyTree]:
-    """Returns the compiled function (model params, stats, batch) -> batch statistics of this batch alone."""
+    """Returns the compiled function (model params, stats, batch) -> batch statistics of this batch alone.
+
+    Nothing is dropped: the statistics are for evaluations, which drop nothing.
+    """
+    forward = evaluated_forward(method)
+    assert forward is not None
 
     def statistics(params: PyTree, stats: PyTree, batch: Batch) -> PyTree:
         model = factory.merge(params, stats)
         for _, module in nnx.iter_modules(model):
             if isinstance(module, nnx.BatchNorm):
                 module.momentum = 0.0
-        method.features(model, batch, train=True)
+            elif isinstance(module, nnx.Dropout):
+                module.rate = 0.0
+        forward(model, batch, train=True)
         return nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))

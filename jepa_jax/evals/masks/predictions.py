@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
 class MaskPredictor:
     """Predicts the masks of whole sources with any weights; compiles once per bucket.
 
-    The method of the program has `mask_logits(model, batch)`, which returns float32 [B, H, W, 1] in evaluation mode.
+    The method of the program has `mask_logits(model, batch, *, train=False)`, which returns float32 [B, H, W, 1].
     """
 
     def __init__(self, config: Config, program: Program):
