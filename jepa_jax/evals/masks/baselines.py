@@ -17,8 +17,10 @@ from jepa_jax.evals.masks.predictions import same_shape_parts
 from jepa_jax.evals.masks.truth import Truth, last_frame
 from jepa_jax.evals.sources import part_of
 
-BASELINES = ("persistence", "dilation", "logistic")
+PERSISTENCE = "persistence"
+BASELINES = (PERSISTENCE, "dilation", "logistic")
 NEIGHBOURHOODS = (3, 7)  # pixels per side
+FARTHEST, FARTHEST_SHARE = 8, 0.1  # distance that features tell apart: pixels, or a share of the side if that is more
 FITTED_PIXELS, FITTED_ELEMENTS = 2**18, 2048  # at most, of training data
 PIXELS_AT_ONCE = 2**20  # whose features are in memory
 PENALTY = 1e-5  # a dozen weights from thousands of pixels need hardly any
@@ -40,35 +42,26 @@ class Logistic(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What does not depend on the model of a set: the truth, and the scores [N, H, W] of the baselines by name."""
+    """What does not depend on the model of a set: the truth, and the scores of the baselines."""
 
     truth: Truth
-    scores: dict[str, np.ndarray]
+    fitted: dict[str, np.ndarray]  # [N, H, W] by name, of all but persistence, which the truth tells
+
+    def scores(self, name: str) -> np.ndarray:
+        """Returns the scores [N, H, W] of a baseline in float32; those of unknown pixels mean nothing."""
+        return (~self.truth.new).astype(np.float32) if name == PERSISTENCE else self.fitted[name]
 
 
 def read_reference(source: Source, logistic: Logistic, on_elements: OnCount = ignore) -> Reference:
     """Reads a set once and scores its pixels with all baselines."""
     truth = Truth.empty(source.spec, len(source))
-    scores = {name: np.empty(truth.target.shape, np.float32) for name in BASELINES}
+    fitted = {name: np.empty(truth.target.shape, np.float32) for name in BASELINES if name != PERSISTENCE}
     for indices, batch in host_batches(source):
         truth.fill(indices, batch)
-        for name, values in baseline_scores(batch, logistic).items():
-            scores[name][indices] = values
+        fitted["dilation"][indices] = -distance(last_frame(batch))  # a threshold is minus the radius
+        fitted["logistic"][indices] = logistic(batch)
         on_elements(len(indices))
-    return Reference(truth, scores)
-
-
-def baseline_scores(batch: Arrays, logistic: Logistic) -> dict[str, np.ndarray]:
-    """Returns the scores [B, H, W] of each baseline.
-
-    Persistence is the last mask. Dilation is the negative distance from it: a threshold is minus the radius.
-    """
-    burning = last_frame(batch)
-    return {
-        "persistence": burning.astype(np.float32),
-        "dilation": -distance(burning),
-        "logistic": logistic(batch),
-    }
+    return Reference(truth, fitted)
 
 
 def distance(burning: np.ndarray) -> np.ndarray:
@@ -80,16 +73,32 @@ def distance(burning: np.ndarray) -> np.ndarray:
 def pixel_features(batch: Arrays) -> np.ndarray:
     """Returns features of each pixel [B, H, W, F] in float32.
 
-    They are the last mask, the share of burning pixels in each neighbourhood, the static channels, and of the last wind
-    the speed and the sine and cosine of its direction.
+    They are the last mask, the share of burning pixels in each neighbourhood, minus the distance to the last mask (at
+    most FARTHEST), of the last wind the speed and the sine and cosine of its direction, how far the pixel lies downwind
+    of a front, and the static channels.
     """
     burning = last_frame(batch).astype(np.float32)
     shares = [scipy.ndimage.uniform_filter(burning, (1, side, side), mode="constant") for side in NEIGHBOURHOODS]
     speed, direction = np.asarray(batch["wind"])[:, -1].T
     angle = 2 * np.pi * direction
     winds = [np.broadcast_to(one[:, None, None], burning.shape) for one in (speed, np.sin(angle), np.cos(angle))]
-    maps = np.stack([burning, *shares, *winds], axis=-1)
+    nearness = -np.minimum(distance(burning > 0), max(FARTHEST, FARTHEST_SHARE * max(burning.shape[1:])))
+    maps = np.stack([burning, *shares, nearness, *winds, downwind(shares[0], speed, angle)], axis=-1)
     return np.concatenate([maps, batch["static"]], axis=-1, dtype=np.float32)
+
+
+def downwind(share: np.ndarray, speed: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Returns the speed times how steeply the share of burning pixels falls along the wind, [B, H, W].
+
+    It is positive in front of the side of a fire from which the wind blows away, and negative upwind.
+
+    Args:
+      share: of burning pixels around each one, [B, H, W]; rows grow southwards, columns eastwards.
+      speed, angle: [B]; of the direction that the wind comes from, clockwise from north in radians.
+    """
+    southwards, eastwards = np.gradient(share, axis=(1, 2))
+    rows, columns = (one[:, None, None] for one in (speed * np.cos(angle), -speed * np.sin(angle)))
+    return -(rows * southwards + columns * eastwards)
 
 
 def fit_logistic(train: Source, on_elements: OnCount = ignore) -> Logistic:

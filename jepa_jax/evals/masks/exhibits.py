@@ -12,12 +12,11 @@ import scipy.special
 from jepa_jax.data.contract import Source
 from jepa_jax.data.fires.element import fire_element, stacked
 from jepa_jax.evals.masks.predictions import same_shape_parts
-from jepa_jax.evals.masks.spread import LISTED_FIRES
+from jepa_jax.evals.masks.spread import LISTED_FIRES, FireFigures
 from jepa_jax.evals.masks.truth import Truth
 
 SHOWN = ("fire", "valid", "wind", "static", "target", "known", "fire_id")
 Predict = Callable[[Source], np.ndarray]  # the logits [N, H, W] of a source
-FireFigures = Mapping[int, Mapping[str, float | None]]  # by the number of the fire
 
 
 def mask_exhibits(

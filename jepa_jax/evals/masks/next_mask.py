@@ -9,16 +9,24 @@ import scipy.special
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Source
-from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
+from jepa_jax.evals.evaluators import (
+    UNTRAINED_CALIBRATION_IMAGES,
+    EvaluationContext,
+    Evaluator,
+    Figures,
+    Moment,
+    Stage,
+)
 from jepa_jax.evals.masks.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
 from jepa_jax.evals.masks.exhibits import mask_exhibits
-from jepa_jax.evals.masks.predictions import Change, LentWind, MaskPredictor, lenders
+from jepa_jax.evals.masks.predictions import Change, LentWind, MaskPredictor, lenders, same_shape_parts
 from jepa_jax.evals.masks.spread import fire_figures, fire_spread, interval_95, resampled_average_precisions
 from jepa_jax.evals.masks.truth import chosen_threshold, mask_figures, ranking_figures
-from jepa_jax.evals.sources import part_of
+from jepa_jax.evals.sources import part_of, whole_groups
 from jepa_jax.program.step import TrainState
 
-EVEN_ODDS = 0.0  # threshold of logits without validation data: probability 1/2
+EVEN_LOGIT = 0.0  # probability 1/2: the threshold where validation data cannot choose one
+MOST_PIXELS = 2**28  # of a split that is evaluated: 3 GB of truth and baselines, and 1 GB for each model that is scored
 THRESHOLD_ELEMENTS = 512  # of training data, by which baselines choose their threshold without validation data
 FEWEST_FIRES = 30  # with fewer, what differs between two models is mostly which fires were drawn
 RANKINGS = ("average_precision", "new_average_precision")
@@ -36,18 +44,22 @@ class NextMask(Evaluator):
 
     Figures named `new_` are of the pixels that do not burn in the last frame, of which persistence knows nothing.
     Epochs are judged on validation data alone. The final figures are of the test split, at the threshold of the highest
-    F1 on validation data; without those, at probability 1/2. Nothing is chosen by test data. Baselines and what is true
-    are computed once per run.
+    F1 on validation data; without those, or if nothing burns there, at probability 1/2. Nothing is chosen by test data.
+    Baselines and what is true are computed once per run. Of a split with more than MOST_PIXELS pixels, a sample of its
+    fires is evaluated.
     """
 
     def __init__(self, context: EvaluationContext):
         super().__init__(context)
-        if missing := {"fire", "valid", "target", "known", "fire_id"} - context.test.spec.keys():
+        if missing := {"fire", "valid", "wind", "static", "target", "known", "fire_id"} - context.test.spec.keys():
             raise UserError(
                 f"config.data.source = {context.config.data.source}: next_mask needs histories of masks, and elements "
                 f"have no {', '.join(sorted(missing))}; use wildfire, fire_sequences or ndws"
             )
         self.predictor = MaskPredictor(context.config, context.program)
+        most = max(1, MOST_PIXELS // context.test.spec["target"].size)
+        self.test = whole_groups(context.test, most)
+        self.validation = None if context.validation is None else whole_groups(context.validation, most)
         self._exhibits: Mapping[str, np.ndarray] = {}
         if context.validation is not None:
             self.choosable = {f"validation_{name}": "max" for name in (*RANKINGS, "f1", "iou")}
@@ -59,62 +71,69 @@ class NextMask(Evaluator):
         return moment.stage == Stage.FINAL or config.untrained
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
-        variables = self.context.calibrated(state, self.context.config.eval.calibration_images)
+        images = self.context.config.eval.calibration_images
+        if moment.stage == Stage.UNTRAINED:
+            images = images or min(UNTRAINED_CALIBRATION_IMAGES, len(self.context.train))
+        encoder = self.context.encoder(state, images)
+        variables = encoder.params, encoder.stats
         if moment.stage == Stage.UNTRAINED:
             figures = ranking_figures(self._scores(variables, "test"), self._test.truth)
             return {f"untrained_{name}": value for name, value in figures.items()}
         validated, threshold = self._validated(variables)
         return validated if moment.stage == Stage.EPOCH else validated | self._final(variables, threshold)
 
-    def _validated(self, variables: tuple[Any, Any]) -> tuple[Figures, float]:
+    def _validated(self, variables: tuple[Any, Any]) -> tuple[Figures, float | None]:
         """Returns figures on validation data, with those of the best baseline, and the threshold chosen there."""
         if self._validation is None:
-            return {}, EVEN_ODDS
+            return {}, None
         scores, truth = self._scores(variables, "validation"), self._validation.truth
-        chosen = chosen_threshold(scores, truth)
-        threshold = EVEN_ODDS if chosen is None else chosen
-        figures = mask_figures(scores, truth, threshold)
+        threshold = chosen_threshold(scores, truth)
+        figures = mask_figures(scores, truth, EVEN_LOGIT if threshold is None else threshold)
         best = {name: _best(self._validation_baselines, name) for name in RANKINGS}
         figures |= {f"baseline_{name}": value for name, (value, _) in best.items()}
         return {f"validation_{name}": value for name, value in figures.items()}, threshold
 
-    def _final(self, variables: tuple[Any, Any], threshold: float) -> Figures:
+    def _final(self, variables: tuple[Any, Any], chosen: float | None) -> Figures:
         truth, scores = self._test.truth, self._scores(variables, "test")
+        threshold = EVEN_LOGIT if chosen is None else chosen
+        by_fire = fire_figures(scores, truth, threshold)
         figures: Figures = mask_figures(scores, truth, threshold)
         figures |= {
             "threshold": float(scipy.special.expit(threshold)),
-            "threshold_is_chosen": self._validation is not None,
+            "threshold_is_chosen": chosen is not None,
             "test_fires": len(truth.fires),
-            **fire_spread(scores, truth, threshold),
+            "test_elements": len(self.test),
+            **fire_spread(by_fire),
+            **self._compared(scores, figures),
         }
+        shuffled = self._scores(variables, "test", self._with_lent_wind)
+        figures |= {f"shuffled_wind_{name}": value for name, value in ranking_figures(shuffled, truth).items()}
+        figures["shuffled_wind_of_own_fire"] = self._own_winds()
+        predict = functools.partial(self.predictor.scores, *variables)
+        self._exhibits = mask_exhibits(self.test, truth, scores, threshold, by_fire, predict)
+        return figures
+
+    def _compared(self, scores: np.ndarray, own_figures: Figures) -> Figures:
+        """Returns the figures of baselines on test data, and how far a model with these scores is ahead of the best."""
+        truth = self._test.truth
         baselines = {
-            name: mask_figures(self._test.scores[name], truth, self._baseline_thresholds[name]) for name in BASELINES
+            name: mask_figures(self._test.scores(name), truth, self._baseline_thresholds[name]) for name in BASELINES
         }
-        figures |= {f"{name}_{figure}": value for name in BASELINES for figure, value in baselines[name].items()}
+        figures: Figures = {
+            f"{name}_{figure}": value for name in BASELINES for figure, value in baselines[name].items()
+        }
         for name in RANKINGS:
             best, champion = _best(baselines, name)
             if best is None:  # no pixel is positive
                 continue
             own, other = (
                 resampled_average_precisions(values, truth, new=name.startswith("new_"))
-                for values in (scores, self._test.scores[champion])
+                for values in (scores, self._test.scores(champion))
             )
             figures[f"baseline_{name}"] = best
             figures[f"{name}_interval_95"] = interval_95(own)
-            figures[f"{name}_gain"] = figures[name] - best
+            figures[f"{name}_gain"] = own_figures[name] - best
             figures[f"{name}_gain_interval_95"] = interval_95(own - other)
-        if "wind" in self.context.test.spec:
-            shuffled = self._scores(variables, "test", self._with_lent_wind)
-            found = ranking_figures(shuffled, truth)
-            figures |= {f"shuffled_wind_{name}": value for name, value in found.items()}
-        self._exhibits = mask_exhibits(
-            self.context.test,
-            truth,
-            scores,
-            threshold,
-            fire_figures(scores, truth, threshold),
-            functools.partial(self.predictor.scores, *variables),
-        )
         return figures
 
     def exhibits(self) -> Mapping[str, np.ndarray]:
@@ -122,12 +141,17 @@ class NextMask(Evaluator):
         return self._exhibits
 
     def _scores(self, variables: tuple[Any, Any], split: str, change: Change | None = None) -> np.ndarray:
-        source, progress = getattr(self.context, split), self.context.progress
+        source, progress = getattr(self, split), self.context.progress
         progress.start(f"{split} masks" if change is None else f"{split} masks, other wind", len(source))
         return self.predictor.scores(*variables, source, change=change, on_elements=progress.advance)
 
     def _with_lent_wind(self, indices: np.ndarray, part: Source) -> Source:
         return LentWind(part, lenders(self._test.truth.fire[indices]))
+
+    def _own_winds(self) -> int:
+        """Returns how many elements get the wind of their own fire when winds are shuffled."""
+        parts = [self._test.truth.fire[indices] for indices, _ in same_shape_parts(self.test)]
+        return sum(int(np.sum(fires[lenders(fires)] == fires)) for fires in parts)
 
     # What does not depend on the model.
 
@@ -143,23 +167,23 @@ class NextMask(Evaluator):
 
     @functools.cached_property
     def _test(self) -> Reference:
-        return self._read(self.context.test, "test")
+        return self._read(self.test, "test")
 
     @functools.cached_property
     def _validation(self) -> Reference | None:
-        return None if self.context.validation is None else self._read(self.context.validation, "validation")
+        return None if self.validation is None else self._read(self.validation, "validation")
 
     @functools.cached_property
     def _baseline_thresholds(self) -> dict[str, float]:
         """Thresholds with the highest F1 on validation data, or else on training data."""
         reference = self._validation or self._read(part_of(self.context.train, THRESHOLD_ELEMENTS), "train")
-        chosen = {name: chosen_threshold(reference.scores[name], reference.truth) for name in BASELINES}
+        chosen = {name: chosen_threshold(reference.scores(name), reference.truth) for name in BASELINES}
         return {name: np.inf if threshold is None else threshold for name, threshold in chosen.items()}
 
     @functools.cached_property
     def _validation_baselines(self) -> dict[str, dict[str, float | None]]:
         assert self._validation is not None  # asked for after validation only
-        return {name: ranking_figures(self._validation.scores[name], self._validation.truth) for name in BASELINES}
+        return {name: ranking_figures(self._validation.scores(name), self._validation.truth) for name in BASELINES}
 
     # What a person reads.
 
@@ -173,11 +197,20 @@ class NextMask(Evaluator):
         return "  ".join(words)
 
     def caveat(self, figures: Figures) -> str | None:
-        fires, notes = figures["test_fires"], []
+        fires, elements, whole = figures["test_fires"], figures["test_elements"], len(self.context.test)
+        notes = []
         if fires < FEWEST_FIRES:
             notes.append(f"{fires} test fires prove nothing; other fires could give quite different figures")
+        if elements < whole:
+            notes.append(f"figures are of {elements:,} of {whole:,} test elements, whole fires drawn with a fixed seed")
         if not figures["threshold_is_chosen"]:
-            notes.append("nothing is held out (data.validation = 0): masks are cut at probability 0.5")
+            why = "nothing is held out (data.validation = 0)" if self.validation is None else "nothing held out burns"
+            notes.append(f"{why}: masks are cut at probability 0.5")
+        if own := figures["shuffled_wind_of_own_fire"]:
+            notes.append(
+                f"{own:,} of {elements:,} elements got wind of their own fire where winds were shuffled, for want of "
+                "other fires: that understates how much the model relies on wind"
+            )
         return "; ".join(notes) or None
 
 

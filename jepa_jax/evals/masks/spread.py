@@ -1,5 +1,6 @@
 """How figures differ from fire to fire, and how far chance in the choice of fires can move them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,17 @@ LISTED_FIRES = 5  # worst and best
 RESAMPLES = 1000
 LEVELS = 2048  # of scores that resampling tells apart
 
+FireFigures = Mapping[int, Mapping[str, float | None]]  # by the number of the fire, the lowest AP first
 
-def fire_spread(scores: np.ndarray, truth: Truth, threshold: float) -> dict[str, Any]:
+
+def fire_spread(figures: FireFigures) -> dict[str, Any]:
     """Returns mean and standard deviation over fires of AP, AP of new pixels and F1, and the worst and best ones by AP.
 
     A fire without a positive pixel has no AP and is left out, for new pixels also one without a new positive pixel.
+
+    Args:
+      figures: those of `fire_figures`.
     """
-    figures = fire_figures(scores, truth, threshold)
     spread: dict[str, Any] = {}
     for name in ("average_precision", "new_average_precision", "f1"):
         values = [value for own in figures.values() if (value := own[name]) is not None]

@@ -50,7 +50,7 @@ def result_sentences(summary: Mapping[str, Any]) -> list[str]:
     if spreads and fires:
         sentences.append(f"Mean and standard deviation over {fires:,.0f} test fires: {', '.join(spreads)}.")
     if threshold is not None:
-        how = "the highest F1 on validation data" if summary.get("threshold_is_chosen") else "no validation data"
+        how = "the highest F1 on validation data" if summary.get("threshold_is_chosen") else "not chosen"
         sentences.append(f"Masks are cut at probability {threshold:.3f} ({how}).")
     return sentences
 

@@ -34,6 +34,15 @@ class Model(nnx.Module):
         return self.mix(jnp.concatenate([self.spread(last), batch["static"], wind], -1))
 
 
+class NormalisedModel(Model):
+    def __init__(self, channels, rngs):
+        super().__init__(channels, rngs)
+        self.norm = nnx.BatchNorm(channels, rngs=rngs)
+
+    def __call__(self, batch, train=False):
+        return super().__call__({**batch, "static": self.norm(batch["static"], use_running_average=not train)})
+
+
 class Pixels(Method):
     evaluators = ("next_mask",)
 
@@ -46,6 +55,16 @@ class Pixels(Method):
 
     def mask_logits(self, model, batch):
         return model(batch)
+
+
+class NormalisedPixels(Pixels):
+    """Normalises the terrain by batch statistics."""
+
+    def init(self, key: jax.Array, sample: Any) -> nnx.Module:
+        return NormalisedModel(sample["static"].shape[-1], nnx.Rngs(key))
+
+    def mask_logits(self, model, batch, *, train=False):
+        return model(batch, train)
 
 
 def fire_config(**overrides: Any) -> Any:

@@ -8,8 +8,10 @@ import scipy.special
 import sklearn.metrics
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.data.contract import fixed_order
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Moment, Stage, build_evaluators
+from jepa_jax.evals.masks import next_mask
 from jepa_jax.evals.masks.next_mask import NextMask
 from jepa_jax.train.run import train
 from tests.evals.masks.pixel_method import context_of, fire_config
@@ -156,6 +158,84 @@ def test_without_validation_data_epochs_are_not_judged_and_the_threshold_is_one_
     assert not any(name.startswith("validation") for name in final)
 
 
+def test_where_nothing_held_out_burns_the_threshold_is_not_chosen(built):
+    context, state, _, figures = built
+    cold = Relabelled(context.validation, lambda batch: {"target": np.zeros_like(batch["target"])})
+    evaluator = with_sources(built, context.test, cold)
+    final = evaluator.run(state, LAST)
+    assert final["threshold"] == 0.5 and final["threshold_is_chosen"] is False and figures["threshold_is_chosen"]
+    assert "nothing held out burns: masks are cut at probability 0.5" in evaluator.caveat(final)
+
+
+def test_baselines_are_fitted_on_training_data_alone(built):
+    context, state, evaluator, _ = built
+
+    def flipped(batch):
+        return {"target": ~batch["target"]}
+
+    sources = [Relabelled(source, flipped) for source in (context.train, context.test, context.validation)]
+    other = with_sources(built, *sources[1:])
+    other.run(state, LAST)
+    np.testing.assert_array_equal(other._logistic.kernel, evaluator._logistic.kernel)
+    other = NextMask(
+        EvaluationContext(context.config, context.program, (sources[0], context.test), validation=context.validation)
+    )
+    assert not np.allclose(other._logistic.kernel, evaluator._logistic.kernel)
+
+
+def test_of_a_large_split_whole_fires_are_evaluated_and_a_caveat_says_so(built, monkeypatch):
+    context, state, evaluator, figures = built
+    assert figures["test_elements"] == 24
+    monkeypatch.setattr(next_mask, "MOST_PIXELS", 10 * 256)  # two fires of four elements, not the half of a third
+    small = with_sources(built, context.test, context.validation)
+    final = small.run(state, LAST)
+    assert final["test_elements"] == 8 and final["test_fires"] == 2 and len(small.validation) == 8
+    assert "figures are of 8 of 24 test elements" in small.caveat(final)
+    batch = context.test.batch(np.arange(24))
+    chosen = np.isin(batch["fire_id"], small.test.batch(np.arange(8))["fire_id"])
+    expected = sklearn.metrics.average_precision_score(
+        batch["target"][chosen].ravel(), scores_of(built, context.test)[chosen].ravel()
+    )
+    assert final["average_precision"] == pytest.approx(expected)
+    monkeypatch.setattr(next_mask, "MOST_PIXELS", 3 * 256)  # less than one fire
+    assert len(with_sources(built, context.test, None).test) == 3
+
+
+def test_wind_of_the_same_fire_is_a_caveat(built):
+    context, state, evaluator, figures = built
+    one = Relabelled(context.test, lambda batch: {"fire_id": np.zeros_like(batch["fire_id"])})
+    alone = with_sources(built, one, context.validation)
+    final = alone.run(state, LAST)
+    assert final["shuffled_wind_of_own_fire"] == 24 and figures["shuffled_wind_of_own_fire"] == 0
+    assert "24 of 24 elements got wind of their own fire" in alone.caveat(final)
+    assert "own fire" not in evaluator.caveat(figures)
+
+
+def test_calibration_gives_the_statistics_of_training_elements():
+    context, state = context_of(fire_config(method__name="tests.evals.masks.pixel_method:NormalisedPixels"))
+    fresh, once = (context.calibrated(state, count)[1]["norm"] for count in (0, 8))
+    np.testing.assert_array_equal(fresh["mean"], 0)
+    seen = context.train.batch(fixed_order(len(context.train))[:8])["static"]
+    np.testing.assert_allclose(once["mean"], seen.mean((0, 1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(once["var"], seen.var((0, 1, 2)), rtol=1e-3)
+
+
+def test_the_untrained_model_is_scored_with_estimated_statistics():
+    options = {"method__name": "tests.evals.masks.pixel_method:NormalisedPixels", "eval__calibration_images": 0}
+    context, state = context_of(fire_config(**options))
+    evaluator = NextMask(context)
+    target, _ = truth_of(context.test)
+    whole = len(context.train)
+    fresh, estimated = (
+        sklearn.metrics.average_precision_score(
+            target.ravel(), evaluator.predictor.scores(*context.calibrated(state, count), context.test).ravel()
+        )
+        for count in (0, whole)
+    )
+    assert evaluator.run(state, UNTRAINED)["untrained_average_precision"] == pytest.approx(estimated)
+    assert abs(fresh - estimated) > 1e-3
+
+
 def test_epochs_are_judged_on_validation_data_alone(built):
     context, state, evaluator, figures = built
     assert [evaluator.due(moment) for moment in (UNTRAINED, FIRST, LAST)] == [True, True, True]
@@ -200,7 +280,8 @@ def test_data_without_masks_are_refused():
     context, _ = context_of(fire_config())
     context = EvaluationContext(images, context.program, (sources.train, sources.test))
     with pytest.raises(
-        UserError, match="data.source = shapes: next_mask needs .* fire, fire_id, known, target, valid; use"
+        UserError,
+        match="data.source = shapes: next_mask needs .* fire, fire_id, known, static, target, valid, wind; use",
     ):
         NextMask(context)
 

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from jepa_jax.evals.masks.spread import RESAMPLES, fire_spread, interval_95, resampled_average_precisions
+from jepa_jax.evals.masks.spread import (
+    RESAMPLES,
+    fire_figures,
+    fire_spread,
+    interval_95,
+    resampled_average_precisions,
+)
 from jepa_jax.evals.masks.truth import Truth, mask_figures, ranking_figures
 
 
@@ -46,7 +52,7 @@ def test_figures_of_a_set_are_not_means_over_its_elements():
 def test_spread_is_that_of_the_fires_one_by_one():
     truth, scores = random_set(12)
     truth.target[truth.fire == 30] = False  # a fire that ends: it has no average precision
-    spread = fire_spread(scores, truth, 0.5)
+    spread = fire_spread(fire_figures(scores, truth, 0.5))
     precisions, new, f1s = {}, [], []
     for fire in set(truth.fire.tolist()) - {30}:
         counted = (truth.fire == fire)[:, None, None] & truth.known
@@ -65,7 +71,7 @@ def test_spread_is_that_of_the_fires_one_by_one():
 def test_without_positives_nothing_is_measured():
     truth, scores = random_set(3)
     truth = truth._replace(target=np.zeros_like(truth.target))
-    spread = fire_spread(scores, truth, 0.5)
+    spread = fire_spread(fire_figures(scores, truth, 0.5))
     assert spread["worst_fires"] == spread["best_fires"] == [] and spread["fire_average_precision_mean"] is None
     assert set(ranking_figures(scores, truth).values()) == {None}
     assert interval_95(resampled_average_precisions(scores, truth)) is None
