@@ -22,7 +22,7 @@ class Choice:
 
 
 def find_choice(config: TrainConfig, evaluators: Mapping[str, Evaluator], length: Length) -> Choice | None:
-    """Returns the choice of a run; None if `train.keep_best` is empty.
+    """Returns the choice of a run; None if `train.keep_best` is empty, or if the run ends before its first epoch does.
 
     Raises:
       UserError: it names no figure to choose by, or one that this run never measures.
@@ -42,6 +42,8 @@ def find_choice(config: TrainConfig, evaluators: Mapping[str, Evaluator], length
         )
     choice = offered[config.keep_best]
     ends = range(length.steps_per_epoch, length.total_steps + 1, length.steps_per_epoch)
+    if not ends:  # a trial of a few steps, whose last state is evaluated
+        return None
     moments = (Moment(Stage.EPOCH, step, step // length.steps_per_epoch) for step in ends)
     if not any(map(evaluators[choice.evaluator].due, moments)):
         raise UserError(

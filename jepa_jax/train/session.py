@@ -85,7 +85,8 @@ class Session:
     def restore_or(self, initial_state: Callable[[], TrainState]) -> Loop:
         """Returns the position of the newest checkpoint, or the start of the run."""
         # The best state is a checkpoint like any other; a process that was killed may have left no newer one.
-        kept = [c for c in (self.best, self.checkpoints) if c and c.latest_step() is not None]
+        # Of equally new ones the ordinary one counts: it was written after actions that followed the choice.
+        kept = [c for c in (self.checkpoints, self.best) if c and c.latest_step() is not None]
         if not kept:
             loop = Loop(0, initial_state(), Progress())
         else:

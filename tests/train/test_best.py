@@ -93,10 +93,11 @@ def test_what_reads_a_run_reads_its_best_state(whole):
     assert int(state.step) == 12 and params_sha256(state.params["model"]) == summary["params_sha256"]
 
 
-@pytest.mark.parametrize("way", ["killed", "epoch 3/5", "epoch 5/5"])
+# "epochs seen 2" is said after the best epoch was judged: both folders then hold a checkpoint of its step.
+@pytest.mark.parametrize("way", ["killed", "epochs seen 2", "epoch 3/5", "epoch 5/5"])
 def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_path, monkeypatch, way):
     def interrupt(text):
-        if text.startswith(way):
+        if way in text:
             os.kill(os.getpid(), signal.SIGTERM)
 
     if way == "killed":
@@ -108,6 +109,8 @@ def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_pat
     else:
         with pytest.raises(Interrupted):
             run(tmp_path, Silent(interrupt), **FIRES, **BEST)
+    if way == "epochs seen 2":
+        assert (tmp_path / "best" / "step_12").is_dir() and (tmp_path / "checkpoints" / "step_12").is_dir()
     console = Silent()
     summary = run(tmp_path, console, **FIRES, **BEST)
     assert final(summary) == final(whole[1])
@@ -127,6 +130,16 @@ def test_patience_ends_a_run_that_says_so_and_is_finished(whole, tmp_path):
     again = Silent()
     assert run(tmp_path, again, **FIRES, **BEST, **patient) == json.loads((tmp_path / "summary.json").read_text())
     assert again.lines == [f"{tmp_path}: finished already; nothing to do"]
+
+
+def test_a_run_that_ends_within_its_first_epoch_chooses_nothing_and_evaluates_its_last_state(tmp_path):
+    summary = run(tmp_path, **FIRES, **BEST, train__max_steps=4, train__patience=2)
+    assert (summary["status"], summary["steps"], summary["stopped_early"]) == ("finished", 4, False)
+    assert [summary[f"best_{name}"] for name in ("score", "step", "epoch")] == [None, None, None]
+    config = tiny_config(mesh__data=1, **FIRES, **BEST)
+    _, state = restore_state(config, tmp_path, make_mesh(1, 1), open_source(config.data, "train").spec)
+    assert int(state.step) == 4 and params_sha256(state.params["model"]) == summary["params_sha256"]
+    assert summary["weight"] == float(np.sum(jax.device_get(state.params["model"]["kernel"])))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +174,7 @@ def test_which_evaluation_is_best_and_which_one_ends_the_run(best, values, min_d
         (dict(train__keep_best="probe_accuracy"), "choose from: probe_held_out_accuracy"),
         (dict(train__keep_best="x", data__validation=0.1), "probe_held_out_accuracy, validation_loss"),
         (dict(train__keep_best="probe_held_out_accuracy", eval__every_epochs=3), r"after no epoch of this run.*\(2\)"),
+        (dict(train__keep_best="x", train__max_steps=2), "choose from: probe_held_out_accuracy"),
         (dict(train__patience=2), r"config.train.patience = 2: needs train.keep_best"),
     ],
 )
