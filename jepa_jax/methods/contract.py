@@ -38,7 +38,7 @@ class ParamGroup:
 
     Attributes:
       pattern: regular expression searched in the path, e.g. "^predictor/".
-      lr: peak rate of its own; None for `optim.lr`.
+      lr: peak rate of its own, to which warm-up and end of the schedule are in proportion; None for `optim.lr`.
       constant: whether the rate stays at its peak instead of following the schedule.
       weight_decay: decay of its own; None for the config's.
       frozen_steps: steps at the start in which the parameters do not change; -1 for all steps.

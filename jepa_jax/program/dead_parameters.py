@@ -12,13 +12,10 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
-from jax.sharding import Mesh
 
-from jepa_jax.data.contract import Spec, abstract_batch
 from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.program.flops import inner_jaxprs
-from jepa_jax.program.optim import group_labels
-from jepa_jax.runtime.mesh import batch_sharding
+from jepa_jax.program.optim import group_labels, path_of
 
 PyTree = Any
 GRADIENT, UPDATE = "gradient of ", "update of "
@@ -47,23 +44,11 @@ def named(kind: str, tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: checkpoint_name(leaf, kind + path_of(path)), tree)
 
 
-def path_of(path: Any) -> str:
-    """Returns the path of a parameter as `ParamGroup` patterns see it, e.g. encoder/norm/scale."""
-    return jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("model/")
-
-
-def abstract_on(mesh: Mesh, spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch with the layout that training gives it."""
-    layout = batch_sharding(mesh)
-    shapes = abstract_batch(spec, batch_size)
-    return {key: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=layout) for key, one in shapes.items()}
-
-
 def dead_parameters(program: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> list[DeadParameter]:
     """Returns the parameters of the model that no step changes, or that change without regard to the loss.
 
     Tracing takes as long as that before compilation, which finds the same trace in jax's cache if the `batch` is laid
-    out like that of training (`abstract_on`). The online probe is left out: a method need not feed it.
+    out like that of training (`data.contract.abstract_on`). The online probe is left out: a method need not feed it.
     """
     state, total_steps = program.factory.abstract, program.length.total_steps
     params = state.params["model"]

@@ -7,9 +7,10 @@ import jax
 from flax import nnx
 
 from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import abstract_on
 from jepa_jax.data.facts import data_facts
 from jepa_jax.program.build import Program, build_program
-from jepa_jax.program.dead_parameters import abstract_on, dead_parameters
+from jepa_jax.program.dead_parameters import dead_parameters
 from jepa_jax.program.flops import Rules, count_flops
 from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
@@ -19,8 +20,11 @@ FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Returns parameters (by module, total, trainable), operations per image and steps of a run."""
-    data = data_facts(config.data)
+    """Returns parameters (by module, total, trainable), operations per image and steps of a run.
+
+    The data need not be there; its size is then assumed, and `data_found` is False.
+    """
+    data = data_facts(config.data, assume=True)
     mesh = make_mesh(1, 1)
     batch = abstract_on(mesh, data.spec, config.data.batch_size)
     program = build_program(config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=mesh)

@@ -89,9 +89,10 @@ def make_optimizer(
     warmup_steps = min(round(config.warmup_epochs * steps_per_epoch), total_steps)
 
     def rate_of(lr: float) -> optax.Schedule:
-        peak = lr * scale
-        end = peak if config.name == "schedule_free_adamw" else config.end_lr
-        return warmup_cosine(peak, warmup_steps=warmup_steps, total_steps=total_steps, start=config.warmup_lr, end=end)
+        peak, share = lr * scale, lr / config.lr if config.lr else 1.0  # all of a group's schedule is in proportion
+        end = peak if config.name == "schedule_free_adamw" else share * config.end_lr
+        start = share * config.warmup_lr
+        return warmup_cosine(peak, warmup_steps=warmup_steps, total_steps=total_steps, start=start, end=end)
 
     rate = rate_of(config.lr)
     model = optax.chain(*_clip(config), *_update_rule(config, rate, total_steps))
@@ -101,8 +102,8 @@ def make_optimizer(
             lr = config.lr if group.lr is None else group.lr
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
             rules[str(i)] = group_rule(config, group, own_rate, total_steps)
-        # What never moves must not decide how far the rest is clipped.
-        model = optax.chain(_still(groups), *_clip(config), _by_group(rules, groups))
+        # What does not move must not decide how far the rest is clipped.
+        model = optax.chain(_still(groups), *_clip(config, groups), _by_group(rules, groups))
     if config.name == "schedule_free_adamw":
         # Its count starts at 1, that of the rates at 0.
         model = optax.contrib.schedule_free(model, lambda count: rate(count - 1), b1=config.beta1)
@@ -114,8 +115,40 @@ def make_optimizer(
     return optax.partition({"model": model, "probe": probe}, lambda params: {name: name for name in params}), rate
 
 
-def _clip(config: Any) -> list[optax.GradientTransformation]:
-    return [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm > 0 else []
+def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.GradientTransformation]:
+    if config.clip_norm <= 0:
+        return []
+    if any(group.frozen_steps > 0 for group in groups):
+        return [clip_what_moves(config.clip_norm, groups)]
+    return [optax.clip_by_global_norm(config.clip_norm)]
+
+
+def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
+    """Returns clipping by the norm of the gradients of what moves at a step.
+
+    Gradients of groups that are still frozen are clipped by the norm of all. They are not zeroed: the moments of Adam
+    would then start from zero with a bias correction that is over, and the first steps would be several times too long.
+    """
+
+    def init(params: PyTree) -> optax.ScaleByScheduleState:
+        del params
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree = None
+    ) -> tuple[PyTree, optax.ScaleByScheduleState]:
+        del params
+        labels = group_labels(updates, groups)
+        moves = {"": jnp.array(True), **{str(i): state.count >= group.frozen_steps for i, group in enumerate(groups)}}
+        moving = jax.tree.map(lambda g, label: jnp.where(moves[label], g, 0), updates, labels)
+        of_moving, of_all = (clip_norm / jnp.maximum(optax.global_norm(t), clip_norm) for t in (moving, updates))
+
+        def clipped(g: jax.Array, label: str) -> jax.Array:
+            return g * jnp.where(moves[label], of_moving, of_all).astype(g.dtype)
+
+        return jax.tree.map(clipped, updates, labels), optax.ScaleByScheduleState(state.count + 1)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _by_group(
@@ -131,13 +164,17 @@ def _still(groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
     return _by_group({"": optax.identity(), **rules}, groups)
 
 
+def path_of(path: Any) -> str:
+    """Returns the path of a parameter as `ParamGroup` patterns see it, e.g. encoder/norm/scale."""
+    return jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("model/")
+
+
 def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
     """Returns the number of the first group whose pattern matches, as text, for each parameter; "" for the rest."""
 
     def label(path: Any, leaf: jax.Array) -> str:
         del leaf
-        name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("model/")
-        return next((str(i) for i, group in enumerate(groups) if re.search(group.pattern, name)), "")
+        return next((str(i) for i, group in enumerate(groups) if re.search(group.pattern, path_of(path))), "")
 
     labels = jax.tree_util.tree_map_with_path(label, params)
     for i, group in enumerate(groups):

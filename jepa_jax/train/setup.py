@@ -11,13 +11,13 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, sample
+from jepa_jax.data.contract import Source, abstract_on, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
-from jepa_jax.program.dead_parameters import DeadParameter, abstract_on, dead_parameters
+from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters
 from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir

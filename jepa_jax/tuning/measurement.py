@@ -21,12 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 import psutil
+from jax.sharding import NamedSharding
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Bucketed, Source, abstract_on
 from jepa_jax.data.dummy import open_dummy
-from jepa_jax.data.pipeline import Delivery, batches_ready, bucket_specs, train_batches
+from jepa_jax.data.pipeline import BatchInfo, Delivery, batches_ready, bucket_specs, eval_batches, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
 from jepa_jax.evals.features import Split
@@ -41,7 +42,6 @@ from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
-from jepa_jax.program.dead_parameters import abstract_on
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime import memory as process_memory
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
@@ -137,9 +137,11 @@ def measure(
                 step.compile(state, other)
         before_steps()
         process_memory.reset_peak()  # compiling may have taken more than any step will
-        loop = StepLoop(step, state, itertools.chain([delivery], batches), device, on_step)
-        del state, delivery  # the loop donates the one and is done with the other soon
-        loop.take(1)
+        first = [delivery, *largest_batches(config, source, sharding)]
+        loop = StepLoop(step, state, itertools.chain(first, batches), device, on_step)
+        taken = len(first)
+        del state, delivery, first  # the loop donates the one and is done with the others soon
+        loop.take(taken)
         loop.drain()
         if request.with_evaluation:
             sources = source, open_split(config.data, "test")
@@ -158,6 +160,16 @@ def measure(
         platform=jax.default_backend(),
         device_limit_bytes=min((limit for limit in limits if limit), default=None),
     )
+
+
+def largest_batches(config: Config, source: Source, sharding: NamedSharding) -> list[Delivery]:
+    """Returns a batch of the largest bucket, which may be too rare for the timed steps; [] if all batches are alike."""
+    if not isinstance(source, Bucketed) or len(bucket_specs(config.data, source)) < 2:
+        return []
+    padded = source.in_bucket(int(source.buckets.max()))  # holds any element
+    batch, _ = next(eval_batches(padded, config.data.batch_size, sharding))
+    supplied = BatchInfo(generation_seconds=0, supply_seconds=0, transfer_seconds=0, wait_seconds=0, skipped=[])
+    return [(batch, supplied)]
 
 
 def compile_step(step: CompiledStep, state: TrainState, batch: Any) -> dict[str, Any]:

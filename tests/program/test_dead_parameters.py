@@ -9,14 +9,14 @@ import pytest
 from flax import nnx
 
 from jepa_jax.config.recipe import shipped_recipes
-from jepa_jax.data.contract import image_spec
+from jepa_jax.data.contract import abstract_on, image_spec
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.fires.element import fire_spec
 from jepa_jax.methods.contract import Method, Output, ParamGroup
 from jepa_jax.methods.registry import METHODS
 from jepa_jax.program.build import build_program as build
 from jepa_jax.program.config import changed_config, load_config
-from jepa_jax.program.dead_parameters import DeadParameter, abstract_on, dead_parameters, in_words, zero_results
+from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters, in_words, zero_results
 from jepa_jax.program.describe import describe
 from tests.methods.test_rivals import SMALL, rival_config
 from tests.runs import Silent, run
@@ -52,6 +52,12 @@ class Careless(Method):
         return Output(jnp.mean(jnp.square(z)) + jnp.mean(y), {})
 
 
+class Unmoved(Careless):
+    """Gives the layer that it could train a rate of 0."""
+
+    param_groups = (ParamGroup("^used/", lr=0.0),)
+
+
 CARELESS = dict(method__name=f"{__name__}:Careless")
 EXPECTED = {
     "unused/kernel": LOSS,
@@ -82,6 +88,13 @@ def test_every_parameter_of_the_shipped_methods_is_trained(method):
 def test_parameters_without_a_gradient_or_an_update_are_named(change):
     program = build_program(changed_config(tiny_config(**CARELESS), change))
     assert dict(dead_parameters(program, SHAPES)) == EXPECTED
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "larc"])
+def test_a_rate_of_zero_is_found_in_the_trace(optimizer):
+    config = tiny_config(method__name=f"{__name__}:Unmoved", optim__name=optimizer, optim__clip_norm=1.0)
+    dead = dict(dead_parameters(build_program(config), SHAPES))
+    assert dead["used/kernel"] == LEFT_OUT and "frozen/kernel" not in dead
 
 
 def test_the_gradients_of_what_is_found_are_zero_and_those_of_the_rest_are_not():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.program.describe import describe
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_fire_config
 
 
 def test_parameters_are_counted_by_module_and_kind():
@@ -29,3 +29,9 @@ def test_unlabelled_images_of_one_channel_have_no_probe(tmp_path):
 def test_macs_of_a_known_encoder_are_the_published_ones():
     macs = describe(tiny_config(model__name="resnet18", data__image_size=32))["encoder_macs_per_image"]
     assert macs == pytest.approx(0.5554e9, rel=1e-3)  # ResNet-18 for 32 pixels, without its last layer
+
+
+def test_a_config_whose_data_is_not_there_is_described(tmp_path):
+    result = describe(tiny_fire_config(data__source="fire_sequences", data__dir=str(tmp_path / "absent")))
+    assert result["data_found"] is False and result["params_total"] > 0 and result["flops_per_image"] > 0
+    assert (result["feature_dim"], result["images_per_epoch"]) == (None, 64)

@@ -127,6 +127,44 @@ def test_the_rates_of_groups_scale_with_the_batch_like_the_others(scaling, facto
     )
 
 
+def test_the_schedule_of_a_group_is_in_proportion_to_that_of_the_model():
+    """A tenth of the rate in warm-up, at the peak and at the end; a rate of 0 never moves anything."""
+    config = optim_group("sgd", lr=0.1, weight_decay=0.0, weight_decay_end=0.0, momentum=0.0)
+    config = dataclasses.replace(config, warmup_epochs=0.3, warmup_lr=0.02, end_lr=0.05)
+    groups = (ParamGroup("^own/", lr=0.01), ParamGroup("^never/", lr=0.0))
+    tx, rate = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=8, groups=groups)
+    params = {"model": {name: {"kernel": jnp.ones((2, 2))} for name in ("rest", "own", "never")}}
+    state, seen = tx.init(params), []
+    for _ in range(10):
+        updates, state = tx.update(params, state, params)
+        seen.append([float(updates["model"][name]["kernel"][0, 0]) for name in params["model"]])
+    rest, own, never = np.array(seen).T
+    np.testing.assert_allclose(rest, -np.array([rate(step) for step in range(10)]), rtol=1e-5)
+    assert rate(0) == pytest.approx(0.02) and rate(9) == pytest.approx(0.05)
+    np.testing.assert_allclose(own, rest / 10, rtol=1e-5)
+    assert not never.any()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_what_is_frozen_does_not_decide_how_far_the_rest_is_clipped(name):
+    """For two steps the clipped norm is that of what moves, then that of all: 3-4-5 triangles."""
+    momentum = {"momentum": 0.0} if name == "sgd" else {}
+    config = optim_group(name, lr=1.0, weight_decay=0.0, clip_norm=1.0, **momentum)
+    groups = (ParamGroup("^late/", frozen_steps=2), ParamGroup("^still/", frozen_steps=-1))
+    tx, rate = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=100, groups=groups)
+    gradients = {"model": {"rest": jnp.array([3.0]), "late": {"b": jnp.array([4.0])}, "still": {"b": jnp.array([9.0])}}}
+    params = jax.tree.map(jnp.ones_like, gradients)
+    state = tx.init(params)
+    for step in range(4):
+        updates, state = tx.update(gradients, state, params)
+        late, rest = (-float(jax.tree.leaves(updates["model"][part])[0][0] / rate(step)) for part in ("late", "rest"))
+        assert not updates["model"]["still"]["b"].any()
+        if name == "sgd":
+            assert (rest, late) == pytest.approx((1.0, 0.0) if step < 2 else (0.6, 0.8), rel=1e-5)
+        else:  # moments of what was frozen are warm: its first step is as long as any other
+            assert late == pytest.approx(0.0 if step < 2 else 1.0, rel=1e-3)
+
+
 def test_muon_turns_the_gradient_of_a_kernel_into_a_nearly_orthogonal_matrix():
     """A convolution is the matrix [kh kw inputs, outputs]; what is no kernel moves by Adam, whose first step is lr."""
     config = optim_group("muon", lr=0.1, weight_decay=0.0, update_rms=1.0, adam_lr_factor=0.5)

@@ -21,6 +21,7 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.runner import Runner
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import batches_ready
+from jepa_jax.data.sources import open_source
 from jepa_jax.profiling import memory_growth
 from jepa_jax.profiling.compilations import CompiledStep, traced_flops
 from jepa_jax.program.build import build_program
@@ -33,7 +34,7 @@ from jepa_jax.tuning.measurement import StepLoop, measure, pipeline_fingerprint
 from jepa_jax.tuning.settings import KNOBS, Combination, TrialRequest
 from jepa_jax.tuning.trial import attempt
 from jepa_jax.tuning.trial_process import child_environment, explain_exit, finished_result, run_trial
-from tests.tiny import tiny_config, tiny_masked_config
+from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
 
 MB = 10**6
 FAULTY_TRIAL = pathlib.Path(__file__).parents[2] / "profiling" / "faulty_sweep.py"
@@ -225,6 +226,17 @@ def test_figures_agree_with_each_other(figures):
     normal, slow = figures
     assert slow.avg_step_time >= 0.03  # the planted wait, every step
     assert normal.program_fingerprint == slow.program_fingerprint
+
+
+def test_the_longest_batches_are_part_of_every_trial():
+    """However rare they are in training, memory has to hold them."""
+    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(3,))
+    source, seen = open_source(config.data, "train"), []
+    measure(
+        request_of(config, max_batches=1, warmup_batches=0), on_step=lambda batch, _: seen.append(jax.device_get(batch))
+    )
+    assert seen[1]["fire"].shape[1] == config.data.max_frames == 5
+    jax.tree.map(np.testing.assert_array_equal, seen[1], source.in_bucket(1).batch(np.arange(16)))
 
 
 def test_the_fingerprint_tells_pipelines_apart_and_knows_a_knob_without_effect():
