@@ -13,11 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
@@ -115,9 +117,14 @@ def state_factory(
     shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, fsdp_spec(leaf.shape, mesh)), states)
     abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), states, shardings)
     compiled = jax.jit(create, out_shardings=shardings)
-    return StateFactory(
-        graphdef, random_state, abstract, lambda seed, batch: compiled(seed, batch, method.pretrained[:2])
-    )
+
+    def create_checked(seed: int, batch: Batch) -> TrainState:
+        loaded = method.pretrained[:2]
+        for kind, new, own in zip(("params", "stats"), loaded, (abstract.params["model"], abstract.stats), strict=True):
+            check_variables(new, own, f"{type(method).__name__}.pretrained.{kind}")
+        return compiled(seed, batch, loaded)
+
+    return StateFactory(graphdef, random_state, abstract, create_checked)
 
 
 def feature_width(method: Any, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:
@@ -187,20 +194,25 @@ def statistics_of(state: TrainState) -> dict[str, PyTree]:
     return {"model": state.stats, "target": state.target_stats}
 
 
-def loss_function(method: Method, factory: StateFactory) -> Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]:
-    """Returns the function of (params, statistics, state, batch, key) whose gradient the step takes."""
+def loss_function(
+    method: Method, factory: StateFactory, *, dropout: bool = True
+) -> Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]:
+    """Returns the function of (params, statistics, state, batch, key) whose gradient the step takes.
+
+    Without `dropout` it measures a model: nothing is dropped, while batch norm works as in training.
+    """
 
     def loss_fn(
         params: PyTree, stats: PyTree, state: TrainState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
         model = factory.merge(params["model"], stats["model"], jax.random.fold_in(key, MODEL_STREAM))
+        if not dropout:
+            drop_nothing(model)
         slow = None
         if method.ema:
             weights = jax.lax.stop_gradient({**params["model"], **state.target})
             slow = factory.merge(weights, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
-            for _, module in nnx.iter_modules(slow):
-                if isinstance(module, nnx.Dropout):
-                    module.deterministic = True  # what is learned from drops nothing
+            drop_nothing(slow)  # it is what the model learns from
         output = method.loss(model, slow, batch, key, state.step)
         loss, metrics = output.loss, {"loss": output.loss, **output.terms}
         if "probe" in params and output.features is not None:
@@ -212,6 +224,13 @@ def loss_function(method: Method, factory: StateFactory) -> Callable[..., tuple[
         return loss, (new, metrics)
 
     return loss_fn
+
+
+def drop_nothing(model: nnx.Module) -> None:
+    """Switches dropout and stochastic depth of a model off, also in passes for training."""
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.Dropout):
+            module.deterministic = True
 
 
 def variables_of(model: Any) -> PyTree:
@@ -323,3 +342,17 @@ def with_variables(old: PyTree, new: PyTree) -> PyTree:
     if not isinstance(new, Mapping):
         return new
     return {name: with_variables(value, new[name]) if name in new else value for name, value in old.items()}
+
+
+def check_variables(new: PyTree, own: PyTree, path: str) -> None:
+    """Raises UserError if a variable of `new` has no counterpart in `own`, or one of another shape."""
+    if isinstance(new, Mapping) and isinstance(own, Mapping):
+        for name, value in new.items():
+            if name not in own:
+                known = ", ".join(map(str, own)) or "nothing"
+                raise UserError(f"{path}/{name}: the model has no such variable; in this place it has {known}")
+            check_variables(value, own[name], f"{path}/{name}")
+        return
+    shapes = ["several variables" if isinstance(part, Mapping) else np.shape(part) for part in (new, own)]
+    if shapes[0] != shapes[1]:
+        raise UserError(f"{path}: is {shapes[0]} and the model has {shapes[1]}; load what fits the config, or adapt it")

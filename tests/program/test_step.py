@@ -5,12 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jepa_jax.base.errors import UserError
+from jepa_jax.methods.contract import Pretrained
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import averaged_params
 from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statistics
+from tests.planning.fire_method import FireMethod
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config
 
+
+class Loading(FireMethod):
+    """A kernel [1, 1] and a bias [1], of which some was trained elsewhere."""
+
+
+LOADING = tiny_config(method__name=f"{__name__}:Loading", data__source="tests.data.fires:FireSource")
+FIRES = {"fire": np.ones((16, 8, 8, 1), np.float32), "length": np.ones(16, np.int32)}
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 
 
@@ -115,3 +125,37 @@ def test_statistics_of_batches_pool_to_those_of_all_their_images():
     pooled = pooled_statistics(each)["norm"]
     np.testing.assert_allclose(pooled["mean"], x.reshape(32, 3).mean(0), rtol=1e-5)
     np.testing.assert_allclose(pooled["var"], x.reshape(32, 3).var(0), rtol=1e-5)
+
+
+def test_variables_that_were_trained_elsewhere_replace_what_was_drawn(monkeypatch):
+    monkeypatch.setattr(Loading, "pretrained", Pretrained({"kernel": np.full((1, 1), 3.0, np.float32)}))
+    state = build_program(LOADING, batch=FIRES).factory.create(0, FIRES)
+    assert float(state.params["model"]["kernel"][0, 0]) == 3 and state.params["model"]["bias"].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "loaded, message",
+    [
+        (
+            Pretrained({"kernal": np.ones((1, 1))}),
+            r"Loading.pretrained.params/kernal: the model has no such variable; in this place it has bias, kernel",
+        ),
+        (
+            Pretrained({"kernel": np.ones((3, 1))}),
+            r"Loading.pretrained.params/kernel: is \(3, 1\) and the model has \(1, 1\)",
+        ),
+        (
+            Pretrained({"kernel": {"kernel": np.ones((1, 1))}}),
+            r"kernel: is several variables and the model has \(1, 1\)",
+        ),
+        (
+            Pretrained(stats={"norm": {"mean": np.ones(3)}}),
+            r"pretrained.stats/norm: the model has no .* it has nothing",
+        ),
+    ],
+)
+def test_variables_that_the_model_does_not_have_are_refused_before_anything_is_compiled(monkeypatch, loaded, message):
+    monkeypatch.setattr(Loading, "pretrained", loaded)
+    program = build_program(LOADING, batch=FIRES)
+    with pytest.raises(UserError, match=message):
+        program.factory.create(0, FIRES)

@@ -12,17 +12,18 @@ from jepa_jax.runtime.mesh import batch_sharding
 
 
 class ValidationLoss(Evaluator):
-    """The mean loss of what is held out of training, with the weights as trained and the same randomness each time.
+    """The mean loss of what is held out of training, with the weights as trained, without dropout.
 
     Measured if `train.keep_best` names it. Batches have the size that the training step sees; the last one is filled up
-    with the first elements and counts less.
+    with the first elements and counts less. What a method draws itself, such as masks, is drawn alike each time, and
+    batch norm works as in training.
     """
 
     choosable = types.MappingProxyType({"validation_loss": "min"})
 
     def __init__(self, context: EvaluationContext):
         super().__init__(context)
-        loss = loss_function(context.program.method, context.program.factory)
+        loss = loss_function(context.program.method, context.program.factory, dropout=False)
 
         def loss_of(state: TrainState, batch: Batch, key: jax.Array) -> jax.Array:
             return loss(state.params, statistics_of(state), state, batch, key)[1][1]["loss"]
