@@ -74,19 +74,23 @@ class BatchPlan:
     def indices(self, n: int) -> np.ndarray:
         """Returns the sample numbers of batch n, int64 [batch_size]."""
         epoch, place = divmod(n, self.steps_per_epoch)
-        order = _permutation(self.num_samples, self.seed, epoch)
+        return self._cached_order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+
+    @functools.cached_property
+    def _cached_order(self) -> Callable[[int], np.ndarray]:
+        return functools.lru_cache(maxsize=2)(self._order)  # two, for threads on both sides of an epoch's end
+
+    def _order(self, epoch: int) -> np.ndarray:
+        order = np.random.default_rng([self.seed % 2**63, epoch]).permutation(self.num_samples)
         if self.buckets is not None:
             order = order[: self.steps_per_epoch * self.batch_size]
             batches = order[np.argsort(self.buckets[order], kind="stable")].reshape(-1, self.batch_size)
             order = np.random.default_rng([self.seed % 2**63, epoch, 1]).permutation(batches).ravel()
-        return order[place * self.batch_size : (place + 1) * self.batch_size]
+        order.setflags(write=False)
+        return order
 
-
-@functools.lru_cache(maxsize=2)  # two, for threads on both sides of an epoch's end
-def _permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    order = np.random.default_rng([seed % 2**63, epoch]).permutation(num_samples)
-    order.setflags(write=False)
-    return order
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # without the cache
 
 
 class TrainBatches(Iterator[Delivery]):

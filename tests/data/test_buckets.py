@@ -1,5 +1,8 @@
 """Buckets by length: batches of few shapes, whose order and content stay a pure function of (seed, step)."""
 
+import concurrent.futures
+import pickle
+
 import jax
 import numpy as np
 import pytest
@@ -42,6 +45,33 @@ def test_an_epoch_has_each_sample_once_in_batches_of_one_bucket(buckets, batch_s
     assert sum(len(set(buckets[batch])) > 1 for batch in batches) < len(set(buckets.tolist()))
     for n, batch in reversed(list(zip(steps, batches, strict=True))):  # in any order of asking
         np.testing.assert_array_equal(again.indices(n), batch)
+
+
+def epoch_by_definition(buckets, batch_size, seed, epoch):
+    """Returns the batches of an epoch: a permutation sorted by bucket, cut into batches, and these permuted."""
+    steps = len(buckets) // batch_size
+    order = np.random.default_rng([seed, epoch]).permutation(len(buckets))[: steps * batch_size]
+    batches = order[np.argsort(buckets[order], kind="stable")].reshape(steps, batch_size)
+    return np.random.default_rng([seed, epoch, 1]).permutation(batches)
+
+
+def test_epochs_are_sorted_once_and_stay_what_they_were_in_any_thread_and_process(monkeypatch):
+    buckets = np.random.default_rng(0).integers(0, 3, 200)
+    plan, sorts = BatchPlan(200, 8, 7, buckets), []
+    monkeypatch.setattr(
+        BatchPlan, "_order", lambda self, epoch, true=BatchPlan._order: sorts.append(epoch) or true(self, epoch)
+    )
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(plan.indices, range(75)))
+    expected = np.concatenate([epoch_by_definition(buckets, 8, 7, epoch) for epoch in range(3)])
+    np.testing.assert_array_equal(found, expected)
+    again = pickle.loads(pickle.dumps(plan))  # without what it remembers
+    assert vars(again).keys() == {"num_samples", "batch_size", "seed", "buckets"} and again == plan
+    sorts.clear()
+    np.testing.assert_array_equal([again.indices(n) for n in range(24, 75)], expected[24:])
+    assert sorts == [0, 1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        again.indices(74)[0] = 0
 
 
 def test_batches_have_the_shortest_length_that_holds_them():
