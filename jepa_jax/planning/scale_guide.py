@@ -177,18 +177,22 @@ class LadderPlanner:
     def sizes(self, rungs: Sequence[Rung]) -> list[SizeRow]:
         """Returns the rungs at each size of batches that their data has; empty if it has one."""
         buckets = {rung.name: self._buckets(rung.estimate.changes) for rung in rungs}
-        shorter = [(rung, bucket) for rung in rungs for bucket in buckets[rung.name][:-1]]
-        wanted = [(rung.name, rung.estimate.changes, bucket.spec) for rung, bucket in shorter]
+
+        def is_compiled(rung: Rung, bucket: BucketFacts) -> bool:
+            # A rung is compiled for the longest element that the config allows, which the data need not have.
+            return dict(bucket.spec) == dict(self._planner(rung.estimate.changes).compiler.data.spec)
+
+        others = [(rung, one) for rung in rungs for one in buckets[rung.name] if not is_compiled(rung, one)]
+        wanted = [(rung.name, rung.estimate.changes, bucket.spec) for rung, bucket in others]
         estimates = iter(self._estimates(wanted))
         rows = []
         for rung in rungs:
             own = buckets[rung.name]
             labels = size_labels([bucket.spec for bucket in own])
-            # The last size is that of the data, for which the rung was compiled.
-            padded = [next(estimates) for _ in own[:-1]] + [rung.estimate]
+            padded = [rung.estimate if is_compiled(rung, bucket) else next(estimates) for bucket in own]
             rows += [
                 SizeRow(rung.name, label, bucket.share, estimate)
-                for label, bucket, estimate in zip(labels, own, padded, strict=False)
+                for label, bucket, estimate in zip(labels, own, padded, strict=True)
             ]
         return rows
 

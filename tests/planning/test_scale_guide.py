@@ -178,6 +178,15 @@ def test_each_size_is_planned_for_the_first_and_the_largest_rung():
         line_guide(fires(), ladder, sizes_of="wide")
 
 
+def test_the_longest_size_of_the_data_is_compiled_if_the_config_allows_longer_ones():
+    config = fires(**{"data.max_frames": 60, "data.frame_buckets": (6, 11, 50)})
+    guide, (line,) = line_guide(config, [LadderStep("small", {})])
+    assert [row.size for row in guide.sizes] == ["6", "11", "50"]  # no fire lasts longer
+    assert guide.sizes[-1].estimate.request.elements["fire"].shape[0] == 50
+    assert guide.sizes[-1].estimate.need.total < guide.top.estimate.need.total
+    assert [request.elements["fire"].shape[0] for request in line.asked if request.elements] == [6, 11, 50]
+
+
 def test_the_mean_speed_is_that_of_the_mean_time():
     rows = line_guide(fires())[0].sizes[:3]
     seconds = sum(row.share / row.estimate.speed.images_per_sec for row in rows)
