@@ -157,9 +157,7 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Froze
     Raises:
       UserError: the folder holds no run, or no checkpoint yet.
     """
-    config = changed_config(run_config(workdir), {"eval.batch_size": batch_size})
-    if not hasattr(build_method(config, total_steps=1), "features"):
-        raise UserError(f"{workdir}: config.method.name = {config.method.name!r} learns no encoder")
+    config = changed_config(encoder_config(workdir), {"eval.batch_size": batch_size})
     program, state = restore_state(config, workdir, make_mesh(1, 1))
     return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
 
@@ -172,6 +170,17 @@ def run_config(workdir: str | pathlib.Path) -> Config:
     config = resolve_config(folder.read_config(), lenient=True)
     if not folder.has_checkpoint():
         raise UserError(f"{folder.path}: holds no checkpoint yet; train first, or check the path")
+    return config
+
+
+def encoder_config(workdir: str | pathlib.Path) -> Config:
+    """Returns the config of a run that has a checkpoint; raises UserError if its method learns no encoder."""
+    config, folder = run_config(workdir), Workdir(workdir)
+    if not hasattr(build_method(config, total_steps=1), "features"):
+        raise UserError(
+            f"{folder.path}: config.method.name = {config.method.name!r} learns no encoder with features to evaluate; "
+            f"its own figures are in {folder.summary} and {folder.report}"
+        )
     return config
 
 

@@ -13,7 +13,7 @@ from jepa_jax.base.files import disk_error
 from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import FeatureCache, OnCount, Split, fingerprint, ignore
-from jepa_jax.evals.inference import FrozenEncoder, restore_state, run_config
+from jepa_jax.evals.inference import FrozenEncoder, encoder_config, restore_state
 from jepa_jax.evals.sources import ViewSource, part_of
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import initial_sample
@@ -105,7 +105,7 @@ def load(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str 
       UserError: the folder holds no run or no checkpoint, the data is not there, the encoder has no such features.
     """
     keep_freed_memory()
-    config, mesh, folder = run_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
+    config, mesh, folder = encoder_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
     changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
     config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})
     sources = open_splits(config.data)

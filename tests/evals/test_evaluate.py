@@ -14,6 +14,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.evals import inference
 from jepa_jax.evals.evaluate import evaluate, without_large_parts
 from jepa_jax.evals.features import FeatureCache, Split
+from jepa_jax.evals.inference import load_encoder
 from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
 from jepa_jax.evals.trained_encoder import load
 from tests.evals.untrained_run import quiet, write_run
@@ -39,6 +40,14 @@ def evaluation(run):
 @pytest.fixture(scope="module")
 def record(evaluation):
     return evaluation.record
+
+
+@pytest.mark.parametrize("read", [load, load_encoder])
+def test_a_method_without_features_is_refused_with_the_place_of_its_figures(tmp_path, read):
+    method = dict(method__name="tests.planning.fire_method:FireMethod", data__source="tests.data.fires:FireSource")
+    write_run(tiny_config(**method), tmp_path / "fires")
+    with pytest.raises(UserError, match=r"FireMethod' learns no encoder .*fires/summary.json and .*fires/report.html"):
+        read(tmp_path / "fires")
 
 
 def test_every_protocol_has_figures(run, record):
