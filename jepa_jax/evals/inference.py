@@ -27,8 +27,8 @@ from jepa_jax.program.step import (
     make_statistics_step,
     pooled_statistics,
     with_evaluated_statistics,
-    with_variables,
 )
+from jepa_jax.program.variables import with_variables
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from jepa_jax.runtime.start import start_compile_cache

@@ -13,17 +13,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.base.errors import UserError
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update
+from jepa_jax.program.variables import check_variables, with_variables
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 PyTree = Any
@@ -312,11 +311,10 @@ def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Call
 
     def statistics(params: PyTree, stats: PyTree, batch: Batch) -> PyTree:
         model = factory.merge(params, stats)
+        drop_nothing(model)
         for _, module in nnx.iter_modules(model):
             if isinstance(module, nnx.BatchNorm):
                 module.momentum = 0.0
-            elif isinstance(module, nnx.Dropout):
-                module.rate = 0.0
         forward(model, batch, train=True)
         return nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
@@ -335,24 +333,3 @@ def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:
     if {"mean", "var"} <= pooled.keys():
         pooled["var"] += sum(jnp.square(batch["mean"] - pooled["mean"]) for batch in batches) / len(batches)
     return pooled
-
-
-def with_variables(old: PyTree, new: PyTree) -> PyTree:
-    """Returns nested variables in which those of `new` replace their counterparts."""
-    if not isinstance(new, Mapping):
-        return new
-    return {name: with_variables(value, new[name]) if name in new else value for name, value in old.items()}
-
-
-def check_variables(new: PyTree, own: PyTree, path: str) -> None:
-    """Raises UserError if a variable of `new` has no counterpart in `own`, or one of another shape."""
-    if isinstance(new, Mapping) and isinstance(own, Mapping):
-        for name, value in new.items():
-            if name not in own:
-                known = ", ".join(map(str, own)) or "nothing"
-                raise UserError(f"{path}/{name}: the model has no such variable; in this place it has {known}")
-            check_variables(value, own[name], f"{path}/{name}")
-        return
-    shapes = ["several variables" if isinstance(part, Mapping) else np.shape(part) for part in (new, own)]
-    if shapes[0] != shapes[1]:
-        raise UserError(f"{path}: is {shapes[0]} and the model has {shapes[1]}; load what fits the config, or adapt it")

@@ -18,7 +18,8 @@ from jepa_jax.evals.fine_tune import (
 )
 from jepa_jax.evals.linear_probe import linear_probe
 from jepa_jax.program.build import build_program
-from jepa_jax.program.step import make_feature_step, make_statistics_step, with_variables
+from jepa_jax.program.step import make_feature_step, make_statistics_step
+from jepa_jax.program.variables import with_variables
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from tests.tiny import tiny_config
 

@@ -17,7 +17,8 @@ from jepa_jax.methods.image_method import ImageMethod
 from jepa_jax.models.vit import ViT
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import group_labels, make_optimizer
-from jepa_jax.program.step import make_statistics_step, with_variables
+from jepa_jax.program.step import make_statistics_step
+from jepa_jax.program.variables import with_variables
 from tests.stepping import BATCH, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config, tiny_masked_config
 
