@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import abstract_batch
-from jepa_jax.data.fires import simulator
+from jepa_jax.data.fires import simulator, wildfire
 from jepa_jax.data.fires.wildfire import SEQUENCES_PER_FIRE
 from jepa_jax.data.sources import open_source, open_splits
 
@@ -137,3 +137,15 @@ def test_fires_move_with_the_wind():
 def test_what_cannot_be_simulated_is_refused(keys, message):
     with pytest.raises(UserError, match=message):
         opened(**keys)
+
+
+def test_memory_is_taken_at_once_and_fires_are_simulated_once(monkeypatch):
+    source, calls = opened(), []
+    simulate = wildfire.simulate_fire
+    monkeypatch.setattr(wildfire, "simulate_fire", lambda rng, size: calls.append(size) or simulate(rng, size))
+    first = source.batch(np.arange(8))
+    held = [values.nbytes for values in vars(source._memory).values()]
+    assert_same(source.batch(np.arange(8)), first)
+    source.batch(np.arange(64))
+    assert len(calls) == 64 // SEQUENCES_PER_FIRE
+    assert [values.nbytes for values in vars(source._memory).values()] == held

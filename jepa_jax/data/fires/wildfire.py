@@ -39,7 +39,8 @@ class WildfireSource(FrameBuckets):
             )
         super().__init__(data)
         self._stream = (data.seed, SPLIT_STREAMS[split])
-        self._kept: dict[int, Fire] = {}
+        self._memory: Fire | None = None  # of all fires, one after the other
+        self._simulated = np.zeros(-(-self._count // SEQUENCES_PER_FIRE), bool)
 
     def __len__(self) -> int:
         return self._count
@@ -73,13 +74,19 @@ class WildfireSource(FrameBuckets):
         return np.array([end - start for start, end in map(self._history, range(len(self)))])
 
     def _fire(self, number: int) -> Fire:
-        fire = self._kept.get(number)
-        if fire is None:
-            fire = simulate_fire(np.random.default_rng([*self._stream, 0, number]), self._size)
-            fire_bytes = fire.masks.nbytes + fire.static.nbytes
-            if fire_bytes * self._count / SEQUENCES_PER_FIRE <= MEMORY_LIMIT_BYTES:
-                self._kept[number] = fire
+        if self._memory is not None and self._simulated[number]:
+            return Fire(*(values[number] for values in vars(self._memory).values()))
+        fire = simulate_fire(np.random.default_rng([*self._stream, 0, number]), self._size)
+        arrays, fires = vars(fire).values(), len(self._simulated)
+        if fires * sum(array.nbytes for array in arrays) > MEMORY_LIMIT_BYTES:
+            return fire
+        if self._memory is None:
+            # All of it is taken at once: memory that grows with every batch would look like a leak.
+            self._memory = Fire(*(np.full((fires, *array.shape), 0, array.dtype) for array in arrays))
+        for values, array in zip(vars(self._memory).values(), arrays, strict=True):
+            values[number] = array
+        self._simulated[number] = True
         return fire
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
+        return {**self.__dict__, "_memory": None, "_simulated": np.zeros_like(self._simulated)}
