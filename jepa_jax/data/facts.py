@@ -7,7 +7,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Bucketed, Source, Spec, image_spec
-from jepa_jax.data.sources import OPENERS, num_held_out, open_source
+from jepa_jax.data.sources import OPENERS, find_opener, num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
     "cifar10": (50_000, 10),
@@ -47,6 +47,7 @@ def data_facts(data: DataConfig, *, assume: bool = False) -> DataFacts:
     Args:
       assume: return ASSUMED_SIZE for a set that is neither there nor known, instead of raising UserError.
     """
+    find_opener(data)  # a name that nobody knows is a mistake, not a set that is not there
     try:
         return DataFacts.of(open_source(data, "train"))
     except UserError:

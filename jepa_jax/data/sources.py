@@ -78,10 +78,14 @@ def open_data(data: DataConfig) -> Splits:
     return Splits(train, test, validation)
 
 
-def _open_whole(data: DataConfig, split: str) -> Source:
+def find_opener(data: DataConfig) -> Callable[[DataConfig, str], Source]:
+    """Returns what opens `data.source`; raises UserError for a name that nobody knows."""
     name = "tfds:<name>" if data.source.startswith("tfds:") else data.source
-    opener = OPENERS.get(name) or find_class("data.source", name, dict.fromkeys(OPENERS, ""))
-    return opener(data, split)
+    return OPENERS.get(name) or find_class("data.source", name, dict.fromkeys(OPENERS, ""))
+
+
+def _open_whole(data: DataConfig, split: str) -> Source:
+    return find_opener(data)(data, split)
 
 
 def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:

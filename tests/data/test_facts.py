@@ -88,3 +88,8 @@ def test_dummy_elements_of_any_spec():
     assert batch["video"].max() > 250
     np.testing.assert_array_equal(source.batch(np.arange(12))["fire"], batch["fire"])
     assert not np.array_equal(source.batch(np.arange(12, 24))["fire"], batch["fire"])
+
+
+def test_sizes_are_not_assumed_for_a_name_that_nobody_knows():
+    with pytest.raises(UserError, match="config.data.source = 'cifar11'"):
+        data_facts(DataConfig(source="cifar11"), assume=True)
