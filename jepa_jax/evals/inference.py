@@ -158,8 +158,9 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Froze
       UserError: the folder holds no run, or no checkpoint yet.
     """
     config = changed_config(run_config(workdir), {"eval.batch_size": batch_size})
-    if not hasattr(build_method(config, total_steps=1), "features"):
-        raise UserError(f"{workdir}: config.method.name = {config.method.name!r} learns no encoder")
+    if not hasattr(method := build_method(config, total_steps=1), "features"):
+        fix = "; use jepa_jax.load_predictor" if hasattr(method, "mask_logits") else ""
+        raise UserError(f"{workdir}: config.method.name = {config.method.name!r} learns no encoder{fix}")
     program, state = restore_state(config, workdir, make_mesh(1, 1))
     return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
 
