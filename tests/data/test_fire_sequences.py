@@ -140,6 +140,16 @@ def test_a_folder_whose_hash_gives_no_test_fire_says_what_to_do(tmp_path):
         opened(tmp_path)
 
 
+def test_files_that_name_no_fires_are_a_caveat(tmp_path):
+    for i in range(60):
+        np.savez(tmp_path / f"{i:02}.npz", **sequence(seed=i))
+    train, _ = opened(tmp_path, validation=0.2)
+    assert "no train file has a fire_id" in train.caveat and "give them the same fire_id" in train.caveat
+    for i in range(60):
+        np.savez(tmp_path / f"{i:02}.npz", **sequence(seed=i), fire_id=i // 2)
+    assert not opened(tmp_path, validation=0.2)[0].caveat
+
+
 def test_one_folder_is_split_by_fire(tmp_path):
     for i in range(60):
         np.savez(tmp_path / f"{i:02}.npz", **sequence(2 + i % 5, seed=i), fire_id=f"fire {i // 2}")

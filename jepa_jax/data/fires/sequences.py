@@ -39,6 +39,12 @@ class FireSequences(FrameBuckets):
         super().__init__(data)
         fires = _fires_of_split(data.dir, split)
         numbers = {fire: number for number, fire in enumerate(sorted(set(fires.values())))}
+        if all(file.stem == fire for file, fire in fires.items()):
+            self.caveat = (
+                f"config.data.dir = {data.dir!r}: no {split} file has a fire_id, so each of the {len(fires):,} counts "
+                "as a fire of its own. If several were cut from one fire, give them the same fire_id: otherwise the "
+                "model is tested on fires that it was trained on"
+            )
         files = [(file, numbers[fire]) for file, fire in fires.items()]
         self._files = [files[i] for i in sample(len(files), num_used(data, split, len(files)))]
         checked = (self._element(index, data.max_frames) for index in range(len(self._files)))
