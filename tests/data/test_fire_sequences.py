@@ -134,9 +134,7 @@ def test_files_that_are_no_archive_are_refused_without_advice_to_trust_them(tmp_
 def test_a_folder_whose_hash_gives_no_test_fire_says_what_to_do(tmp_path):
     for fire in ("a", "b"):  # neither is a test fire
         np.savez(tmp_path / f"{fire}.npz", **sequence())
-    with pytest.raises(
-        UserError, match="2 fires, none falls into the tenth for testing; make .*/train and .*/te"
-    ):
+    with pytest.raises(UserError, match="2 fires, none falls into the tenth for testing; make .*/train and .*/te"):
         opened(tmp_path)
 
 
