@@ -18,8 +18,9 @@ from jepa_jax.base.selection import SELECTION_KEY
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
+    from jepa_jax.evals.masks.inference import FrozenPredictor
 
-__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "train"]
+__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "load_predictor", "train"]
 
 # Imported here, the folder `jepa_jax/train` cannot replace the function of that name later.
 importlib.import_module("jepa_jax.train")
@@ -71,6 +72,19 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "Froz
     from jepa_jax.evals.inference import load_encoder
 
     return load_encoder(workdir, batch_size=batch_size)
+
+
+def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> "FrozenPredictor":
+    """Returns the model of a run that predicts masks, which maps histories of fires to probabilities [N, H, W].
+
+    Args:
+        workdir: folder of the run.
+        batch_size: histories per call of the compiled model.
+    """
+    _start_quietly()
+    from jepa_jax.evals.masks.inference import load_predictor
+
+    return load_predictor(workdir, batch_size=batch_size)
 
 
 def _start_quietly() -> None:

@@ -20,6 +20,8 @@ class Source(Protocol):
     Attributes:
       spec: shapes and dtypes of one element, e.g. {"image": uint8 [H, W, C], "label": int32 []}.
       classes: names of the classes that "label" counts; () without labels, and then `spec` has no "label".
+
+    A source may have an attribute `caveat`, a sentence that a run shows as a warning when it starts.
     """
 
     @property

@@ -121,6 +121,7 @@ class Subset:
     def __init__(self, source: Source, indices: np.ndarray, on_skipped: OnSkipped):
         self._source, self._indices, self._on_skipped = source, indices, on_skipped
         self.classes, self.spec = source.classes, source.spec
+        self.caveat: str = getattr(source, "caveat", "")
 
     def __len__(self) -> int:
         return len(self._indices)

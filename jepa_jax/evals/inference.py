@@ -176,10 +176,11 @@ def run_config(workdir: str | pathlib.Path) -> Config:
 def encoder_config(workdir: str | pathlib.Path) -> Config:
     """Returns the config of a run that has a checkpoint; raises UserError if its method learns no encoder."""
     config, folder = run_config(workdir), Workdir(workdir)
-    if not hasattr(build_method(config, total_steps=1), "features"):
+    if not hasattr(method := build_method(config, total_steps=1), "features"):
+        fix = "; jepa_jax.load_predictor gives its masks" if hasattr(method, "mask_logits") else ""
         raise UserError(
             f"{folder.path}: config.method.name = {config.method.name!r} learns no encoder with features to evaluate; "
-            f"its own figures are in {folder.summary} and {folder.report}"
+            f"its own figures are in {folder.summary} and {folder.report}{fix}"
         )
     return config
 

@@ -17,6 +17,9 @@ from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task, differing_entries
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, percent
+from jepa_jax.config.groups import Config
+from jepa_jax.data.facts import data_facts
+from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import load_config
 from jepa_jax.studies.rows import DONE, FINISHED, INTERRUPTED, StudyRow, explain_exit, reached_epoch, with_results
 
@@ -94,8 +97,21 @@ def check(study: Study, runs: Sequence[StudyRun], resume: bool = True) -> None:
     for override in study.overrides:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
-    load_config(study.config, dict(flag.removeprefix("--config.").split("=", 1) for flag in study.overrides))
+    overrides = dict(flag.removeprefix("--config.").split("=", 1) for flag in study.overrides)
+    check_probe(load_config(study.config, overrides))
     load_rows(study, resume)
+
+
+def check_probe(config: Config) -> None:
+    """Rejects a config whose runs cannot be compared, because they have no linear probe on held-out train images."""
+    evaluators = build_method(config, total_steps=1).evaluators
+    if any(":" in name for name in evaluators):
+        return  # evaluators of the user's own may measure it
+    fix = f"studies compare runs by {SELECTION_KEY}; train each run yourself and use jepa-jax compare"
+    if "classification" not in evaluators:
+        raise UserError(f"config.method.name = {config.method.name!r}: has no linear probe, but {fix}")
+    if data_facts(config.data, assume=True).num_classes < 2:
+        raise UserError(f"config.data.source = {config.data.source!r}: has no labels that differ, but {fix}")
 
 
 def load_rows(study: Study, resume: bool = True) -> list[StudyRow]:

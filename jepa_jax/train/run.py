@@ -68,6 +68,8 @@ def start_folder(run: Run) -> None:
     """Says what the run is, and writes its config, its environment and a picture of what the method sees."""
     for line in run.in_words():
         run.console.line(line)
+    if caveat := getattr(run.sources[0], "caveat", ""):
+        run.console.warn(caveat)
     if unused := unused_gpu():
         run.console.warn(unused)
     if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones

@@ -11,7 +11,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, abstract_on, sample
+from jepa_jax.data.contract import Grouped, Source, abstract_on, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
 from jepa_jax.data.sources import open_data
@@ -110,6 +110,9 @@ class Run:
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
         train, test = self.sources
         elements = "images" if "image" in train.spec else "elements"
+        fires = [len(np.unique(s.groups)) for s in self.sources if isinstance(s, Grouped) and "fire_id" in s.spec]
+        if fires and fires[0] < len(train):
+            elements = f"sequences of {' and '.join(f'{number:,}' for number in fires)} fires"
         held_out = f", {len(self.validation):,} held out" if self.validation else ""
         labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
         return [

@@ -27,6 +27,10 @@ def sequence(length=4, seed=0):
     }
 
 
+def without_target(length):
+    return {key: array for key, array in sequence(length).items() if key != "target"}
+
+
 def read(folder, arrays):
     np.savez(folder / "one.npz", **arrays)
     return read_sequence(folder / "one.npz", SIZE, CHANNELS, CAP, fire_id=3)
@@ -77,20 +81,29 @@ def test_both_layouts_are_read_and_the_last_frame_is_the_default_target(tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: sequence(1), "has 1 frames of history, expected 2 to 6"),
-        (lambda a: {k: v for k, v in sequence(2).items() if k != "target"}, "has 1 frames of history"),
-        (lambda a: sequence(7), "has 7 frames of history, expected 2 to 6; .*data.max_frames"),
-        (lambda a: a | {"wind": a["wind"][:-1]}, r"wind is .*\(3, 2\).*as many frames"),
-        (lambda a: a | {"wind": np.full((4, 2), np.nan)}, "wind has values outside"),
-        (lambda a: a | {"static": a["static"] * np.nan}, "static has values outside"),
-        (lambda a: a | {"static": a["static"] * 300}, "static has values outside"),
-        (lambda a: a | {"static": a["static"][..., :2]}, "static is .*data.channels"),
+        (lambda a: sequence(1), "has 1 frames of history, expected 2 to 6; remove the file"),
+        (lambda a: without_target(2), r"has 1 frames of history \(the last frame is the target\), expected 2"),
+        (lambda a: sequence(7), "has 7 frames of history, expected 2 to 6; cut it, or set --config.data.max_frames=7"),
+        (lambda a: without_target(8), r"has 7 frames of history \(the last frame is the target\), expected 2 to 6"),
+        (lambda a: a | {"wind": a["wind"][:-1]}, r"wind is \(3, 2\).*as many frames"),
+        (lambda a: a | {"wind": np.full((4, 2), np.nan)}, "wind has 8 NaN; fill them"),
+        (lambda a: a | {"wind": np.array([[5, 270]] * 4)}, r"wind is in 5\.\.270, expected 0\.\.1; scale the speed"),
+        (lambda a: a | {"static": a["static"] * np.nan}, "static has 100 NaN"),
+        (lambda a: a | {"static": a["static"] * 0 - 3}, r"static is in -3\.\.-3, expected 0\.\.1; scale each channel"),
+        (lambda a: a | {"static": a["static"][..., :2]}, r"static is \(5, 5, 2\).*set --config.data.channels=2"),
+        (lambda a: a | {"static": a["static"].transpose(2, 0, 1)}, r"static .*use static.transpose\(1, 2, 0\)"),
+        (lambda a: a | {"static": a["static"][:3, :3]}, "static .*give static the side of fire"),
+        (lambda a: a | {"static": a["static"].astype(str)}, "static is <U.*, expected numbers"),
+        (lambda a: a | {"static": a["static"].astype(object)}, r"not a readable .npz file \(an array holds Python obj"),
         (lambda a: a | {"fire": a["fire"] * 255}, "fire has values other than 0 and 1"),
         (lambda a: a | {"fire": a["fire"] * np.nan}, "fire has values other than 0 and 1"),
         (lambda a: a | {"target": a["target"] - 1}, "target has values other .*unknown pixels in the array known"),
-        (lambda a: a | {"fire": a["fire"][:, :4]}, "fire is .*data.image_size"),
-        (lambda a: a | {"fire": a["fire"][..., 0]}, "fire has shape"),
+        (lambda a: a | {"fire": a["fire"][:, :4]}, r"fire is \(4, 4, 5, 1\).*tiles are square"),
+        (lambda a: a | {"fire": a["fire"][:, :4, :4]}, r"fire is \(4, 4, 4, 1\).*set --config.data.image_size=4"),
+        (lambda a: a | {"fire": a["fire"][..., 0]}, r"fire has shape \(4, 5, 5\), .*; use fire\[\.\.\., None\]"),
+        (lambda a: a | {"fire": a["fire"].transpose(0, 3, 1, 2)}, r"fire has .*use fire.transpose\(0, 2, 3, 1\)"),
         (lambda a: a | {"target": a["target"][:3]}, "target is"),
+        (lambda a: a | {"target": a["target"][..., 0]}, r"target is \(5, 5\).*use target\[\.\.\., None\]"),
         (lambda a: a | {"valid": np.array([1, 0, 1, 1])}, "valid must be .*one run of ones"),
         (lambda a: {k: v for k, v in a.items() if k != "wind"}, "holds .*; add an array named wind"),
     ],
@@ -102,9 +115,37 @@ def test_bad_sequences_are_refused_with_the_file_named(tmp_path, change, message
     np.savez(tmp_path / "train" / "bad.npz", **change(sequence()))
     with pytest.raises(UserError, match=f"train/bad.npz: {message}"):
         opened(tmp_path)
-    (tmp_path / "train" / "bad.npz").write_bytes(b"no zip")
-    with pytest.raises(UserError, match="bad.npz: not a readable .npz file"):
+
+
+@pytest.mark.parametrize("content", ["text", "one array", "cut"])
+def test_files_that_are_no_archive_are_refused_without_advice_to_trust_them(tmp_path, content):
+    file = tmp_path / "bad.npz"
+    np.savez(file, **sequence())
+    if content == "one array":
+        with open(file, "wb") as opened_file:
+            np.save(opened_file, np.zeros(3))
+    else:
+        file.write_bytes(b"fire,wind\n1,2\n" if content == "text" else file.read_bytes()[:300])
+    with pytest.raises(UserError, match="bad.npz: not a readable .npz file .*write it with numpy.savez") as error:
         opened(tmp_path)
+    assert "pickle" not in str(error.value)
+
+
+def test_a_folder_whose_hash_gives_no_test_fire_says_what_to_do(tmp_path):
+    for fire in ("a", "b"):  # neither is a test fire
+        np.savez(tmp_path / f"{fire}.npz", **sequence())
+    with pytest.raises(UserError, match="2 fires, none falls into the tenth for testing; make .*/train and .*/te"):
+        opened(tmp_path)
+
+
+def test_files_that_name_no_fires_are_a_caveat(tmp_path):
+    for i in range(60):
+        np.savez(tmp_path / f"{i:02}.npz", **sequence(seed=i))
+    train, _ = opened(tmp_path, validation=0.2)
+    assert "no train file has a fire_id" in train.caveat and "give them the same fire_id" in train.caveat
+    for i in range(60):
+        np.savez(tmp_path / f"{i:02}.npz", **sequence(seed=i), fire_id=i // 2)
+    assert not opened(tmp_path, validation=0.2)[0].caveat
 
 
 def test_one_folder_is_split_by_fire(tmp_path):

@@ -17,6 +17,7 @@ from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli import studies
 from jepa_jax.studies import study
 from jepa_jax.studies.study import run_study
+from tests.runs import unlabelled
 
 # What the stand-in does is chosen by optim.lr. Like train.py it goes on from its own checkpoint.
 CONFIG = """
@@ -210,6 +211,17 @@ def test_bad_values_are_refused_before_anything_runs(make, tmp_path):
             parse_numbers("epochs", text, int, smallest=1)
     assert parse_numbers("lrs", ".1,1e-3,.1") == [0.1, 0.001]
     assert parse_numbers("seeds", "0,1", int) == [0, 1]
+
+
+def test_runs_without_a_linear_probe_are_refused_before_anything_runs(command, tmp_path):
+    code, _, said = command(studies.TRADEOFF, "--config=emberformer_cpu", "--epochs=2")
+    assert code == 2 and "config.method.name = 'emberformer': has no linear probe" in said
+    unlabelled(tmp_path)
+    data = {"source": "npz", "dir": tmp_path / "data.npz", "image_size": 16, "num_train": 0, "num_test": 0}
+    npz = [f"--config.data.{key}={value}" for key, value in data.items()]
+    code, _, said = command(studies.LR_SEARCH, "--lrs=.1", *npz)
+    assert code == 2 and "config.data.source = 'npz': has no labels" in said and "probe_held_out_accuracy" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_of_a_run():

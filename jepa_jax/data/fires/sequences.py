@@ -39,6 +39,12 @@ class FireSequences(FrameBuckets):
         super().__init__(data)
         fires = _fires_of_split(data.dir, split)
         numbers = {fire: number for number, fire in enumerate(sorted(set(fires.values())))}
+        if all(file.stem == fire for file, fire in fires.items()):
+            self.caveat = (
+                f"config.data.dir = {data.dir!r}: no {split} file has a fire_id, so each of the {len(fires):,} counts "
+                "as a fire of its own. If several were cut from one fire, give them the same fire_id: otherwise the "
+                "model is tested on fires that it was trained on"
+            )
         files = [(file, numbers[fire]) for file, fire in fires.items()]
         self._files = [files[i] for i in sample(len(files), num_used(data, split, len(files)))]
         checked = (self._element(index, data.max_frames) for index in range(len(self._files)))
@@ -71,26 +77,26 @@ def read_sequence(file: pathlib.Path, size: int, channels: int, frames: int, fir
         if key not in content:
             raise UserError(f"{file}: holds {', '.join(content) or 'nothing'}; add an array named {key}")
     if content["fire"].shape[::3] == (1, 1):  # of either layout
-        _check_length(file, 1, frames)
+        _check_length(file, 1 if "target" in content else 0, frames, content)
     content = _channels_last(content, file)
     length = content["fire"].shape[0]
     _check_shape(file, "fire", content["fire"], (length, size, size, 1))
     _check_shape(file, "wind", content["wind"], (length, 2))
     _check_shape(file, "static", content["static"], (size, size, channels))
     for key in ("wind", "static"):
-        if not ((content[key] >= 0) & (content[key] <= 1)).all():  # also false for NaN
-            raise UserError(f"{file}: {key} has values outside [0, 1] or NaN; normalise it when writing the file")
+        _check_range(file, key, content[key])
     for key in ("fire", "target", "known", "valid"):
         if key in content and not np.isin(content[key], (0, 1)).all():
             raise UserError(f"{file}: {key} has values other than 0 and 1; mark unknown pixels in the array known")
     used = _valid_frames(file, content.get("valid"), length)
     fire, wind = content["fire"][used, ..., 0], content["wind"][used]
+    last = fire[-1][..., None]
     if "target" not in content:
-        fire, wind, content["target"] = fire[:-1], wind[:-1], fire[-1][..., None]
-    content.setdefault("known", np.ones((size, size, 1), np.bool_))
+        fire, wind = fire[:-1], wind[:-1]
+    _check_length(file, len(fire), frames, content)
+    content = {"target": last, "known": np.ones((size, size, 1), np.bool_)} | content
     for key in ("target", "known"):
         _check_shape(file, key, content[key], (size, size, 1))
-    _check_length(file, len(fire), frames)
     target, known = content["target"][..., 0], content["known"][..., 0]
     return fire_element(fire, wind, content["static"], target, known=known, fire_id=fire_id, frames=frames)
 
@@ -100,15 +106,22 @@ def read_npz_file(file: pathlib.Path, only: tuple[str, ...] = ()) -> Arrays:
     try:
         with np.load(file, allow_pickle=False) as content:
             return {key: content[key] for key in content if not only or key in only}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{file}: not a readable .npz file ({error}); write it with numpy.savez") from error
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(error)
+        if isinstance(error, ValueError | TypeError) and not zipfile.is_zipfile(file):
+            reason = "no archive of arrays"
+        elif "allow_pickle" in reason:  # numpy advises to trust the file
+            reason = "an array holds Python objects instead of numbers"
+        raise UserError(f"{file}: not a readable .npz file ({reason}); write it with numpy.savez") from error
 
 
 def _channels_last(content: Arrays, file: pathlib.Path) -> Arrays:
     """Returns the arrays in the layout [T, H, W, 1]; the shape of `fire` tells which layout the file has."""
     shape = content["fire"].shape
     if len(shape) != 4 or 1 not in (shape[0], shape[3]):
-        raise UserError(f"{file}: fire has shape {shape}, expected [T, H, W, 1] or [1, H, W, T]")
+        fixes = {3: "use fire[..., None]", 4: "use fire.transpose(0, 2, 3, 1)" if shape[1:2] == (1,) else ""}
+        fix = fixes.get(len(shape)) or "write it so"
+        raise UserError(f"{file}: fire has shape {shape}, expected [T, H, W, 1] or [1, H, W, T]; {fix}")
     if shape[3] == 1:
         return content
     moved = {"fire": (3, 1, 2, 0), "wind": (1, 0), "static": (1, 2, 0), "target": (1, 2, 0), "known": (1, 2, 0)}
@@ -119,19 +132,47 @@ def _channels_last(content: Arrays, file: pathlib.Path) -> Arrays:
 
 
 def _check_shape(file: pathlib.Path, key: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
-    if array.shape != expected or array.dtype.kind not in "biuf":
-        raise UserError(
-            f"{file}: {key} is {array.dtype} {array.shape} (channels last), expected numbers {expected}; "
-            "see data.image_size and data.channels, and give wind and fire as many frames"
-        )
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{file}: {key} is {array.dtype}, expected numbers; convert it when writing the file")
+    if array.shape != expected:
+        fix = _shape_fix(key, array.shape, expected)
+        raise UserError(f"{file}: {key} is {array.shape} (channels last), expected {expected}; {fix}")
 
 
-def _check_length(file: pathlib.Path, length: int, frames: int) -> None:
-    if not FEWEST_FRAMES <= length <= frames:
-        raise UserError(
-            f"{file}: has {length} frames of history, expected {FEWEST_FRAMES} to {frames}; remove the file, cut "
-            "the history, or raise data.max_frames"
-        )
+def _shape_fix(key: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Returns what to do about an array that has not the expected shape, with its channels last."""
+    if key == "wind":
+        return "give wind and fire as many frames, and wind a speed and a direction for each"
+    if shape == expected[:-1]:
+        return f"use {key}[..., None]"
+    if len(shape) != len(expected):
+        return "docs/guides/data.md lists the shapes"
+    size, (height, width, channels) = expected[-2], shape[-3:]
+    if key != "fire" and (width, channels) == (size, size) != (height, width):
+        return f"use {key}.transpose(1, 2, 0)"
+    if height != width:
+        return "tiles are square: cut or pad them"
+    if height != size:
+        return f"set --config.data.image_size={height}" if key == "fire" else f"give {key} the side of fire"
+    return f"set --config.data.channels={channels}" if key == "static" else "give it one channel"
+
+
+def _check_range(file: pathlib.Path, key: str, array: np.ndarray) -> None:
+    if np.isnan(array).any():
+        raise UserError(f"{file}: {key} has {np.isnan(array).sum():,} NaN; fill them when writing the file")
+    if array.min() < 0 or array.max() > 1:
+        scale = "scale each channel by the same constants in all files"
+        if key == "wind":
+            scale = "scale the speed by one constant for all files, and divide the direction in degrees by 360"
+        raise UserError(f"{file}: {key} is in {array.min():g}..{array.max():g}, expected 0..1; {scale}")
+
+
+def _check_length(file: pathlib.Path, length: int, frames: int, content: Arrays) -> None:
+    if FEWEST_FRAMES <= length <= frames:
+        return
+    note = "" if "target" in content else " (the last frame is the target)"
+    fix = "remove the file" if length < FEWEST_FRAMES else f"cut it, or set --config.data.max_frames={length}"
+    raise UserError(f"{file}: has {length} frames of history{note}, expected {FEWEST_FRAMES} to {frames}; {fix}")
 
 
 def _valid_frames(file: pathlib.Path, valid: np.ndarray | None, length: int) -> slice:
@@ -159,7 +200,14 @@ def _fires_of_split(directory: str, split: str) -> dict[pathlib.Path, str]:
             raise UserError(f"{file}: fire {min(both)} is in both splits; move all its sequences to one of them")
         found = fires[split]
     else:
-        found = {f: fire for f, fire in _fires_below(root).items() if _is_test_fire(fire) == (split == "test")}
+        whole = _fires_below(root)
+        found = {f: fire for f, fire in whole.items() if _is_test_fire(fire) == (split == "test")}
+        if whole and not found:
+            share = "none falls" if split == "test" else "all fall"
+            raise UserError(
+                f"config.data.dir = {directory!r}: of its {len(set(whole.values()))} fires, {share} into the tenth for "
+                f"testing; make {root / 'train'} and {root / 'test'}"
+            )
     if not found:
         raise UserError(f"config.data.dir = {directory!r}: no .npz file for the {split} split; add sequences")
     return found
