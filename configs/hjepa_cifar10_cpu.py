@@ -9,28 +9,16 @@ more than it brought (docs/results/masked.md).
 
 def get_config() -> dict:
     return dict(
+        base="ijepa_cifar10",
         method=dict(
             name="hjepa",
             level_weights=(1.0, 0.5),
             predictor_depth=1,
             predictor_heads=2,
-            mask=dict(min_context=3),
             ema_start=0.99,
             regulariser="none",
+            mask=dict(min_context=3),
         ),
-        model=dict(
-            name="vit",
-            width=128,
-            depth=4,
-            heads=4,
-            patch_size=8,
-            cls_token=False,
-            positions="sincos",
-            embedding="whitened",
-        ),
-        data=dict(source="cifar10", batch_size=64, augment=dict(crop=dict(scale=(0.3, 1.0)))),
-        optim=dict(
-            lr=2e-3, beta2=0.95, weight_decay=0.04, weight_decay_end=0.1, epochs=5.0, warmup_epochs=0.5, end_lr=1e-6
-        ),
-        eval=dict(weights="target", pool="grid2", every_epochs=5, knn_every_epochs=0),
+        optim=dict(epochs=5.0),
+        eval=dict(every_epochs=5),
     )
