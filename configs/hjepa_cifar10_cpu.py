@@ -2,8 +2,9 @@
 
     jepa-jax train --config=hjepa_cifar10_cpu --workdir=runs/hjepa_cifar10_cpu --config.data.dir=DIR
 
-The encoder and optimizer of ijepa_cifar10, 5 epochs. The slow target alone keeps features apart: a regulariser cost
-more than it brought (docs/results/masked.md).
+Linear probe on the means of quadrants (512 numbers) 57.7 % (one seed), untrained 53.7 %; 14 CPU-minutes on one core.
+The encoder and optimizer of ijepa_cifar10, 5 epochs. The slow target alone keeps features apart: with another encoder,
+a regulariser cost more than it brought (docs/results/masked.md).
 """
 
 
