@@ -142,7 +142,8 @@ class FrozenEncoder:
             own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
             sharding = batch_sharding(mesh)
             batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
-            seen.append(statistics(self.params, self.stats, batch))
+            # One at a time: CPU devices that wait for each other in many programs at once can starve.
+            seen.append(jax.block_until_ready(statistics(self.params, self.stats, batch)))
             on_images(size)
         return self.with_weights(self.params, with_variables(self.stats, pooled_statistics(seen)))
 
