@@ -31,6 +31,8 @@ def hostile_parts():
         parts.Details(HOSTILE, [HOSTILE], HOSTILE),
         parts.KeyFigures([parts.KeyFigure(HOSTILE, HOSTILE, HOSTILE)]),
         parts.Image(HOSTILE, HOSTILE, 1, 1, HOSTILE, 1),
+        parts.Link(HOSTILE, HOSTILE),
+        parts.Legend({(1, 2, 3): HOSTILE}),
         parts.Table([[HOSTILE, None, 1.5, True]], [HOSTILE], [0], HOSTILE),
         parts.SortableTable({HOSTILE: True}, [[parts.Cell(HOSTILE, HOSTILE, HOSTILE)]], 0),
         parts.Bars({HOSTILE: [parts.Bar(HOSTILE, 150.0, HOSTILE, HOSTILE), parts.Bar(HOSTILE, None)]}),
