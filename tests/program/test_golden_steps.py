@@ -21,8 +21,8 @@ SMALL = {
 # What the numbers of a recipe were recorded with, where it has changed since.
 RECORDED = {
     "hjepa_cifar10_cpu": {
-        "method.level_weights": (1.0, 0.5, 0.25), "method.mask.target_scale": (0.15, 0.25), "method.mask.min_context": 10,
-        "model.width": 64, "model.depth": 3, "model.heads": 2, "model.patch_size": 4, "model.cls_token": True,
+        "method.level_weights": (1.0, 0.5, 0.25), "method.mask.target_scale": (0.15, 0.25),
+        "method.mask.min_context": 10, "model.width": 64, "model.depth": 3, "model.heads": 2, "model.patch_size": 4, "model.cls_token": True,
         "model.embedding": "linear", "optim.weight_decay_end": 0.04, "eval.pool": "mean",
     },
 }  # fmt: skip
