@@ -22,8 +22,8 @@ SMALL = {
 RECORDED = {
     "hjepa_cifar10_cpu": {
         "method.level_weights": (1.0, 0.5, 0.25), "method.mask.target_scale": (0.15, 0.25),
-        "method.mask.min_context": 10, "model.width": 64, "model.depth": 3, "model.heads": 2, "model.patch_size": 4, "model.cls_token": True,
-        "model.embedding": "linear", "optim.weight_decay_end": 0.04, "eval.pool": "mean",
+        "method.mask.min_context": 10, "model.width": 64, "model.depth": 3, "model.heads": 2, "model.patch_size": 4,
+        "model.cls_token": True, "model.embedding": "linear", "optim.weight_decay_end": 0.04, "eval.pool": "mean",
     },
 }  # fmt: skip
 RIVALS = ("byol_quickstart", "simsiam_quickstart", "barlow_quickstart", "dino_quickstart")
