@@ -97,6 +97,8 @@ class Command:
 
 def show(result: Result, console: Console, *, as_json: bool) -> None:
     """Prints a result: text on a terminal, JSON for a pipe, a file or --json."""
+    if not result.data and not result.text:
+        return
     if not result.data or (sys.stdout.isatty() and not as_json):
         print(result.text, end="" if result.text.endswith("\n") else "\n", flush=True)
         return

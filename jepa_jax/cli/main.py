@@ -12,6 +12,7 @@ from jepa_jax.cli.flags import suggestion
 # Module and attribute of each sub-command, in the order of --help.
 COMMANDS = {
     "train": "train.TRAIN",
+    "launch": "launch.LAUNCH",
     "evaluate": "evaluate.EVALUATE",
     "show-summary": "show_summary.SHOW_SUMMARY",
     "compare": "compare.COMPARE",

@@ -2,15 +2,21 @@
 
   jepa-jax train --config=quickstart --workdir=runs/quickstart [--config.optim.lr=0.1 ...]
 
+Several processes compute one run under SLURM, with --coordinator, --num_processes and --process_id, or started by
+`jepa-jax launch`.
+
 Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss diverged or the features collapsed,
-130 Ctrl-C, 143 SIGTERM; after 130 and 143 the same command continues from the checkpoint that was written.
+5 another process is gone, 130 Ctrl-C, 143 SIGTERM; after 5, 130 and 143 the same command continues from the newest
+checkpoint.
 """
 
 import argparse
+import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from
 from jepa_jax.cli.show_summary import summary_text
@@ -33,15 +39,33 @@ def add_flags(parser: Parser) -> None:
         "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
     )
 
+    parser.add_flag("coordinator", "HOST:PORT", "address of process 0, where several processes compute one run")
+    parser.add_flag("num_processes", "N", "how many they are", kind=int, least=1)
+    parser.add_flag("process_id", "I", "number of this one, from 0", kind=int, least=0)
+
+
+def set_place(arguments: argparse.Namespace) -> None:
+    """Hands the flags that say which of several processes this is on to the variables that `runtime` reads."""
+    flags = ("coordinator", "num_processes", "process_id")
+    given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
+    if given and len(given) < len(flags):
+        missing = " and ".join(f"--{flag}" for flag in flags if flag not in given)
+        raise UserError(f"--{next(iter(given))} is given but {missing} is not; give all three")
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    os.environ.update({name: str(value) for name, value in zip(names, given.values(), strict=False)})
+
 
 def run_train(arguments: argparse.Namespace, console: Console) -> Result:
+    set_place(arguments)
     config = config_from(arguments)
     if arguments.tuned:
         from jepa_jax.tuning.tuned_file import use_tuned
 
         config = use_tuned(config, arguments.tuned, arguments.overrides, console)
     summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
-    return Result([summary], summary_text(summary, arguments.workdir))
+    from jepa_jax.runtime.peers import is_first
+
+    return Result([summary], summary_text(summary, arguments.workdir)) if is_first() else Result([], "")
 
 
 def train_with_report(

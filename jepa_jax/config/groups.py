@@ -252,6 +252,9 @@ class TrainConfig(Group):
     )
     accum_steps: int = key(1, "parts that a batch is computed in, one after the other", least=1)
     remat: str = key("none", "full recomputes each block in the backward pass", choices=("none", "full"))
+    deterministic: bool = key(
+        False, "whether a GPU gives the same bits in every run, at some cost of speed; a CPU always does"
+    )
     stop_on_collapse: bool = key(False, "whether to end a run whose features have collapsed, or only to warn")
     checkpoint_every_steps: int = key(0, "steps between checkpoints; 0 = at the end of each epoch", least=0)
     checkpoint_keep: int = key(1, "how many checkpoints are kept", least=1)
@@ -333,11 +336,14 @@ class MeshConfig(Group):
     """How devices share the work."""
 
     data: int = key(-1, "devices that split the batch; -1 = all that are left", least=-1)
-    fsdp: int = key(1, "devices that also split the parameters", least=1)
+    fsdp: int = key(1, "devices that also split the parameters; -1 = all that are left", least=-1)
 
     def problems(self, config: "Config") -> Iterator[Problem]:
-        if self.data == 0:
-            yield Problem("mesh.data", "use -1 for all devices, or a number of devices")
+        for name in ("data", "fsdp"):
+            if getattr(self, name) == 0:
+                yield Problem(f"mesh.{name}", "use -1 for all devices that are left, or a number of devices")
+        if self.data == self.fsdp == -1:
+            yield Problem("mesh.fsdp", "mesh.data is -1 too; give one of them a number of devices")
 
 
 @dataclasses.dataclass(frozen=True)

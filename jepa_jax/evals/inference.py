@@ -159,7 +159,7 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Froze
       UserError: the folder holds no run, or no checkpoint yet.
     """
     config = changed_config(encoder_config(workdir), {"eval.batch_size": batch_size})
-    program, state = restore_state(config, workdir, make_mesh(1, 1))
+    program, state = restore_state(config, workdir, make_mesh(1, 1, jax.local_devices()))
     return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
 
 

@@ -18,6 +18,7 @@ from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folde
 from jepa_jax.program.build import Program
 from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, gpu_of_device, load_table
+from jepa_jax.runtime.peers import is_first
 
 GENERAL_ADVICE = "use a smaller batch, config.train.remat=full or more config.train.accum_steps"
 
@@ -32,7 +33,7 @@ def check_memory(config: Config, program: Program, data: DataFacts, console: Con
     """
     try:
         gpu = present_gpu()
-        if gpu is None or not config.profile.plan or jax.process_index() != 0:
+        if gpu is None or not config.profile.plan or not is_first():
             return False
         estimate = _planner(data, console).estimate(_request(config, program, gpu))
     except Exception as error:  # a plan that cannot be made is no reason to stop a run that may work

@@ -15,6 +15,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
+from jepa_jax.runtime.peers import is_first
 
 
 class Checkpoints:
@@ -27,7 +28,7 @@ class Checkpoints:
             step_prefix="step",
         )
         self.directory = directory
-        if not read_only and jax.process_index() == 0:
+        if not read_only and is_first():
             self._remove_unfinished()  # left by a process that was killed
         handlers = {
             "state": ocp.StandardCheckpointHandler(),

@@ -25,7 +25,7 @@ def describe(config: Config) -> dict[str, Any]:
     The data need not be there; its size is then assumed, and `data_found` is False.
     """
     data = data_facts(config.data, assume=True)
-    mesh = make_mesh(1, 1)
+    mesh = make_mesh(1, 1, jax.local_devices())
     batch = abstract_on(mesh, data.spec, config.data.batch_size)
     program = build_program(config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=mesh)
     state = program.factory.abstract

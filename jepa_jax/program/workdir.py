@@ -17,6 +17,8 @@ FREE_ON_RESUME = (
     "data.prefetch",
     "data.pipeline",
     "train.checkpoint_",
+    "train.deterministic",
+    "mesh.",
     "log.",
     "profile.",
 )

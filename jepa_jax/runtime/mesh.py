@@ -20,17 +20,22 @@ def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mes
 
     Args:
         data: size of the axis; -1 uses all devices that `fsdp` leaves.
-        fsdp: number of devices that share one copy of the parameters.
+        fsdp: number of devices that share one copy of the parameters; -1 uses all that `data` leaves.
         devices: devices of another machine to compile for; by default those of this process.
     """
     devices = jax.devices() if devices is None else devices
-    if data == -1:
-        if len(devices) % fsdp:
-            raise UserError(f"config.mesh.fsdp = {fsdp}: does not divide the {len(devices)} devices; use a divisor")
-        data = len(devices) // fsdp
+    for name, size in (("fsdp", fsdp), ("data", data)):
+        if -1 in (data, fsdp) and size != -1 and len(devices) % size:
+            raise UserError(f"config.mesh.{name} = {size}: does not divide the {len(devices)} devices; use a divisor")
+    data, fsdp = (len(devices) // other if size == -1 else size for size, other in ((data, fsdp), (fsdp, data)))
     if data * fsdp > len(devices):
         raise UserError(
             f"config.mesh = {data} x {fsdp} (data x fsdp): there are {len(devices)} devices; use mesh.data = -1"
+        )
+    if len({device.process_index for device in devices}) > 1 and data * fsdp < len(devices):
+        raise UserError(
+            f"config.mesh = {data} x {fsdp} (data x fsdp): several processes take all of their {len(devices)} devices; "
+            "use mesh.data = -1"
         )
     return Mesh(np.array(devices[: data * fsdp]).reshape(data, fsdp), BATCH_AXES, axis_types=(AxisType.Auto,) * 2)
 

@@ -2,15 +2,14 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
 
 import jax
 from jax.sharding import Mesh
 
-from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.runtime.allocator import keep_freed_memory
 from jepa_jax.runtime.mesh import make_mesh
+from jepa_jax.runtime.peers import check_same_config, connect
 from jepa_jax.runtime.platforms import import_jax
 
 
@@ -18,24 +17,19 @@ def setup(config: Config) -> Mesh:
     """Prepares the process, connects it to others where the environment asks for it, and returns the mesh."""
     import_jax()  # silences the CUDA plugin where there is no driver
     keep_freed_memory()
-    start_distributed(os.environ)
+    if config.train.deterministic:
+        make_deterministic()
+    connect(os.environ)
+    check_same_config(config)
     start_compile_cache()
     return make_mesh(config.mesh.data, config.mesh.fsdp)
 
 
-def start_distributed(environment: Mapping[str, str]) -> None:
-    """Starts `jax.distributed` under SLURM, or if JAX_COORDINATOR_ADDRESS, _NUM_PROCESSES and _PROCESS_ID are set."""
-    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
-        jax.distributed.initialize()
-    elif "JAX_COORDINATOR_ADDRESS" in environment:
-        missing = [k for k in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID") if k not in environment]
-        if missing:
-            raise UserError(f"JAX_COORDINATOR_ADDRESS is set but {' and '.join(missing)} is not; set all three")
-        jax.distributed.initialize(
-            environment["JAX_COORDINATOR_ADDRESS"],
-            int(environment["JAX_NUM_PROCESSES"]),
-            int(environment["JAX_PROCESS_ID"]),
-        )
+def make_deterministic() -> None:
+    """Makes XLA compile for GPUs only what gives the same bits in every run, if it has not started yet."""
+    flag = "--xla_gpu_deterministic_ops=true"
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
 def start_compile_cache() -> None:

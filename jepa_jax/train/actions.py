@@ -14,6 +14,7 @@ from jepa_jax.data.pictures import png, view_grid
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage, build_evaluators
 from jepa_jax.profiling.sections import Section
 from jepa_jax.program.step import evaluated_variables
+from jepa_jax.runtime.peers import is_first
 from jepa_jax.train.best import Choice, find_choice, judge
 from jepa_jax.train.progress import Loop
 from jepa_jax.train.session import Session
@@ -116,7 +117,7 @@ class Evaluate(Action):
             self._run.console.line(f"trained:  {words}")
         if caveat := self._evaluator.caveat(figures):
             self._run.console.warn(caveat)
-        if (exhibits := self._evaluator.exhibits()) and jax.process_index() == 0:
+        if (exhibits := self._evaluator.exhibits()) and is_first():
             self._run.folder.exhibits.mkdir(exist_ok=True)
             content = io.BytesIO()
             np.savez_compressed(content, allow_pickle=False, **exhibits)
@@ -159,7 +160,7 @@ class DrawPictures(Action):
         with self._session.timeline.section(Section.VISUALIZATION):
             variables = evaluated_variables(loop.state, self._run.config.eval.weights)
             image = view_grid(np.asarray(self._draw(*variables, self._batch)), augment.mean, augment.std)
-            if jax.process_index() == 0:
+            if is_first():
                 self._run.folder.pictures.mkdir(exist_ok=True)
                 write_atomically(self._run.folder.pictures / f"step_{loop.step:08d}.png", png(image))
             self._session.draw(loop.step, "pictures", image)
@@ -240,7 +241,7 @@ class Actions:
         """Runs actions in order until the run is interrupted; between steps, host and device may exchange data."""
         with jax.transfer_guard("allow"):
             for action in actions:
-                self._session.raise_if_interrupted()
+                self._session.agree_on_signals()
                 action.run(loop)
                 if action.name:
                     loop.progress.done[action.name] = loop.step

@@ -7,14 +7,15 @@ import jax
 import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
-from jepa_jax.base.errors import UserError
+from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.files import write_json
-from jepa_jax.base.signals import signals_raise
+from jepa_jax.base.signals import Interrupted, signals_raise
 from jepa_jax.config.groups import Config
 from jepa_jax.data.pictures import save_views
 from jepa_jax.program.dead_parameters import in_words
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.memory import is_out_of_memory
+from jepa_jax.runtime.peers import is_first, together
 from jepa_jax.runtime.provenance import environment, unused_gpu
 from jepa_jax.train.loop import train_loop
 from jepa_jax.train.session import Session
@@ -49,12 +50,12 @@ def train(
         if not folder.report.exists():
             hooks.write_report(folder.path)
         return summary
-    with signals_raise():
+    with signals_raise(), together():
         run = prepare(config, folder, console, hooks)
         hooks.check_memory(config, run.program, run.facts, console)
         start_folder(run)
     try:
-        with Session(run) as session:
+        with together(Interrupted, Diverged), Session(run) as session:
             return train_loop(run, session)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
@@ -74,7 +75,7 @@ def start_folder(run: Run) -> None:
         run.console.warn(unused)
     if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones
         run.console.warn(in_words(dead))
-    if jax.process_index() != 0:
+    if not is_first():
         return
     run.folder.create()
     write_json(run.folder.config, run.config.to_dict())

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from jepa_jax.base.errors import Diverged
 from jepa_jax.base.files import write_json
 from jepa_jax.base.selection import SELECTION_KEY
-from jepa_jax.base.signals import InterruptFlag
+from jepa_jax.base.signals import Interrupted, InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
 from jepa_jax.evals.features import fingerprint
 from jepa_jax.evals.references import measured_baselines
@@ -27,6 +28,7 @@ from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.step import TrainState
+from jepa_jax.runtime.peers import Votes, is_first, sum_over_processes
 from jepa_jax.train.progress import Loop, Progress
 from jepa_jax.train.setup import Run
 from jepa_jax.train.sinks import Sink, open_sinks
@@ -49,7 +51,7 @@ class Session:
         self, run: Run, *, clock: Callable[[], float] = time.perf_counter, train_step: CompiledStep | None = None
     ):
         self._run, self._config, self._length, self._console = run, run.config, run.length, run.console
-        self._writes = jax.process_index() == 0
+        self._writes = is_first()
         self.timeline = Timeline(clock, keep_segments=run.config.profile.enabled)
         self.trace = TraceWindow(run.config.profile.trace_steps, run.folder.path / "trace")
         self._train_step = train_step or CompiledStep(run.program.train_step, run.program.useful_step)
@@ -62,7 +64,10 @@ class Session:
         self._speed = Speedometer(self.timeline, run.config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
         self._sinks: list[Sink] = []
-        self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()  # not read yet
+        # Not read yet: metrics of steps, and what the processes vote beside each of them.
+        self._pending: collections.deque[tuple[int, dict[str, jax.Array], jax.Array | int]] = collections.deque()
+        self._votes = Votes(run.program.mesh) if jax.process_count() > 1 else None
+        self._agreed = 0  # number of the signal that all processes act on
         self._newest: dict[str, float] = {}  # metrics of the newest step that was read in this session
         self._stack = contextlib.ExitStack()
 
@@ -94,7 +99,8 @@ class Session:
             state, stored = newest.restore(self._run.program.factory.abstract)
             loop = Loop(stored["step"], state, Progress.of(stored))
             self._console.line(f"resumed at step {loop.step} of {self._length.total_steps} in {self._run.folder.path}")
-        self._usage.continue_from(loop.progress.wall_seconds, loop.progress.cpu_seconds)
+        before = loop.progress.cpu_seconds if self._writes else 0.0  # of all processes
+        self._usage.continue_from(loop.progress.wall_seconds, before)
         if self._writes:
             opened = open_sinks(self._run.folder, self._config, loop.step)
             self._sinks += [self._stack.enter_context(contextlib.closing(sink)) for sink in opened]
@@ -129,7 +135,7 @@ class Session:
             loop.state, metrics = self._train_step(loop.state, batch)
         loop.step += 1
         self.profiler.dispatched(began, metrics, info)
-        self._pending.append((loop.step, metrics))
+        self._pending.append((loop.step, metrics, self._cast_vote()))
         self.note_skipped(loop, info["skipped"])
 
     def read_metrics(self, loop: Loop, *, lag: int) -> None:
@@ -143,9 +149,10 @@ class Session:
 
     def _read_all_but(self, lag: int) -> None:
         while len(self._pending) > lag:
-            step, metrics = self._pending.popleft()
+            step, metrics, vote = self._pending.popleft()
             with self.timeline.section(Section.DEVICE_WAIT):
                 values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+                self._agreed = max(self._agreed, int(jax.device_get(vote)))
             self._require_finite(step, values)
             self._newest = values
             self._speed.completed(step)
@@ -168,9 +175,22 @@ class Session:
             "config.optim.clip_norm"
         )
 
+    def _cast_vote(self) -> jax.Array | int:
+        """Returns the signal that a process has received by now, or 0; with several processes, on the device."""
+        own = int(self.interrupt.raised or 0)
+        return self._votes.cast(own) if self._votes else own
+
     def raise_if_interrupted(self) -> None:
-        """Raises Interrupted if SIGINT or SIGTERM has arrived."""
-        self.interrupt.check()
+        """Raises Interrupted if SIGINT or SIGTERM has arrived; several processes do so after the same step."""
+        if self._votes is None:
+            self.interrupt.check()
+        elif self._agreed:
+            raise Interrupted(signal.Signals(self._agreed))
+
+    def agree_on_signals(self) -> None:
+        """Raises Interrupted if a process has received a signal; waits for all, so call it between computations."""
+        self._agreed = max(self._agreed, int(jax.device_get(self._cast_vote())))
+        self.raise_if_interrupted()
 
     # What actions do.
 
@@ -201,7 +221,7 @@ class Session:
         with self.timeline.section(Section.CHECKPOINT):
             progress = loop.progress
             progress.images_per_sec = self._images_per_sec(progress)
-            stored = dataclasses.asdict(progress) | self._usage.totals() | {"step": loop.step}
+            stored = dataclasses.asdict(progress) | self._totals() | {"step": loop.step}
             checkpoints.save(loop.step, loop.state, stored, evaluated_statistics(loop.state))
 
     def load_best(self, loop: Loop) -> None:
@@ -252,13 +272,13 @@ class Session:
 
     def start(self, what: str, total: int, /) -> None:
         """Shows the progress bar of an evaluator."""
-        self.interrupt.check()
+        self.agree_on_signals()
         self._console.start(what, total)
 
     def advance(self, amount: int, /) -> None:
         """Advances the progress bar of an evaluator."""
         self._console.advance(amount)
-        self.interrupt.check()
+        self.raise_if_interrupted()
 
     # The end.
 
@@ -271,7 +291,7 @@ class Session:
             **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),
             **progress.untrained_figures(),
             "images_per_sec": self._images_per_sec(progress),
-            **self._usage.totals(),
+            **self._totals(),
             "steps": loop.step,
             "epochs": loop.step / self._length.steps_per_epoch,
             "peak_memory_bytes": peak_memory_bytes(),
@@ -307,6 +327,11 @@ class Session:
             "stopped_early": bool(progress.stopped),
             **stopped,
         }
+
+    def _totals(self) -> dict[str, float]:
+        """Returns wall seconds, and CPU seconds of all processes."""
+        totals = self._usage.totals()
+        return totals | {"cpu_seconds": sum_over_processes(totals["cpu_seconds"])}
 
     def _images_per_sec(self, progress: Progress) -> float | None:
         return self._speed.since("run")["images_per_sec"] or progress.images_per_sec

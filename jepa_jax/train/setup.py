@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jepa_jax.base.console import Console
+from jepa_jax.base.console import Console, QuietConsole
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Grouped, Source, abstract_on, sample
 from jepa_jax.data.facts import DataFacts
@@ -22,6 +22,7 @@ from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
+from jepa_jax.runtime.peers import is_first
 from jepa_jax.runtime.start import setup
 from jepa_jax.train.best import find_choice
 from jepa_jax.train.sinks import check_sinks
@@ -133,6 +134,7 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     """
     check_sinks(config)
     mesh = setup(config)
+    console = console if is_first() else QuietConsole()  # one of several processes speaks for all
     check_batch(config, mesh)
     train, test, validation = open_data(config.data)
     sample = initial_sample(train)

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
@@ -108,6 +109,8 @@ def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> Froz
     if not hasattr(build_method(config, total_steps=1), "mask_logits"):
         name = config.method.name
         raise UserError(f"{workdir}: config.method.name = {name!r} predicts no masks; use jepa_jax.load_encoder")
-    program, state = restore_state(config, workdir, make_mesh(1, 1), expected_specs(config.data)[-1])
+    program, state = restore_state(
+        config, workdir, make_mesh(1, 1, jax.local_devices()), expected_specs(config.data)[-1]
+    )
     variables = evaluated_variables(state, config.eval.weights)
     return FrozenPredictor(config, MaskPredictor(config, program), *variables)

@@ -1,0 +1,83 @@
+"""Starts several processes of one run on this machine and ends them together.
+
+  jepa-jax launch -n 2 -- train --config=rapid --workdir=runs/rapid
+
+Each process gets its share of the GPUs (--devices of them, by default all divided evenly) or, on a CPU, --devices
+virtual devices. A signal is passed on to all: they agree on a step, save it and exit. If one is lost, the others end
+with a message within seconds, and the same command continues from the newest checkpoint. On a cluster use its own
+starter instead (docs/guides/many_devices.md). The exit code is that of the first process that failed.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from jepa_jax.base.companions import run_companions
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
+
+GRACE_SECONDS = 60.0  # for a checkpoint, after another process has failed
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_argument("-n", "--processes", type=int, required=True, metavar="N", help="how many processes to start")
+    parser.add_flag("devices", "K", "devices of each process: GPUs, or virtual CPU devices; 0 = its share", 0, least=0)
+    parser.usage = "%(prog)s -n N [--devices=K] -- train [flags of train]"
+
+
+def after_dashes(parser: Parser, argv: Sequence[str]) -> Sequence[str]:
+    """Returns the command line with what follows `--` in one piece, so that its flags are not taken for ours."""
+    if "--" not in argv:
+        if any(flag in argv for flag in ("--help", "-h")):
+            return argv
+        raise UserError("launch: give the command to start after --, e.g. launch -n 2 -- train --config=quickstart ...")
+    cut = list(argv).index("--")
+    parser.set_defaults(command=list(argv[cut + 1 :]))
+    return argv[:cut]
+
+
+def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
+    command, count = arguments.command, arguments.processes
+    if count < 1:
+        raise UserError(f"-n {count}: needs at least one process")
+    if command[:1] != ["train"]:
+        raise UserError(f"launch: {' '.join(command[:1]) or 'nothing'} after --: only train uses several processes")
+    address = f"127.0.0.1:{free_port()}"
+    environments = [environment_of(index, count, address, arguments.devices) for index in range(count)]
+    code = run_companions([sys.executable, "-m", "jepa_jax", *command], environments, grace=GRACE_SECONDS)
+    return Result([], "", code)
+
+
+def environment_of(index: int, count: int, address: str, devices: int) -> dict[str, str]:
+    """Returns what process `index` of `count` finds in its environment."""
+    from jepa_jax.runtime.gpus import Gpus
+
+    variables = {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(index),
+    }
+    gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(Gpus())
+    if gpus:
+        share = devices or gpus // count
+        if share * count > gpus or not share:
+            raise UserError(f"-n {count} --devices={devices}: this machine has {gpus} GPUs; use fewer")
+        variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(index * share + i) for i in range(share))
+    elif devices:
+        flags = os.environ.get("XLA_FLAGS", "")
+        variables["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+    return variables
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+LAUNCH = Command("launch", __doc__, add_flags, run_launch, expand=after_dashes, uses_jax=False)
+main = LAUNCH.main
