@@ -13,7 +13,7 @@ from jepa_jax.config.groups import Config, NamedGroup
 
 MODELS = {
     **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50"), "jepa_jax.models.resnet:ResNet"),
-    **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit"), "jepa_jax.models.vit:ViT"),
+    **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
     "patchnet": "jepa_jax.models.patchnet:PatchNet",
     "emberformer": "jepa_jax.models.emberformer:EmberFormer",  # no encoder of images: for the method of that name
 }

@@ -29,6 +29,7 @@ SIZES = {  # width, depth, heads
     "vit_tiny": (192, 12, 3),
     "vit_small": (384, 12, 6),
     "vit_base": (768, 12, 12),
+    "vit_large": (1024, 24, 16),
 }
 
 

@@ -25,6 +25,7 @@ CONVOLUTION_TARGET = re.compile(r"cudnn\$conv", re.IGNORECASE)
 MATMUL_TARGET = re.compile(r"cublas|\$gemm|__triton.*gemm|fmha", re.IGNORECASE)
 
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]")
+_ARRAY_TEXT = re.compile(r"\b[a-z]+\d*\w*\[[\d,<=]*\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _ASSIGNMENT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -154,6 +155,22 @@ class CompiledProgram:
                 total[0] += times
                 total[1] += times * wire_bytes(instruction, computation, kind)
         return {kind: [round(count), round(sent)] for kind, (count, sent) in sorted(totals.items())}
+
+    def contributions(self) -> dict[str, list[int]]:
+        """Returns for each kind of exchange its count per step and the bytes of a device that take part in it."""
+        totals: dict[str, list[int]] = {}
+        for instruction, computation, times in self.runs():
+            kind = instruction.opcode.removesuffix("-start")
+            if kind in COLLECTIVES and group_size(instruction.attributes) > 1:
+                total = totals.setdefault(kind, [0, 0])
+                total[0] += times
+                total[1] += times * _operand_bytes(instruction.operands, computation)
+        return dict(sorted(totals.items()))
+
+    def largest(self, kind: str) -> int:
+        """Returns the bytes of the largest array that an exchange of this kind makes."""
+        made = (i for i, _, _ in self.runs() if i.opcode in (kind, f"{kind}-done"))
+        return max((max(map(shape_bytes, _ARRAY_TEXT.findall(i.shape)), default=0) for i in made), default=0)
 
     def products(self) -> list[Product]:
         """Returns every convolution and matrix product of the program, including those inside fusions."""

@@ -88,7 +88,7 @@ def check_same_config(config: Config) -> None:
     if jax.process_count() == 1:
         return
     client = _client()
-    client.key_value_set(f"jepa_jax/config/{jax.process_index()}", json.dumps(config.to_dict()))
+    client.key_value_set(f"jepa_jax/config/{jax.process_index()}", json.dumps(config.to_dict()), allow_overwrite=True)
     multihost_utils.sync_global_devices("jepa_jax configs")
     first, *others = (
         json.loads(client.blocking_key_value_get(f"jepa_jax/config/{i}", 60_000)) for i in range(jax.process_count())

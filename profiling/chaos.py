@@ -1,0 +1,304 @@
+"""Stops training runs with random signals at random times, and checks that nothing is lost and nothing is left.
+
+  python profiling/chaos.py [--kills=25] [--processes=1,2] [--workers=0,2] [--seed=0]
+
+For each number of processes and of workers one tiny run is started again and again, and hit each time by SIGKILL,
+SIGTERM or SIGINT: at any moment from its start on, at a step, while a checkpoint is written, or while it evaluates;
+with two processes one of them or their launcher is hit. In the end it is left alone. What must hold:
+
+- it finishes with the parameters of a run that nobody disturbed, bit for bit;
+- each start continues at the newest checkpoint that was there, after SIGTERM and SIGINT at the step that was reached;
+- every process that was hit or lost a companion ends within a minute, without a traceback;
+- no temporary file, shared memory or process is left.
+
+The last line is JSON: `kills`, `equal` (whether all runs were), `leftovers` (how many) and what went wrong, by name.
+Exit code 0 only if all held.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+
+import psutil
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
+
+ROOT = pathlib.Path(__file__).parents[1]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+STEPS = 48  # of tests/tiny_config.py
+TIMEOUT = 600.0  # for a run on a busy machine
+END_SECONDS = 60.0  # for the processes of a run that was hit
+SHARED_MEMORY = pathlib.Path("/dev/shm")
+TEMPORARY = ("*orbax-checkpoint-tmp*", ".*.??????*")
+MARK = "JEPA_JAX_CHAOS"
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_flag("kills", "N", "signals in all", 25, least=1)
+    parser.add_flag("processes", "LIST", "numbers of processes", "1,2")
+    parser.add_flag("workers", "LIST", "numbers of workers that load data, in each process", "0,2")
+    parser.add_flag("seed", "N", "of signals and moments", 0)
+
+
+@dataclasses.dataclass
+class Storm:
+    """One run and what happened to it."""
+
+    name: str
+    workdir: pathlib.Path
+    processes: int
+    workers: int
+    rng: random.Random
+    problems: list[str] = dataclasses.field(default_factory=list)
+    newest: int = 0  # checkpoint that was whole before the last signal
+    newest_at_start: int = 0  # and when the run was started again
+    reached: int | None = None  # step of a run that said where it stopped
+
+    def command(self) -> list[str]:
+        train = [
+            "train", f"--config={ROOT / 'tests/tiny_config.py'}", f"--workdir={self.workdir}",
+            f"--config.data.num_workers={self.workers}", "--config.profile.enabled=False",
+            "--config.train.checkpoint_keep=2", "--config.eval.every_epochs=2", "--config.eval.knn_every_epochs=0",
+        ]  # fmt: skip
+        devices = f"--config.mesh.data={2 * self.processes if self.processes > 1 else 1}"
+        launch = ["launch", "-n", str(self.processes), "--devices=2", "--"] if self.processes > 1 else []
+        return [sys.executable, "-m", "jepa_jax", *launch, *train, devices]
+
+    def start(self) -> "Life":
+        return Life(self.command(), self.workdir.with_suffix(".log"))
+
+    def problem(self, text: str) -> None:
+        self.problems.append(f"{self.name}: {text}")
+
+    def hit(self) -> str:
+        """Starts the run, hits it once and waits for its end; returns what was done."""
+        how, victim_number = self.rng.choice(SIGNALS), self.rng.randrange(self.processes + 1)
+        moment, wait = self.rng.choice(list(MOMENTS.items()))
+        life = self.start()
+        waited = wait(self, life)
+        self.newest = max(self.newest, newest_step(self.workdir))
+        victim = life.victim(victim_number if self.processes > 1 else 0)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(how)
+        code = life.end(self)
+        self.check_start(life)
+        self.note_end(code, how)
+        return f"{how.name} {moment}{waited}: exit code {code}, checkpoint {newest_step(self.workdir)}"
+
+    def check_start(self, life: "Life") -> None:
+        """Checks that a start continued where the one before it had stopped."""
+        resumed = re.findall(r"resumed at step (\d+)", life.text())
+        if not resumed:
+            return
+        step = int(resumed[0])
+        if step < self.newest_at_start:
+            self.problem(f"resumed at step {step} although checkpoint {self.newest_at_start} was whole")
+        if self.reached is not None and step != self.reached:
+            self.problem(f"resumed at step {step}, but had stopped at {self.reached}")
+        self.reached = None
+
+    def note_end(self, code: int, how: signal.Signals) -> None:
+        self.newest_at_start = newest_step(self.workdir)
+        if self.newest_at_start < self.newest:
+            self.problem(f"checkpoint {self.newest} is gone after {how.name}")
+        summary = read_summary(self.workdir)
+        if code in (130, 143) and summary.get("status") == "interrupted" and how != signal.SIGKILL:
+            self.reached = summary["steps"]
+
+    def finish(self) -> str | None:
+        """Lets the run end; returns the digest of its parameters."""
+        life = self.start()
+        code = life.end(self, TIMEOUT)
+        self.check_start(life)
+        if code:
+            self.problem(f"ended with exit code {code} when left alone: {life.text()[-1500:]}")
+        return read_summary(self.workdir).get("params_sha256")
+
+
+class Life:
+    """A started command: a process, or a launcher with several."""
+
+    def __init__(self, command: list[str], log: pathlib.Path):
+        self.log, self.mark = log, uuid.uuid4().hex
+        flags = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=1"
+        environment = os.environ | {MARK: self.mark, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        with open(log, "w") as output:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def victim(self, number: int) -> psutil.Process:
+        """Returns the process that was started (0), or one of those that the launcher has started."""
+        first = psutil.Process(self.process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            return [first, *first.children()][number]
+        return first
+
+    def end(self, storm: Storm, patience: float = END_SECONDS) -> int:
+        """Waits for all processes; returns the exit code of the first one."""
+        try:
+            self.process.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            storm.problem(f"still runs after {patience:.0f} s: {self.text()[-1500:]}")
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        deadline = time.monotonic() + patience
+        while (left := living(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in left:
+            storm.problem(f"process {process.pid} was left: {' '.join(process.cmdline())[:200]}")
+            process.kill()
+        if "Traceback" in self.text() and "KeyboardInterrupt" not in self.text():
+            storm.problem(f"a traceback: {self.text()[-1500:]}")
+        code = self.process.returncode
+        return 128 - code if code < 0 else code
+
+
+def living(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def until(life: Life, happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not happened() and life.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def at_any_time(storm: Storm, life: Life) -> str:
+    seconds = storm.rng.uniform(0, 15)
+    end = time.monotonic() + seconds
+    until(life, lambda: time.monotonic() > end)
+    return f" ({seconds:.1f} s)"
+
+
+def at_a_step(storm: Storm, life: Life) -> str:
+    step = storm.rng.randint(1, STEPS - 1)
+    until(life, lambda: last_step(storm.workdir) >= step)
+    return f" ({last_step(storm.workdir)})"
+
+
+def in_a_save(storm: Storm, life: Life) -> str:
+    count = storm.rng.randint(1, 3)
+    seen: set[str] = set()
+
+    def saving() -> bool:
+        seen.update(path.name for path in (storm.workdir / "checkpoints").glob("*orbax-checkpoint-tmp*"))
+        return len(seen) >= count
+
+    until(life, saving)
+    return ""
+
+
+def in_an_evaluation(storm: Storm, life: Life) -> str:
+    until(life, lambda: "untrained:" in life.text() or "epoch " in life.text() or "resumed" in life.text())
+    until(life, lambda: last_step(storm.workdir) % 12 == 0)  # two epochs: an evaluation follows
+    time.sleep(storm.rng.uniform(0, 0.3))
+    return ""
+
+
+MOMENTS = {
+    "at any time": at_any_time,
+    "at a step": at_a_step,
+    "in a save": in_a_save,
+    "in an evaluation": in_an_evaluation,
+}
+
+
+def last_step(workdir: pathlib.Path) -> int:
+    """Returns the newest step of metrics.jsonl; 0 before there is one."""
+    with contextlib.suppress(OSError):
+        for line in reversed((workdir / "metrics.jsonl").read_text().splitlines()):
+            with contextlib.suppress(ValueError):  # half a line: it is being written
+                return json.loads(line)["step"]
+    return 0
+
+
+def newest_step(workdir: pathlib.Path) -> int:
+    names = (path.name.removeprefix("step_") for path in (workdir / "checkpoints").glob("step_*"))
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def read_summary(workdir: pathlib.Path) -> dict:
+    try:
+        return json.loads((workdir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def leftovers(workdirs: list[pathlib.Path], memory_before: set[str]) -> list[str]:
+    files = [str(path) for folder in workdirs for pattern in TEMPORARY for path in folder.rglob(pattern)]
+    return files + sorted(shared_memory() - memory_before)
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.glob("*")} if SHARED_MEMORY.is_dir() else set()
+
+
+def check(arguments: argparse.Namespace, console: Console) -> Result:
+    rng, memory_before = random.Random(arguments.seed), shared_memory()
+    processes, workers = (map(int, text.split(",")) for text in (arguments.processes, arguments.workers))
+    variants = list(itertools.product(processes, workers))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="chaos"))
+    storms = [
+        Storm(f"{p} processes, {w} workers", folder / f"run_{p}_{w}", p, w, random.Random(rng.random()))
+        for p, w in variants
+    ]
+    expected: dict[int, str | None] = {}
+    problems: list[str] = []
+    for count in dict.fromkeys(p for p, _ in variants):
+        undisturbed = Storm(f"undisturbed, {count} processes", folder / f"whole_{count}", count, 0, rng, problems)
+        expected[count] = undisturbed.finish()
+        console.line(f"{undisturbed.name}: {str(expected[count])[:12]}")
+    kills = 0
+    while kills < arguments.kills:
+        storm = storms[kills % len(storms)]
+        if read_summary(storm.workdir).get("status") == "finished":  # hit too late: begin again
+            if read_summary(storm.workdir)["params_sha256"] != expected[storm.processes]:
+                storm.problem("finished with other parameters")
+            shutil.rmtree(storm.workdir)
+            storm.newest = storm.newest_at_start = 0
+            storm.reached = None
+        kills += 1
+        console.line(f"{kills}/{arguments.kills} {storm.name}: {storm.hit()}")
+    equal = True
+    for storm in storms:
+        same = storm.finish() == expected[storm.processes]
+        equal = equal and same
+        console.line(f"{storm.name}: {'equal' if same else 'DIFFERENT'}")
+    left = leftovers([storm.workdir for storm in storms], memory_before)
+    problems += [problem for storm in storms for problem in storm.problems]
+    good = equal and not left and not problems
+    if good:
+        shutil.rmtree(folder)
+    row = {"kills": kills, "equal": equal, "leftovers": len(left), "problems": problems, "left": left}
+    text = "\n".join([*problems, *left, f"{kills} kills: {'all held' if good else 'NOT ALL HELD'}"])
+    return Result([row], text, 0 if good else 1)
+
+
+if __name__ == "__main__":
+    command = Command("profiling/chaos.py", __doc__, add_flags, check, uses_jax=False, program="python")
+    sys.exit(command.main())

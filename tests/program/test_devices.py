@@ -1,0 +1,67 @@
+"""Every method: loss and gradients on eight devices, with the batch or the parameters split, are those of one."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jepa_jax.config.groups import Config
+from jepa_jax.data.sources import open_source
+from jepa_jax.program import build, step
+from jepa_jax.program.config import changed_config
+from jepa_jax.runtime.mesh import batch_sharding, replicated
+from tests.methods.test_rivals import rival_config
+from tests.stepping import BATCH, mesh_of
+from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
+
+SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
+LARGEST_ERROR = 1e-5  # relative
+# Where a loss does not depend on a parameter, like on a bias before batch norm, its gradient is nothing but rounding.
+NOTHING = 1e-6  # of the length of all gradients together
+
+
+def configs() -> dict[str, Config]:
+    losses = {loss: tiny_config(method__loss=loss, method__views=2) for loss in ("vicreg", "sigreg", "infonce", "tcr")}
+    crops = {"small crops": changed_config(losses["sigreg"], SMALL_CROPS | {"method.per_view_statistics": False})}
+    masked = {method: tiny_masked_config(method) for method in ("ijepa", "hjepa", "mae")}
+    rivals = {method: rival_config(method) for method in ("byol", "simsiam", "barlow_twins", "dino")}
+    return losses | crops | masked | rivals | {"emberformer": tiny_fire_config()}
+
+
+def loss_and_gradients(config: Config, data: int, fsdp: int) -> tuple[Any, Any]:
+    batch, classes, mesh = BATCH, 10, mesh_of(data, fsdp)
+    if config.method.name == "emberformer":
+        batch, classes = open_source(config.data, "train").batch(np.arange(16)), 0
+    program = build.build_program(config, num_train=96, num_classes=classes, sample=batch, mesh=mesh)
+    state = program.factory.create(0, batch)
+    if fsdp > 1:
+        assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
+
+    def gradients(state: Any, batch: Any) -> Any:
+        loss = step.loss_function(program.method, program.factory)
+        values, (_, metrics) = jax.grad(loss, has_aux=True)(
+            state.params, step.statistics_of(state), state, batch, jax.random.key(1)
+        )
+        return metrics["loss"], values
+
+    shardings = (program.factory.shardings, batch_sharding(mesh))
+    laid_out = (replicated(mesh), program.factory.shardings.params)
+    return jax.device_get(jax.jit(gradients, in_shardings=shardings, out_shardings=laid_out)(state, batch))
+
+
+@pytest.mark.parametrize("name", configs())
+def test_eight_devices_give_the_loss_and_gradients_of_one(name, monkeypatch):
+    monkeypatch.setattr(step, "FSDP_SMALLEST_SIZE", 64)  # tiny models have no large arrays
+    config = configs()[name]
+    loss, gradients = loss_and_gradients(config, 1, 1)
+    everything = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(gradients)))
+
+    def compare(path: Any, one: np.ndarray, eight: np.ndarray) -> None:
+        length, error = (np.linalg.norm(x.astype(np.float64)) for x in (one, one - eight))
+        assert error <= max(LARGEST_ERROR * length, NOTHING * everything), (jax.tree_util.keystr(path), error, length)
+
+    for data, fsdp in ((8, 1), (2, 4)):
+        other_loss, other = loss_and_gradients(config, data, fsdp)
+        assert other_loss == pytest.approx(loss, rel=LARGEST_ERROR)
+        jax.tree_util.tree_map_with_path(compare, gradients, other)
