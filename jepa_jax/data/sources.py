@@ -9,17 +9,17 @@ import numpy as np
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.cifar import CLASSES, read_cifar10
 from jepa_jax.data.contract import Bucketed, Grouped, Source, fixed_order
 from jepa_jax.data.fires.ndws import NdwsSource
 from jepa_jax.data.fires.sequences import FireSequences
 from jepa_jax.data.fires.wildfire import WildfireSource
-from jepa_jax.data.folder import FolderSource
-from jepa_jax.data.idx import read_idx
 from jepa_jax.data.in_memory import open_arrays
-from jepa_jax.data.npz import read_npz
+from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
+from jepa_jax.data.readers.folder import FolderSource
+from jepa_jax.data.readers.idx import read_idx
+from jepa_jax.data.readers.npz import read_npz
+from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.synthetic import ShapesSource
-from jepa_jax.data.tfds import TfdsSource
 
 OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "shapes": ShapesSource,

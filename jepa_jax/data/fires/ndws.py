@@ -17,8 +17,8 @@ from jepa_jax.data.contract import Spec, sample
 from jepa_jax.data.fires.element import expected_specs, fire_element, fire_spec, stacked
 from jepa_jax.data.fires.sequences import read_npz_file
 from jepa_jax.data.fires.tfrecord import float_features, read_record, record_offsets
-from jepa_jax.data.folder import split_folder
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
+from jepa_jax.data.readers.folder import split_folder
 
 SIZE = 64
 BEFORE, AFTER = "PrevFireMask", "FireMask"

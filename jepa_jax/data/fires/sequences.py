@@ -23,8 +23,8 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.fires.buckets import FrameBuckets
 from jepa_jax.data.fires.element import fire_element
-from jepa_jax.data.folder import TEST_SHARE, split_folder
 from jepa_jax.data.in_memory import Arrays, num_used
+from jepa_jax.data.readers.folder import TEST_SHARE, split_folder
 
 FEWEST_FRAMES = 2  # of history
 

@@ -9,8 +9,8 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import image_spec, sample
-from jepa_jax.data.folder import check_file_channels, decode
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
+from jepa_jax.data.readers.folder import check_file_channels, decode
 
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing
