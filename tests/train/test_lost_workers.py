@@ -42,7 +42,8 @@ def start():
     for process in started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        process.stderr.close()
 
 
 def wait_until(condition, process):
@@ -92,7 +93,6 @@ def test_no_process_of_a_run_uses_named_shared_memory_which_a_kill_would_leave_b
     group = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
     paths = {entry.path for one in group for entry in one.memory_maps()}
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
     assert any("memfd:jepa_jax-batch" in path for path in paths)
     assert not [path for path in paths if path.startswith("/dev/shm")]
 

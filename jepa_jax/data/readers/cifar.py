@@ -1,17 +1,15 @@
 """CIFAR-10 in the official binary or python layout, from a directory or the .tar.gz archive."""
 
-import io
 import pathlib
-import pickle
 import tarfile
 import zlib
-from typing import Any
 
 import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.readers.cifar_pickle import NotABatch, read_batch
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGES_PER_FILE = 10_000
@@ -100,14 +98,13 @@ def _parse_binary(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
 
 def _parse_python(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
     try:
-        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-        pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
-    except Exception as error:  # a damaged pickle raises nearly anything
+        pixels, listed = read_batch(data)
+    except NotABatch as error:
         raise UserError(
-            f"{file}: not a CIFAR-10 python batch ({type(error).__name__}: {error}); "
-            f"delete it, then {_fix(file.parent)}"
+            f"{file}: not a CIFAR-10 python batch ({error}); delete it, then {_fix(file.parent)}"
         ) from error
-    if pixels.shape != (IMAGES_PER_FILE, PIXELS) or pixels.dtype != np.uint8 or labels.shape != (IMAGES_PER_FILE,):
+    labels = np.array(listed)
+    if pixels.shape != (IMAGES_PER_FILE, PIXELS) or labels.shape != (IMAGES_PER_FILE,):
         raise UserError(
             f"{file}: data is {pixels.dtype} {pixels.shape} with {labels.size} labels, expected uint8 "
             f"{(IMAGES_PER_FILE, PIXELS)}; delete it, then {_fix(file.parent)}"
@@ -133,26 +130,3 @@ def _fix(directory: pathlib.Path | str) -> str:
     while path.name in LAYOUTS or path.name in ARCHIVES:
         path = path.parent
     return f"run: jepa-jax prepare-data cifar10 --dir={path}"
-
-
-def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """Decodes what Python 3 writes for bytes in an old pickle; refuses any other codec."""
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
-    return text.encode("latin-1")
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's function for this; its module was renamed
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds numpy arrays and plain containers; refuses any other global before it is imported or called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _RECONSTRUCT
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1_bytes
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is not allowed")
