@@ -79,7 +79,7 @@ BOMBS = {
     "a list that holds itself": b"\x80\x02]q\x00(h\x00e.",
     "many opcodes": b"\x80\x02" + b"N" * (MOST_OPCODES + 10) + b".",
     "a huge integer": b"\x80\x02\x8b" + struct.pack("<i", 1 << 22) + b"\xff" * (1 << 22) + b".",
-    "a shape of exabytes": python_2_batch(PIXELS, LABELS).replace(b"K\x05K\x0c\x86", 2 * b"J\xff\xff\xff\x7f" + b"\x86"),
+    "a shape of exabytes": python_2_batch(PIXELS, LABELS).replace(b"K\x05K\x0c", 2 * b"J\xff\xff\xff\x7f"),
 }  # fmt: skip
 READ_ALL = """
 import pickle, resource, sys

@@ -1,15 +1,18 @@
 """CIFAR-10 in the official binary or python layout, from a directory or the .tar.gz archive."""
 
+import gzip
+import io
 import pathlib
 import tarfile
-import zlib
+from typing import BinaryIO
 
 import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.data.readers.cifar_pickle import NotABatch, read_batch
+from jepa_jax.data.readers.bounded import open_regular
+from jepa_jax.data.readers.cifar_pickle import MOST_BYTES, NotABatch, read_batch
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGES_PER_FILE = 10_000
@@ -20,6 +23,9 @@ BINARY = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_
 PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
+
+MOST_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have 184 MB
+MOST_MEMBERS = 100
 
 ImagesAndLabels = tuple[np.ndarray, np.ndarray]  # uint8 [N, 32, 32, 3] and [N] of one file
 
@@ -49,33 +55,50 @@ def read_cifar10(data: DataConfig, split: str) -> Arrays:
 
 
 def _read(file: pathlib.Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+    with open_regular(file) as stream:
+        return stream.read(MOST_BYTES + 1)  # one more than is accepted
 
 
 def _read_archive(archive: pathlib.Path, split: str) -> Arrays:
     wanted = set(BINARY[split]) | set(PYTHON[split])
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = pathlib.PurePosixPath(member.name).name
-                content = tar.extractfile(member) if name in wanted else None
-                if content is not None:  # a regular file
-                    found[name] = content.read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        size = archive.stat().st_size
-        raise UserError(
-            f"{archive}: not a complete .tar.gz archive ({size:,} bytes on disk: {error}); "
-            f"delete it, then {_fix(archive.parent)}"
-        ) from error
+    with open_regular(archive) as stream:
+        try:
+            found = _members(_inflated(stream), wanted)
+        except Exception as error:  # tarfile raises nearly anything on damaged archives
+            size = archive.stat().st_size
+            raise UserError(
+                f"{archive}: not a complete .tar.gz archive of CIFAR-10 ({size:,} bytes on disk: {error}); "
+                f"delete it, then {_fix(archive.parent)}"
+            ) from error
     names = PYTHON[split] if set(PYTHON[split]) & set(found) else BINARY[split]
     for name in names:
         if name not in found:
             raise UserError(f"{archive}: holds no {name}; {_fix(archive.parent)}")
     return _parse_all([found[name] for name in names], names, archive)
+
+
+def _inflated(stream: BinaryIO) -> bytes:
+    """Returns the content of a .tar.gz or .tar file, in memory, so that nothing in it can claim more than it has."""
+    packed = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    data = (gzip.GzipFile(fileobj=stream) if packed else stream).read(MOST_ARCHIVE_BYTES + 1)
+    if len(data) > MOST_ARCHIVE_BYTES:
+        raise ValueError(f"holds more than {MOST_ARCHIVE_BYTES:,} bytes")
+    return data
+
+
+def _members(data: bytes, wanted: set[str]) -> dict[str, bytes]:
+    """Returns the wanted regular files of a tar archive by name; links lead nowhere."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        for count, member in enumerate(tar):
+            if count > MOST_MEMBERS:
+                raise ValueError(f"has more than {MOST_MEMBERS} members")
+            name = pathlib.PurePosixPath(member.name).name
+            content = tar.extractfile(member) if name in wanted and member.isreg() else None
+            if content is not None:
+                found[name] = content.read(MOST_BYTES + 1)
+    return found
 
 
 def _parse_all(contents: list[bytes], names: list[str], where: pathlib.Path) -> Arrays:
