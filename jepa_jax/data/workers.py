@@ -115,7 +115,12 @@ class _Worker:
         self._memory = _Memory(_anonymous_file())
         arguments = (theirs, self._memory, loader, first_step + index, count)
         self.process = context.Process(target=_work, args=arguments, daemon=True, name=f"data-worker-{index}")
-        self.process.start()
+        # From its first moment on: signals are for the main process, and a scheduler sends them to all at once.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the end of the worker ends the connection
 
     def receive(self, timeout: float, closed: threading.Event) -> Element:
@@ -170,8 +175,8 @@ class _Memory:
     def __reduce__(self) -> tuple[Any, ...]:
         return _inherited_memory, (reduction.DupFd(self._descriptor),)
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)
 
 
 def _inherited_memory(duplicate: Any) -> _Memory:
@@ -189,7 +194,7 @@ def _anonymous_file() -> int:
 
 
 def _work(pipe: connection.Connection, memory: _Memory, loader: bytes, first_step: int, stride: int) -> None:
-    prepare_worker()
+    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
     try:
         for number, element in enumerate(loaded_batches(cloudpickle.loads(loader), first_step, stride)):
             if number:
@@ -221,13 +226,6 @@ def _sendable(error: BaseException) -> BaseException:
     except Exception:  # an exception class may need other arguments than its message
         return RuntimeError(trace)
     return error
-
-
-def prepare_worker() -> None:
-    """Makes a worker ignore signals, which are for the main process, and exit when that one does."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # a scheduler sends SIGTERM to all of them at once
-        signal.signal(signum, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
 
 
 def _exit_with_parent() -> None:

@@ -40,7 +40,7 @@ def pids():
 
 
 @contextlib.contextmanager
-def pool(loader, timeout=60.0, first_step=5, count=2):
+def pool(loader, timeout=600.0, first_step=5, count=2):
     warnings: list[str] = []
 
     def warn(text):
@@ -61,19 +61,21 @@ def assert_batches(workers, load, steps):
         jax.tree.map(np.testing.assert_array_equal, next(workers)["batch"], load(step)["batch"])
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGBUS])
-def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed(signum):
+def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
     load = loader()
     with pool(load) as (workers, warnings):
         assert_batches(workers, load, range(5, 8))
+        for pid in pids().values():  # all processes get those, and only the main one acts
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        assert_batches(workers, load, range(8, 14))
+        assert not warnings
         victim = pids()["data-worker-1"]
-        os.kill(victim, signum)
-        began = time.monotonic()
-        assert_batches(workers, load, range(8, 20))
-        assert time.monotonic() - began < 50  # noticed at once, not after the timeout
+        os.kill(victim, signal.SIGKILL)
+        assert_batches(workers, load, range(14, 22))  # noticed at once: the time limit is longer than the test
         assert victim not in pids().values() and len(pids()) == 2
     [warning] = warnings
-    assert f"data worker 2 of 2 (pid {victim}) was ended by {signum.name}" in warning
+    assert f"data worker 2 of 2 (pid {victim}) was ended by SIGKILL" in warning
 
 
 def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():
