@@ -115,12 +115,7 @@ class _Worker:
         self._memory = _Memory(_anonymous_file())
         arguments = (theirs, self._memory, loader, first_step + index, count)
         self.process = context.Process(target=_work, args=arguments, daemon=True, name=f"data-worker-{index}")
-        # From its first moment on: signals are for the main process, and a scheduler sends them to all at once.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.process.start()
         theirs.close()  # so that the end of the worker ends the connection
 
     def receive(self, timeout: float, closed: threading.Event) -> Element:
@@ -194,6 +189,8 @@ def _anonymous_file() -> int:
 
 
 def _work(pipe: connection.Connection, memory: _Memory, loader: bytes, first_step: int, stride: int) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):  # for the main process; a scheduler sends them to all at once
+        signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
     try:
         for number, element in enumerate(loaded_batches(cloudpickle.loads(loader), first_step, stride)):
