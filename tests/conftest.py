@@ -16,8 +16,6 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "test_xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
-import pytest
-from absl import flags
 from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked, in all tests, while functions are traced.
@@ -28,10 +26,3 @@ from jepa_jax.runtime.platforms import prepare_to_plan  # noqa: E402
 
 keep_freed_memory()
 prepare_to_plan()  # tests of the planner compile for GPUs in this process
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _parsed_flags():
-    """Grain's worker processes read absl flags, which pytest never parses."""
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()

@@ -15,6 +15,10 @@ class UserError(Exception):
     exit_code = EXIT_USER_ERROR
 
 
+class DataLost(UserError):
+    """Batches ended in mid-run, because of a file or a worker; the state is good and is saved."""
+
+
 class Diverged(UserError):
     """The loss became NaN or infinite."""
 

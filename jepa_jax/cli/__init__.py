@@ -5,5 +5,5 @@ import multiprocessing
 from jepa_jax.runtime.platforms import import_jax
 
 if multiprocessing.current_process().name != "MainProcess":
-    # A data worker imports the file of the command first, then Grain, which imports jax with remarks about GPUs.
+    # A data worker imports the file of the command first, then the source, which imports jax with remarks about GPUs.
     import_jax()

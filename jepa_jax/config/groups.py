@@ -139,6 +139,9 @@ class DataConfig(Group):
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
     num_workers: int = key(0, "processes that load batches; 0 loads in the main one", least=0)
+    worker_timeout: float = key(
+        300.0, "seconds without a batch after which a worker counts as stuck; above the time of any batch", least=0.1
+    )
     prefetch: int = key(2, "batches kept ready on the device", least=1)
     pipeline: str = key(
         "grain", "grain loads batches; device keeps the whole set on the device", choices=("grain", "device")

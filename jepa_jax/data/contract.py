@@ -21,7 +21,8 @@ class Source(Protocol):
       spec: shapes and dtypes of one element, e.g. {"image": uint8 [H, W, C], "label": int32 []}.
       classes: names of the classes that "label" counts; () without labels, and then `spec` has no "label".
 
-    A source may have an attribute `caveat`, a sentence that a run shows as a warning when it starts.
+    A source may have an attribute `caveat`, a sentence that a run shows as a warning when it starts, and an attribute
+    `labels`, int [N], if it knows them without reading its elements: then classes are checked before training.
     """
 
     @property
@@ -98,6 +99,11 @@ def sample(length: int, count: int) -> np.ndarray:
       count: the limit; 0 = none.
     """
     return fixed_order(length)[:count] if 0 < count < length else np.arange(length)
+
+
+def known_labels(source: Source) -> np.ndarray | None:
+    """Returns the labels of a source, int [N], if it has any and knows them without reading its elements."""
+    return getattr(source, "labels", None)
 
 
 def element_bytes(spec: Spec) -> int:

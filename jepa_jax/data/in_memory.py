@@ -31,6 +31,10 @@ class InMemorySource:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def labels(self) -> np.ndarray | None:
+        return self._open().get("label")
+
     def batch(self, indices: np.ndarray) -> Arrays:
         return {key: array[indices] for key, array in self._open().items()}
 

@@ -1,33 +1,29 @@
-"""From a source to batches on the device: which samples form batch n, who loads them, and how they are laid out.
-
-The samples of batch n are a pure function of (seed, n). So the position of a run is one number, every pipeline and any
-number of workers give the same batches, and a run resumes exactly by starting at its step.
-"""
+"""From a source to batches on the device: who loads them, and how they are laid out."""
 
 import atexit
-import dataclasses
 import functools
 import itertools
-import multiprocessing
-import os
+import logging
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypedDict
 
-import grain
 import jax
 import numpy as np
-from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jepa_jax.base.errors import UserError
+from jepa_jax.base.errors import DataLost, UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.batch_plan import BatchLoader, BatchPlan, loaded_batches
 from jepa_jax.data.contract import Bucketed, Source, Spec, element_bytes
+from jepa_jax.data.workers import WorkerPool
 
-LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1  # between two looks at whether to go on waiting for a batch
+JOIN_SECONDS = 5.0  # for the prefetch thread to end; one that hangs in a read is left behind
 DEVICE_SET_FRACTION = 0.5  # of an accelerator's memory that the resident data set may take
 LOAD_CHUNK = 4096  # elements read at once when filling the device
 
@@ -47,60 +43,21 @@ class BatchInfo(TypedDict):
 Delivery = tuple[DeviceBatch, BatchInfo]
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchPlan:
-    """Which samples form batch n: a fresh permutation per epoch, without its incomplete last batch.
-
-    With `buckets` [num_samples], the samples of an epoch are sorted into batches of one bucket, in random order; only
-    where two buckets meet does a batch have samples of both.
-    """
-
-    num_samples: int
-    batch_size: int
-    seed: int = 0
-    buckets: np.ndarray | None = dataclasses.field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.batch_size > self.num_samples:
-            raise UserError(
-                f"config.data.batch_size = {self.batch_size}: the train split has {self.num_samples} samples; "
-                f"use data.batch_size <= {self.num_samples} or more data"
-            )
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.num_samples // self.batch_size
-
-    def indices(self, n: int) -> np.ndarray:
-        """Returns the sample numbers of batch n, int64 [batch_size]."""
-        epoch, place = divmod(n, self.steps_per_epoch)
-        return self._cached_order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-
-    @functools.cached_property
-    def _cached_order(self) -> Callable[[int], np.ndarray]:
-        return functools.lru_cache(maxsize=2)(self._order)  # two, for threads on both sides of an epoch's end
-
-    def _order(self, epoch: int) -> np.ndarray:
-        order = np.random.default_rng([self.seed % 2**63, epoch]).permutation(self.num_samples)
-        if self.buckets is not None:
-            order = order[: self.steps_per_epoch * self.batch_size]
-            batches = order[np.argsort(self.buckets[order], kind="stable")].reshape(-1, self.batch_size)
-            order = np.random.default_rng([self.seed % 2**63, epoch, 1]).permutation(batches).ravel()
-        order.setflags(write=False)
-        return order
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # without the cache
-
-
 class TrainBatches(Iterator[Delivery]):
     """An endless iterator that starts its threads and processes with the first batch, and ends them when closed."""
 
-    def __init__(self, deliveries: Generator[Delivery, None, None]):
+    def __init__(self, deliveries: Generator[Delivery | None, None, None]):
+        """`deliveries` yields None from time to time while no batch is ready."""
         self._deliveries = deliveries
 
     def __next__(self) -> Delivery:
-        return next(self._deliveries)
+        return self.wait(lambda: None)
+
+    def wait(self, check: Callable[[], object]) -> Delivery:
+        """Returns the next batch; calls `check`, which may raise, again and again while there is none."""
+        while (delivery := next(self._deliveries)) is None:
+            check()
+        return delivery
 
     def close(self) -> None:
         self._deliveries.close()
@@ -121,19 +78,23 @@ def train_batches(
     start_step: int = 0,
     process_index: int = 0,
     process_count: int = 1,
+    warn: Callable[[str], object] = logger.warning,
 ) -> TrainBatches:
     """Returns an endless iterator of (batch, info) from step `start_step` on.
 
     A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
     Batches of a Bucketed source have the size of their bucket, or that of `spec` if the set stays on the device.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
+    `warn` is called, from a thread, with what happened to a worker.
+
+    Iterating raises DataLost if a file can no longer be read, or if workers keep dying or getting stuck.
     """
     plan = BatchPlan(len(source), data.batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
     if data.pipeline == "device":
         _check_room(len(source) * element_bytes(source.spec), sharding)
         return TrainBatches(_device_batches(plan, source, sharding, start_step))
     loader = BatchLoader(plan, source, process_index, process_count)
-    return TrainBatches(_grain_batches(loader, sharding, start_step, data.num_workers, data.prefetch))
+    return TrainBatches(_grain_batches(loader, data, sharding, start_step, warn))
 
 
 def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
@@ -146,90 +107,54 @@ def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
 # --- grain: whole batches, loaded in worker processes if asked for, prefetched by a thread ---
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchLoader:
-    """Loads this process's part of batch n, with the seconds it took; runs inside Grain's workers."""
-
-    plan: BatchPlan
-    source: Source
-    process_index: int = 0
-    process_count: int = 1
-
-    def __call__(self, step: int) -> dict[str, Any]:
-        start = time.perf_counter()
-        local = self.plan.batch_size // self.process_count
-        indices, source = self.plan.indices(step), self.source
-        if isinstance(source, Bucketed):  # the bucket of the whole batch: every process has the same shapes
-            source = source.in_bucket(int(source.buckets[indices].max()))
-        loaded = source.batch(indices[self.process_index * local : (self.process_index + 1) * local])
-        return {
-            "batch": {key: loaded[key] for key in self.source.spec},
-            # One string: a list would be taken apart as a tree on its way out of a worker.
-            "skipped": "\n".join(loaded.get("skipped", ())),
-            "seconds": time.perf_counter() - start,
-        }
-
-
 def _grain_batches(
-    loader: BatchLoader, sharding: NamedSharding, start_step: int, num_workers: int, prefetch: int
-) -> Generator[Delivery, None, None]:
+    loader: BatchLoader, data: DataConfig, sharding: NamedSharding, start_step: int, warn: Callable[[str], object]
+) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
-    to_device = functools.partial(_to_device, sharding, num_workers > 0)
-    ahead = _Prefetcher(_host_batches(loader, start_step, num_workers), to_device, prefetch)
+    elements, close = loaded_batches(loader, start_step), lambda: None
+    if data.num_workers:
+        pool = WorkerPool(loader, start_step, data.num_workers, timeout=data.worker_timeout, warn=warn)
+        elements, close = pool, pool.close
+    ahead = _Prefetcher(elements, functools.partial(_to_device, sharding), data.prefetch, close)
     try:
         while True:
-            batch, info = ahead.get()
-            info["wait_seconds"] = time.perf_counter() - start
-            yield batch, info
+            delivery = ahead.get()
+            if delivery is None:
+                yield None
+                continue
+            delivery[1]["wait_seconds"] = time.perf_counter() - start
+            yield delivery
             start = time.perf_counter()
     finally:
         ahead.close()
 
 
-def _host_batches(loader: BatchLoader, start_step: int, num_workers: int) -> Any:
-    steps = grain.MapDataset.range(start_step, LAST_STEP).map(loader)
-    # No reader threads of Grain's: the prefetch thread is one, and a source that decodes has its own.
-    batches = steps.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    if num_workers:
-        if not flags.FLAGS.is_parsed():  # Grain hands absl's flags to its workers; a notebook never parses them
-            flags.FLAGS.mark_as_parsed()
-        batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers), worker_init_fn=start_worker)
-    return iter(batches)
-
-
-def _to_device(sharding: NamedSharding, from_worker: bool, element: dict[str, Any], supplied: float) -> Delivery:
+def _to_device(sharding: NamedSharding, element: dict[str, Any], supplied: float) -> Delivery:
     start = time.perf_counter()
-    # The arrays of a worker live in shared memory, which must not outlive it under a jax.Array: copy them.
-    host = {key: np.array(value) if from_worker else value for key, value in element["batch"].items()}
-    batch = {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}
+    batch = {key: jax.make_array_from_process_local_data(sharding, value) for key, value in element["batch"].items()}
     return batch, BatchInfo(
         generation_seconds=float(element["seconds"]),
         supply_seconds=supplied,
         transfer_seconds=time.perf_counter() - start,
         wait_seconds=0.0,
-        skipped=element["skipped"].split("\n") if element["skipped"] else [],
+        skipped=element["skipped"],
     )
 
 
-def start_worker(index: int, count: int) -> None:
-    """Prepares a worker process: it ignores signals, which are for the main process, and exits when that one does."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # a scheduler sends SIGTERM to all of them at once
-        signal.signal(signum, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # a worker has one
-    parent.join()
-    os._exit(1)
-
-
 class _Prefetcher:
-    """Keeps up to `depth` results of `transform(element, seconds waited for it)` ready, in order, in a thread."""
+    """Keeps up to `depth` results of `transform(element, seconds waited for it)` ready, in order, in a thread.
 
-    def __init__(self, iterator: Any, transform: Callable[[Any, float], Delivery], depth: int):
-        self._iterator, self._transform = iterator, transform
+    `close_elements` ends a `next(elements)` that waits.
+    """
+
+    def __init__(
+        self,
+        elements: Iterator[Any],
+        transform: Callable[[Any, float], Delivery],
+        depth: int,
+        close_elements: Callable[[], None],
+    ):
+        self._elements, self._transform, self._close_elements = elements, transform, close_elements
         self._ready: queue.Queue[Delivery | BaseException] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
@@ -240,7 +165,7 @@ class _Prefetcher:
         try:
             while not self._stop.is_set():
                 start = time.perf_counter()
-                element = next(self._iterator)
+                element = next(self._elements)
                 self._put(self._transform(element, time.perf_counter() - start))
         except BaseException as error:  # raised again in the thread that asks for the batch
             self._put(error)
@@ -252,8 +177,14 @@ class _Prefetcher:
             except queue.Full:
                 continue
 
-    def get(self) -> Delivery:
-        item = self._ready.get()
+    def get(self) -> Delivery | None:
+        """Returns the next result, or None if there is none yet."""
+        try:
+            item = self._ready.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            return None
+        if isinstance(item, UserError) and not isinstance(item, DataLost):
+            raise DataLost(str(item)) from item  # it comes in mid-run
         if isinstance(item, BaseException):
             raise item
         return item
@@ -261,8 +192,8 @@ class _Prefetcher:
     def close(self) -> None:
         atexit.unregister(self.close)
         self._stop.set()
-        self._thread.join()
-        self._iterator.close()
+        self._close_elements()
+        self._thread.join(JOIN_SECONDS)
 
 
 # --- device: the whole set stays on the accelerator, a batch is one jitted gather ---
@@ -270,7 +201,7 @@ class _Prefetcher:
 
 def _device_batches(
     plan: BatchPlan, source: Source, sharding: NamedSharding, start_step: int
-) -> Generator[Delivery, None, None]:
+) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     host, skipped = _read_all(source)
@@ -339,7 +270,7 @@ def eval_batches(
 def batches_ready(data: DataConfig) -> int:
     """Returns the most batches that a loader may have made before anyone asked for them.
 
-    Those are the prefetched ones, the one that waits to follow them, and four per worker process of Grain's: in its
-    hands, in its queue, in the hands of the thread that reads it, and in that thread's queue.
+    Those are the prefetched ones, the one that waits to follow them, and two per worker process: one in the memory
+    that it shares, one in its hands.
     """
-    return 0 if data.pipeline == "device" else data.prefetch + 1 + 4 * data.num_workers
+    return 0 if data.pipeline == "device" else data.prefetch + 1 + 2 * data.num_workers

@@ -9,17 +9,17 @@ import numpy as np
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.cifar import CLASSES, read_cifar10
-from jepa_jax.data.contract import Bucketed, Grouped, Source, fixed_order
+from jepa_jax.data.contract import Bucketed, Grouped, Source, fixed_order, known_labels
 from jepa_jax.data.fires.ndws import NdwsSource
 from jepa_jax.data.fires.sequences import FireSequences
 from jepa_jax.data.fires.wildfire import WildfireSource
-from jepa_jax.data.folder import FolderSource
-from jepa_jax.data.idx import read_idx
 from jepa_jax.data.in_memory import open_arrays
-from jepa_jax.data.npz import read_npz
+from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
+from jepa_jax.data.readers.folder import FolderSource
+from jepa_jax.data.readers.idx import read_idx
+from jepa_jax.data.readers.npz import read_npz
+from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.synthetic import ShapesSource
-from jepa_jax.data.tfds import TfdsSource
 
 OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "shapes": ShapesSource,
@@ -85,7 +85,17 @@ def find_opener(data: DataConfig) -> Callable[[DataConfig, str], Source]:
 
 
 def _open_whole(data: DataConfig, split: str) -> Source:
-    return find_opener(data)(data, split)
+    opener = find_opener(data)
+    try:
+        return opener(data, split)
+    except OSError as error:
+        place = error.filename or f"config.data.dir = {data.dir}"
+        raise UserError(f"{place}: cannot be read ({error.strerror or error}); check it and its permissions") from error
+    except MemoryError as error:
+        raise UserError(
+            f"config.data.dir = {data.dir}: the {split} split does not fit into memory ({error}); use less of it, or "
+            "data.source = folder, which reads batch by batch"
+        ) from error
 
 
 def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
@@ -130,6 +140,12 @@ class Subset:
     def groups(self) -> np.ndarray:
         """Groups of the source; where it has none, each element is one."""
         return self._source.groups[self._indices] if isinstance(self._source, Grouped) else self._indices
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Labels, where the source knows them without reading its elements."""
+        labels = known_labels(self._source)
+        return None if labels is None else labels[self._indices]
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
         batch = self._source.batch(self._indices[indices])

@@ -16,7 +16,7 @@ from jepa_jax.base.classes import find_class
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Source, known_labels
 from jepa_jax.data.sources import OnSkipped
 from jepa_jax.evals.collapse import collapse_warning, feature_spread
 from jepa_jax.evals.feature_quality import lidar
@@ -197,6 +197,9 @@ class Classification(Evaluator):
     def __init__(self, context: EvaluationContext):
         super().__init__(context)
         self.choosable = {SELECTION_KEY: "max"} if context.train.classes else {}
+        train, test = known_labels(context.train), known_labels(context.test)
+        if train is not None and test is not None and not context.smoke:  # refuse now, not after training
+            check_classes(train, test, context.train.classes)
 
     def due(self, moment: Moment) -> bool:
         config, labelled = self.context.config.eval, bool(self.context.train.classes)
@@ -257,7 +260,7 @@ class Classification(Evaluator):
 
     def _probe(self, train: Split, test: Split) -> ProbeResult:
         if not self.context.smoke:
-            check_classes(train, test, self.context.train.classes)
+            check_classes(train.labels, test.labels, self.context.train.classes)
         self.context.progress.start("fits of the linear probe", FITS)
         return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance)
 

@@ -58,14 +58,14 @@ def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
     return order[held_out:], order[:held_out]
 
 
-def check_classes(train: Split, test: Split, classes: Sequence[str]) -> None:
+def check_classes(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -> None:
     """Raises UserError if test images show classes that no training image shows: no probe can name those."""
-    missing = np.setdiff1d(test.labels, train.labels)
+    missing = np.setdiff1d(test, train)
     if len(missing):
         names = ", ".join(classes[label] for label in missing[:MOST_NAMED])
         more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
         raise UserError(
-            f"linear probe: the {len(train.labels)} training images show none of {len(missing)} classes of the test "
+            f"linear probe: the {len(train)} training images show none of {len(missing)} classes of the test "
             f"images ({names}{more}); use more of them (data.num_train, eval.max_images), or give both splits the same "
             "classes"
         )

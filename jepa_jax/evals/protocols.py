@@ -48,7 +48,7 @@ class Protocol:
 
 def run_linear_probe(encoder: TrainedEncoder, level: int, limits: Limits, progress: OnCount) -> dict[str, Any]:
     train, test = encoder.features(level)
-    check_classes(train, test, encoder.classes)
+    check_classes(train.labels, test.labels, encoder.classes)
     result = linear_probe(train, test, len(encoder.classes), progress)
     figures = {
         "accuracy": result.accuracy,

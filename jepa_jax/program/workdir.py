@@ -14,6 +14,7 @@ RESUME = ("auto", "never", "must")
 FREE_ON_RESUME = (
     "data.dir",
     "data.num_workers",
+    "data.worker_timeout",
     "data.prefetch",
     "data.pipeline",
     "train.checkpoint_",

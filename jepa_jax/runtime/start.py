@@ -46,4 +46,5 @@ def start_compile_cache() -> None:
 
 def cache_folder() -> pathlib.Path:
     """Returns the folder of everything that is kept between runs."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "jepa_jax"
+    named = os.environ.get("XDG_CACHE_HOME")  # empty means unset
+    return (pathlib.Path(named) if named else pathlib.Path.home() / ".cache") / "jepa_jax"

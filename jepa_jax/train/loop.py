@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.base.errors import Diverged
+from jepa_jax.base.errors import DataLost, Diverged
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import evaluated_variables
@@ -26,13 +26,17 @@ def train_loop(run: Run, session: Session) -> dict[str, Any]:
         try:
             train_steps(run, session, actions, loop)
             results = finish(session, actions, loop)
-        except Interrupted:
+        except (Interrupted, DataLost):
             keep_last_step(run, session, actions, loop)
             raise
     except Interrupted as reason:
         session.leave_summary("interrupted", loop)
         run.console.line(f"{reason}: checkpoint of step {loop.step} written; the same command continues from there")
         raise
+    except DataLost as error:
+        session.leave_summary("interrupted", loop, reason=str(error))
+        kept = f"checkpoint of step {loop.step} written: the same command continues from there"
+        raise DataLost(f"{error}; {kept}") from error
     except Diverged as error:
         session.checkpoints.wait()
         session.leave_summary(error.status, loop, reason=str(error))

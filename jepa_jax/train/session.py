@@ -115,9 +115,9 @@ class Session:
         self.profiler.start_loop()
 
     def wait_for(self, batches: TrainBatches) -> Delivery:
-        """Returns the next batch and how it was supplied."""
+        """Returns the next batch and how it was supplied; a signal ends the waiting."""
         with self.timeline.section(Section.DATA_WAIT):
-            return next(batches)
+            return batches.wait(self.interrupt.check)
 
     def dispatch(self, loop: Loop, delivery: Delivery) -> None:
         """Hands the next step to the device, compiling it first if necessary; its metrics are read later."""

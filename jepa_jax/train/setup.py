@@ -94,6 +94,7 @@ class Run:
             start_step=start_step,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
+            warn=self.console.warn,
         )
 
     def dead_parameters(self) -> list[DeadParameter]:

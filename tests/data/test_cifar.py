@@ -10,8 +10,8 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data import cifar
 from jepa_jax.data.contract import image_spec, sample
+from jepa_jax.data.readers import cifar
 from jepa_jax.data.sources import open_source
 
 PER_FILE = 20

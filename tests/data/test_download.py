@@ -11,8 +11,8 @@ import pytest
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.cli import prepare_data
-from jepa_jax.data import cifar
 from jepa_jax.data.download import RemoteFile, download
+from jepa_jax.data.readers import cifar
 
 CONTENT = np.random.default_rng(0).bytes(1_000_003)
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data import folder
 from jepa_jax.data.contract import image_spec
+from jepa_jax.data.readers import folder
 from jepa_jax.data.sources import open_source, open_splits
 
 

@@ -1,12 +1,14 @@
 """What a run says of its data before the first step."""
 
 import numpy as np
+import pytest
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.train.run import start_folder
 from jepa_jax.train.setup import NO_HOOKS, prepare
 from tests.evals.masks.pixel_method import fire_config
-from tests.runs import Silent
+from tests.runs import Silent, run, unlabelled
 
 
 def said(folder, **arrays):
@@ -33,3 +35,13 @@ def test_a_run_says_of_how_many_fires_its_sequences_are(tmp_path):
     lines = said(tmp_path, fire_id=lambda number: number // 3)
     assert any("27 train and 12 test sequences of 9 and 4 fires, 9 held out" in line for line in lines), lines
     assert not any("fire_id" in line for line in lines)
+
+
+def test_test_images_of_classes_that_no_train_image_shows_are_refused_before_training(tmp_path):
+    overrides = unlabelled(tmp_path)
+    with np.load(tmp_path / "data.npz") as stored:
+        labels = {"y_train": np.arange(96) % 2, "y_test": np.arange(32) % 6}
+        np.savez(tmp_path / "data.npz", **labels, **stored)
+    with pytest.raises(UserError, match="show none of 4 classes of the test images"):
+        run(tmp_path / "run", eval__untrained=False, **overrides)
+    assert not (tmp_path / "run").exists()

@@ -15,12 +15,14 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec, sample
 from jepa_jax.data.fires.element import expected_specs, fire_element, fire_spec, stacked
-from jepa_jax.data.fires.sequences import read_npz_file
 from jepa_jax.data.fires.tfrecord import float_features, read_record, record_offsets
-from jepa_jax.data.folder import split_folder
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
+from jepa_jax.data.readers.bounded import open_regular
+from jepa_jax.data.readers.folder import split_folder
+from jepa_jax.data.readers.npz import read_npz_file
 
 SIZE = 64
+MOST_JSON_BYTES = 1 << 16
 BEFORE, AFTER = "PrevFireMask", "FireMask"
 # Values that become 0 and 1; those beyond are clipped. They are the limits that the authors of the data set clip at,
 # except for sph, which they leave at 1 although it hardly exceeds 0.02.
@@ -101,7 +103,7 @@ def _check_maps(maps: Arrays, file: pathlib.Path) -> None:
     for name in (*RANGES, BEFORE, AFTER):
         if name not in maps or maps[name].size != SIZE * SIZE:
             raise UserError(f"{file}: has no map {name} of {SIZE} x {SIZE} values; remove the tile")
-        if not np.isfinite(maps[name]).all():
+        if maps[name].dtype.kind not in "biuf" or not np.isfinite(maps[name]).all():
             raise UserError(f"{file}: {name} has values that are not numbers; remove the tile")
     for name in (BEFORE, AFTER):
         if not np.isin(maps[name], (-1, 0, 1)).all():
@@ -145,10 +147,11 @@ def _list_tiles(directory: str, split: str) -> tuple[tuple[str, ...], list[tuple
 
 def _channel_order(file: pathlib.Path) -> tuple[str, ...]:
     try:
-        order = tuple(json.loads(file.read_text()))
-    except (OSError, ValueError) as error:
+        with open_regular(file) as stream:
+            order = tuple(map(str, json.loads(stream.read(MOST_JSON_BYTES))))
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{file}: not a readable list of channels ({error})") from error
     if sorted(order) != sorted((*RANGES, BEFORE)):
         expected = ", ".join((*RANGES, BEFORE))
-        raise UserError(f"{file}: lists {', '.join(map(str, order))}; expected {expected} in any order")
+        raise UserError(f"{file}: lists {', '.join(order)[:200]}; expected {expected} in any order")
     return order

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.data.readers.bounded import open_regular
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 LANES = 256  # parts of a record whose checksums are computed side by side
@@ -21,7 +22,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 def record_offsets(file: pathlib.Path) -> list[int]:
     """Returns where the records of a file begin; raises UserError if the file is cut off or damaged."""
     size, offset, offsets = file.stat().st_size, 0, []
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         while offset < size:
             offsets.append(offset)
             stream.seek(offset)
@@ -33,7 +34,7 @@ def record_offsets(file: pathlib.Path) -> list[int]:
 
 def read_record(file: pathlib.Path, offset: int) -> bytes:
     """Returns the data of the record that begins at `offset`, with its checksum verified."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         stream.seek(offset)
         length = _data_length(stream.read(HEADER_BYTES), file, offset)
         data, footer = stream.read(length), stream.read(FOOTER_BYTES)
@@ -89,13 +90,13 @@ def _submessages(message: bytes, number: int) -> Iterator[bytes]:
 def _varint(message: bytes, place: int) -> tuple[int, int]:
     """Returns the number that begins at `place`, seven bits per byte, and the place after it."""
     value, shift = 0, 0
-    while place < len(message):
+    while place < len(message) and shift < 64:
         byte = message[place]
         value |= (byte & 127) << shift
         place, shift = place + 1, shift + 7
         if byte < 128:
             return value, place
-    raise ValueError("a number is cut off")
+    raise ValueError("a number is cut off or too long")
 
 
 def masked_crc(data: bytes) -> int:

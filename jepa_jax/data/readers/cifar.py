@@ -1,17 +1,18 @@
 """CIFAR-10 in the official binary or python layout, from a directory or the .tar.gz archive."""
 
+import gzip
 import io
 import pathlib
-import pickle
 import tarfile
-import zlib
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.readers.bounded import open_regular
+from jepa_jax.data.readers.cifar_pickle import MOST_BYTES, NotABatch, read_batch
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGES_PER_FILE = 10_000
@@ -22,6 +23,9 @@ BINARY = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_
 PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
+
+MOST_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have 184 MB
+MOST_MEMBERS = 100
 
 ImagesAndLabels = tuple[np.ndarray, np.ndarray]  # uint8 [N, 32, 32, 3] and [N] of one file
 
@@ -51,33 +55,50 @@ def read_cifar10(data: DataConfig, split: str) -> Arrays:
 
 
 def _read(file: pathlib.Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+    with open_regular(file) as stream:
+        return stream.read(MOST_BYTES + 1)  # one more than is accepted
 
 
 def _read_archive(archive: pathlib.Path, split: str) -> Arrays:
     wanted = set(BINARY[split]) | set(PYTHON[split])
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = pathlib.PurePosixPath(member.name).name
-                content = tar.extractfile(member) if name in wanted else None
-                if content is not None:  # a regular file
-                    found[name] = content.read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        size = archive.stat().st_size
-        raise UserError(
-            f"{archive}: not a complete .tar.gz archive ({size:,} bytes on disk: {error}); "
-            f"delete it, then {_fix(archive.parent)}"
-        ) from error
+    with open_regular(archive) as stream:
+        try:
+            found = _members(_inflated(stream), wanted)
+        except Exception as error:  # tarfile raises nearly anything on damaged archives
+            size = archive.stat().st_size
+            raise UserError(
+                f"{archive}: not a complete .tar.gz archive of CIFAR-10 ({size:,} bytes on disk: {error}); "
+                f"delete it, then {_fix(archive.parent)}"
+            ) from error
     names = PYTHON[split] if set(PYTHON[split]) & set(found) else BINARY[split]
     for name in names:
         if name not in found:
             raise UserError(f"{archive}: holds no {name}; {_fix(archive.parent)}")
     return _parse_all([found[name] for name in names], names, archive)
+
+
+def _inflated(stream: BinaryIO) -> bytes:
+    """Returns the content of a .tar.gz or .tar file, in memory, so that nothing in it can claim more than it has."""
+    packed = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    data = (gzip.GzipFile(fileobj=stream) if packed else stream).read(MOST_ARCHIVE_BYTES + 1)
+    if len(data) > MOST_ARCHIVE_BYTES:
+        raise ValueError(f"holds more than {MOST_ARCHIVE_BYTES:,} bytes")
+    return data
+
+
+def _members(data: bytes, wanted: set[str]) -> dict[str, bytes]:
+    """Returns the wanted regular files of a tar archive by name; links lead nowhere."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        for count, member in enumerate(tar):
+            if count > MOST_MEMBERS:
+                raise ValueError(f"has more than {MOST_MEMBERS} members")
+            name = pathlib.PurePosixPath(member.name).name
+            content = tar.extractfile(member) if name in wanted and member.isreg() else None
+            if content is not None:
+                found[name] = content.read(MOST_BYTES + 1)
+    return found
 
 
 def _parse_all(contents: list[bytes], names: list[str], where: pathlib.Path) -> Arrays:
@@ -100,14 +121,13 @@ def _parse_binary(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
 
 def _parse_python(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
     try:
-        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-        pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
-    except Exception as error:  # a damaged pickle raises nearly anything
+        pixels, listed = read_batch(data)
+    except NotABatch as error:
         raise UserError(
-            f"{file}: not a CIFAR-10 python batch ({type(error).__name__}: {error}); "
-            f"delete it, then {_fix(file.parent)}"
+            f"{file}: not a CIFAR-10 python batch ({error}); delete it, then {_fix(file.parent)}"
         ) from error
-    if pixels.shape != (IMAGES_PER_FILE, PIXELS) or pixels.dtype != np.uint8 or labels.shape != (IMAGES_PER_FILE,):
+    labels = np.array(listed)
+    if pixels.shape != (IMAGES_PER_FILE, PIXELS) or labels.shape != (IMAGES_PER_FILE,):
         raise UserError(
             f"{file}: data is {pixels.dtype} {pixels.shape} with {labels.size} labels, expected uint8 "
             f"{(IMAGES_PER_FILE, PIXELS)}; delete it, then {_fix(file.parent)}"
@@ -133,26 +153,3 @@ def _fix(directory: pathlib.Path | str) -> str:
     while path.name in LAYOUTS or path.name in ARCHIVES:
         path = path.parent
     return f"run: jepa-jax prepare-data cifar10 --dir={path}"
-
-
-def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """Decodes what Python 3 writes for bytes in an old pickle; refuses any other codec."""
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
-    return text.encode("latin-1")
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's function for this; its module was renamed
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds numpy arrays and plain containers; refuses any other global before it is imported or called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _RECONSTRUCT
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1_bytes
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is not allowed")

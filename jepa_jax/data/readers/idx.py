@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import os
 import pathlib
 import zlib
 
@@ -10,6 +11,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.readers.bounded import DEFLATE_RATIO, check_fits, open_regular
 
 PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
 IMAGES, LABELS = 3, 1  # number of axes, the last byte of the magic number
@@ -50,21 +52,42 @@ def _find(directory: pathlib.Path, split: str, kind: str, axes: int) -> pathlib.
 
 
 def _read(file: pathlib.Path, axes: int) -> np.ndarray:
-    try:
-        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: cannot be read ({error}); the file is damaged: download it again") from error
-    header = 4 + 4 * axes
-    magic = bytes([0, 0, 8, axes])  # 8: unsigned bytes
-    if len(data) < header or data[:4] != magic:
-        raise UserError(
-            f"{file}: starts with {data[:4].hex()}, expected {magic.hex()}; this is not the expected IDX file"
-        )
-    shape = tuple(int(n) for n in np.frombuffer(data, ">u4", count=axes, offset=4))
-    expected = header + math.prod(shape)
+    """Returns the array of a file; reads no more than its header claims, if the file can hold that."""
+    packed = file.suffix == ".gz"
+    with open_regular(file) as raw:
+        try:
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            shape = _shape(stream.read(4 + 4 * axes), axes, file)
+            expected, stored = math.prod(shape), os.fstat(raw.fileno()).st_size
+            if packed and expected > DEFLATE_RATIO * stored:
+                raise UserError(f"{file}: claims {expected:,} bytes, which it cannot hold; download it again")
+            if not packed and expected != stored - 4 - 4 * axes:
+                expected += 4 + 4 * axes
+                raise UserError(
+                    f"{file}: {stored:,} bytes, expected {expected:,}; the file is truncated: download it again"
+                )
+            check_fits(expected, file)
+            data = stream.read(expected + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{file}: cannot be read ({error}); the file is damaged: download it again") from error
     if len(data) != expected:
-        raise UserError(f"{file}: {len(data):,} bytes, expected {expected:,}; the file is truncated: download it again")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+        raise UserError(
+            f"{file}: {'more' if len(data) > expected else 'less'} than the {expected:,} bytes that it claims; the "
+            "file is damaged: download it again"
+        )
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _shape(header: bytes, axes: int, file: pathlib.Path) -> tuple[int, ...]:
+    magic = bytes([0, 0, 8, axes])  # 8: unsigned bytes
+    if len(header) < 4 + 4 * axes or header[:4] != magic:
+        raise UserError(
+            f"{file}: starts with {header[:4].hex()}, expected {magic.hex()}; this is not the expected IDX file"
+        )
+    shape = tuple(int(n) for n in np.frombuffer(header, ">u4", count=axes, offset=4))
+    if 0 in shape:
+        raise UserError(f"{file}: holds nothing (shape {shape}); download it again")
+    return shape
 
 
 def _padded(images: np.ndarray, image_size: int, file: pathlib.Path) -> np.ndarray:

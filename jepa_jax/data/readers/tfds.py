@@ -9,8 +9,8 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import image_spec, sample
-from jepa_jax.data.folder import check_file_channels, decode
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
+from jepa_jax.data.readers.folder import check_file_channels, decode
 
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing
@@ -57,7 +57,13 @@ class TfdsSource:
     def _decode(self, indices: np.ndarray) -> Arrays:
         if self._records is None:
             self._records = _open_records(_open_builder(self._name, self._directory), self._split)
-        records = self._records.__getitems__(self._chosen[indices].tolist())
+        try:
+            records = self._records.__getitems__(self._chosen[indices].tolist())
+        except Exception as error:  # the reader of records raises nearly anything on damaged files
+            raise UserError(
+                f"tfds:{self._name}, {self._split}: records cannot be read ({type(error).__name__}: {error}); prepare "
+                "the set again"
+            ) from error
         size, _, channels = self.spec["image"].shape
         batch = {key: np.empty((len(indices), *one.shape), one.dtype) for key, one in self.spec.items()}
         for place, record in enumerate(records):

@@ -38,9 +38,10 @@ class FolderSource:
         # Fixed-width arrays: a million names go to a worker in one memory copy.
         self._names = np.array([os.fsencode(path) for path in paths])
         self.spec = image_spec(data.image_size, data.channels, labelled=bool(self.classes))
+        self.labels: np.ndarray | None = None
         if self.classes:
             number = {name: i for i, name in enumerate(self.classes)}
-            self._labels = np.array([number[path.partition("/")[0]] for path in paths], np.int32)
+            self.labels = np.array([number[path.partition("/")[0]] for path in paths], np.int32)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -53,8 +54,8 @@ class FolderSource:
             decoded = list(map(self._readable, indices))
         images, used, skipped = zip(*decoded, strict=True)
         batch: dict[str, Any] = {"image": np.stack(images)}
-        if self.classes:
-            batch["label"] = self._labels[np.array(used)]
+        if self.labels is not None:
+            batch["label"] = self.labels[np.array(used)]
         return batch | {"skipped": [name for names in skipped for name in names]}
 
     def _readable(self, index: int) -> tuple[np.ndarray, int, list[str]]:
@@ -114,9 +115,7 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
         raise UserError(f"{top}: has no class folders, but {train} has; sort its images into class folders too")
     if unknown := set(present) - set(classes):
         raise UserError(f"{top / min(unknown)}: a class that {train} does not have; rename or remove it")
-    paths = [f"{name}/{path}" for name in present for path in _images_below(top / name)]
-    if not classes:
-        paths = [name for name in os.listdir(top) if _is_image(name)]
+    paths = _images_of(top, present) if classes else _listed(top)[1]
     empty = set(classes) - {path.partition("/")[0] for path in paths}
     if empty and top == train:
         raise UserError(
@@ -143,12 +142,7 @@ def split_folder(root: pathlib.Path, split: str) -> pathlib.Path:
 
 def _class_folders(folder: pathlib.Path) -> tuple[str, ...]:
     """Returns the names of the class folders, () for a folder of unlabelled images."""
-    folders, files = [], []
-    for entry in os.scandir(folder):
-        if entry.is_dir() and not entry.name.startswith("."):
-            folders.append(entry.name)
-        elif _is_image(entry.name):
-            files.append(entry.name)
+    folders, files = _listed(folder)
     if folders and files:
         raise UserError(
             f"{folder / min(files)}: an image beside the folder {min(folders)}; sort all images into class folders, "
@@ -159,14 +153,44 @@ def _class_folders(folder: pathlib.Path) -> tuple[str, ...]:
     return tuple(sorted(folders))
 
 
-def _images_below(folder: pathlib.Path) -> list[str]:
-    """Returns the paths of all images below `folder`, with forward slashes."""
-    return [
-        pathlib.PurePath(parent, name).relative_to(folder).as_posix()
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if _is_image(name)
-    ]
+def _listed(folder: pathlib.Path) -> tuple[list[str], list[str]]:
+    """Returns the names of the folders and of the images in a folder."""
+    folders, files = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif _is_image(entry.name):
+                if not entry.is_file() and os.path.exists(entry.path):  # reading a pipe would wait for ever
+                    raise UserError(f"{entry.path}: not a regular file; remove it")
+                files.append(entry.name)
+    return [name for name in folders if not name.startswith(".")], files
+
+
+def _images_of(top: pathlib.Path, classes: tuple[str, ...]) -> list[str]:
+    """Returns the paths of all images in class folders below `top`, with forward slashes.
+
+    Links are followed. Raises UserError for one that leads to a folder that is listed already: it would repeat images
+    without end, or those of one class in another.
+    """
+    seen = {_identity(top): top}
+    paths = []
+    waiting = [top / name for name in classes]
+    while waiting:
+        folder = waiting.pop()
+        earlier = seen.setdefault(_identity(folder), folder)
+        if earlier != folder:
+            raise UserError(f"{folder}: the same folder as {earlier}; remove the link")
+        folders, files = _listed(folder)
+        below = folder.relative_to(top).as_posix()
+        paths += [f"{below}/{name}" for name in files]
+        waiting += [folder / name for name in folders]
+    return paths
+
+
+def _identity(folder: pathlib.Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
 
 
 def _is_image(name: str) -> bool:

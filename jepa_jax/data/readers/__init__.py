@@ -1,0 +1,1 @@
+"""Readers of data in files: one module per format."""

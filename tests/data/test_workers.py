@@ -1,0 +1,126 @@
+"""Workers that are killed, stopped, or killed again and again: batches stay the same, or an error names the worker."""
+
+import contextlib
+import multiprocessing
+import os
+import pathlib
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import DataLost
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.batch_plan import BatchLoader, BatchPlan
+from jepa_jax.data.workers import WorkerPool
+from tests.data.fires import FireSource
+
+ROOT = pathlib.Path(__file__).parents[2]
+PATIENCE = 240  # seconds for a process to get anywhere on a busy machine
+
+
+class Doomed(FireSource):
+    """Kills every process that loads a batch, except the main one."""
+
+    def batch(self, indices):
+        if multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().batch(indices)
+
+
+def loader(kind=FireSource):
+    source = kind(DataConfig(image_size=8, num_train=50, num_test=20), "train")
+    return BatchLoader(BatchPlan(len(source), 16, 3), source)
+
+
+def pids():
+    return {p.name: p.pid for p in multiprocessing.active_children() if p.name.startswith("data-worker")}
+
+
+@contextlib.contextmanager
+def pool(loader, timeout=600.0, first_step=5, count=2):
+    warnings: list[str] = []
+
+    def warn(text):
+        warnings.append(text)
+        workers.timeout = timeout  # new workers need time to start
+
+    workers = WorkerPool(loader, first_step, count, timeout=timeout, warn=warn)
+    try:
+        yield workers, warnings
+    finally:
+        began = time.monotonic()
+        workers.close()
+        assert time.monotonic() - began < 5 and not pids()
+
+
+def assert_batches(workers, load, steps):
+    for step in steps:
+        jax.tree.map(np.testing.assert_array_equal, next(workers)["batch"], load(step)["batch"])
+
+
+def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
+    load = loader()
+    with pool(load) as (workers, warnings):
+        assert_batches(workers, load, range(5, 8))
+        for pid in pids().values():  # all processes get those, and only the main one acts
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        assert_batches(workers, load, range(8, 14))
+        assert not warnings
+        victim = pids()["data-worker-1"]
+        os.kill(victim, signal.SIGKILL)
+        assert_batches(workers, load, range(14, 22))  # noticed at once: the time limit is longer than the test
+        assert victim not in pids().values() and len(pids()) == 2
+    [warning] = warnings
+    assert f"data worker 2 of 2 (pid {victim}) was ended by SIGKILL" in warning
+
+
+def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():
+    load = loader()
+    with pool(load) as (workers, warnings):
+        assert_batches(workers, load, range(5, 8))
+        victim = pids()["data-worker-0"]
+        os.kill(victim, signal.SIGSTOP)
+        workers.timeout = 1.0
+        step = 8
+        while not warnings:  # what it had made before is delivered first
+            assert step < 16
+            assert_batches(workers, load, [step])
+            step += 1
+        assert_batches(workers, load, range(step, step + 4))
+    [warning] = warnings
+    assert f"data worker 1 of 2 (pid {victim}) delivered nothing for 1 s" in warning
+
+
+def test_workers_that_always_die_are_given_up_with_advice():
+    with pool(loader(Doomed)) as (workers, warnings):
+        with pytest.raises(DataLost, match=r"data worker 1 of 2 \(pid \d+\) was ended by SIGKILL at batch 5, and so"):
+            next(workers)
+        assert len(warnings) == 1
+
+
+def test_an_error_of_any_class_comes_back_with_its_traceback():
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__(a)
+
+    class Bad(FireSource):
+        def batch(self, indices):
+            raise Odd(1, 2)
+
+    with pool(loader(Bad)) as (workers, _), pytest.raises(RuntimeError, match="in batch(.|\n)*Odd: 1"):
+        next(workers)
+
+
+def test_a_file_that_vanishes_is_named():
+    class Gone(FireSource):
+        def batch(self, indices):
+            return {"x": open("/nowhere/x.npz")}
+
+    with pytest.raises(DataLost, match="/nowhere/x.npz: cannot be read any more .No such file"):
+        loader(Gone)(0)
+    with pool(loader(Gone)) as (workers, _), pytest.raises(DataLost, match="/nowhere/x.npz"):
+        next(workers)
