@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jepa_jax.base.errors import Diverged
+from jepa_jax.base.errors import DataLost, Diverged, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import Interrupted, InterruptFlag
@@ -117,7 +117,12 @@ class Session:
     def wait_for(self, batches: TrainBatches) -> Delivery:
         """Returns the next batch and how it was supplied; a signal ends the waiting."""
         with self.timeline.section(Section.DATA_WAIT):
-            return batches.wait(self.interrupt.check)
+            if self._votes is None:
+                return batches.wait(self.interrupt.check)
+            try:
+                return next(batches)
+            except DataLost as error:  # the others have theirs: no step is left on which all could agree to save
+                raise UserError(str(error)) from error
 
     def dispatch(self, loop: Loop, delivery: Delivery) -> None:
         """Hands the next step to the device, compiling it first if necessary; its metrics are read later."""
