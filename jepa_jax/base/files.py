@@ -33,7 +33,31 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
         raise disk_error(error, path) from error
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+class AppendedFile:
+    """A file that grows by whole entries: one that cannot be written leaves nothing behind."""
+
+    def __init__(self, path: pathlib.Path):
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise disk_error(error, path) from error
+
+    def append(self, entry: bytes) -> None:
+        """Adds an entry; raises OSError if the disk is full or broken."""
+        before, left = self._file.seek(0, os.SEEK_END), memoryview(entry)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(before)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def make_folder(path: pathlib.Path) -> None:
@@ -44,7 +68,7 @@ def make_folder(path: pathlib.Path) -> None:
         raise disk_error(error, path) from error
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
     """Flushes the rename itself; does nothing where the system cannot sync folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.base.errors import Diverged
+from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import evaluated_variables
@@ -34,7 +34,6 @@ def train_loop(run: Run, session: Session) -> dict[str, Any]:
         run.console.line(f"{reason}: checkpoint of step {loop.step} written; the same command continues from there")
         raise
     except Diverged as error:
-        session.checkpoints.wait()
         session.leave_summary(error.status, loop, reason=str(error))
         raise
     return session.leave_summary("finished", loop, **results)
@@ -64,8 +63,13 @@ def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
 
 
 def keep_last_step(run: Run, session: Session, actions: Actions, loop: Loop) -> None:
-    """Saves an interrupted run."""
+    """Saves an interrupted run; raises UserError if it cannot be saved."""
     run.console.stop()
     session.drain()
     actions.save(loop)
-    session.checkpoints.wait()
+    try:
+        session.checkpoints.wait()
+    except UserError as error:
+        newest = session.checkpoints.latest_step()
+        kept = "nothing is saved" if newest is None else f"nothing newer than step {newest} is saved"
+        raise UserError(f"{error}; {kept}") from error
