@@ -1,53 +1,29 @@
-"""Checkpoints, the only file that knows Orbax: saves are asynchronous and atomic, a restore continues bit for bit.
-
-A checkpoint carries checksums of all its files. They are written by the thread that saves, into the temporary folder
-that Orbax then renames: whatever is called `step_N` is whole, or was damaged later, which a restore notices.
-"""
+"""Checkpoints: saves are asynchronous and atomic, a restore continues bit for bit, damage is found and named."""
 
 import contextlib
+import errno
 import hashlib
-import logging
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, sync_folder
-from jepa_jax.program.checksums import MARK, Verdict, newest_whole, write_checksums
+from jepa_jax.base.files import disk_error, disk_reason
+from jepa_jax.program.checksums import MARK, Verdict, newest_whole
+from jepa_jax.program.orbax_parts import UNFINISHED, open_manager, open_reader, quiet_about_failed_saves, set_apart
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
 
-UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX
+SPARE = 2**20  # bytes of a checkpoint besides its arrays
 FIX = "put back a copy of these files, or remove the folder to start again without them"
-
-
-class ChecksummedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """The temporary folder of a checkpoint: before it gets its name, checksums are added and all is synced to disk.
-
-    Orbax finalizes it in its background thread, on the first process, when all processes have written their parts.
-    """
-
-    async def finalize(self) -> None:
-        final = self.get_final()
-        if UNFINISHED in final.parent.name:  # a part of a checkpoint, whose checksums come with the whole of it
-            return await super().finalize()
-        unnamed = final.with_name(f"{final.name}{UNFINISHED}-checked")  # recognised as unfinished
-        self._final_path = unnamed
-        try:
-            await super().finalize()  # changes files
-        finally:
-            self._final_path = final
-        write_checksums(pathlib.Path(unnamed))
-        unnamed.rename(final)
-        sync_folder(pathlib.Path(final.parent))
 
 
 class Checkpoints:
@@ -70,15 +46,11 @@ class Checkpoints:
         self.damaged: list[Verdict] = []  # newer than the newest whole one
         self._newest: int | None = None  # whole and on disk
         self._saving: int | None = None  # being written
-        self._failed: UserError | None = None  # why the last save failed, until somebody is told
+        self._failed: tuple[Exception, pathlib.Path] | None = None  # why the last save failed, and where
+        self._told = False  # whether somebody was told
         self._manager: ocp.CheckpointManager | None = None  # opened by the first save: it cannot read damaged ones
-        self._reader = ocp.Checkpointer(
-            ocp.CompositeCheckpointHandler(
-                state=ocp.StandardCheckpointHandler(),
-                progress=ocp.JsonCheckpointHandler(),
-                evaluated_stats=ocp.StandardCheckpointHandler(),
-            )
-        )
+        self._reader = open_reader()
+        self._stack = contextlib.ExitStack()
         if not read_only:
             self._remove_unfinished()  # left by a process that was killed
         self._find()
@@ -86,9 +58,7 @@ class Checkpoints:
     def _find(self) -> None:
         """Looks for the newest whole checkpoint; what the first process finds counts for all."""
         found, self.damaged = newest_whole(self.directory) if jax.process_index() == 0 else (None, [])
-        step = -1 if found is None else found.step
-        if jax.process_count() > 1:
-            step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+        step = _of_first_process(-1 if found is None else found.step)
         self._newest, self._verified = (None if step < 0 else step), found is None or found.verified
         if not self._verified:
             self._warn(f"{self._folder()}: has no checksums (of an earlier version), so damage would go unnoticed")
@@ -119,8 +89,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, progress: dict[str, Any], evaluated_stats: Any = None) -> None:
         """Copies the state and returns; writing continues in the background.
 
-        A save that fails leaves the earlier checkpoints as they are. `wait` raises why, or else the next `save` or
-        `warn_if_failed` warns.
+        A save that fails leaves the earlier checkpoints as they are. `warn_if_failed` and the next `save` warn of it,
+        `wait` raises it.
 
         Args:
           step: of the state; nothing happens if the newest checkpoint is of this step.
@@ -132,36 +102,31 @@ class Checkpoints:
             return
         self._join()
         self.warn_if_failed()
-        named: dict[str, Any] = {
-            "state": ocp.args.PyTreeSave(_by_path(_set_apart(state))),
-            "progress": ocp.args.JsonSave(progress),
-        }
-        if evaluated_stats is not None:
-            named["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
+        self._failed = None
         self._saving = step
         try:
-            self._manager = self._manager or self._open_manager()
+            self._require_space((state, evaluated_stats))
+            named: dict[str, Any] = {
+                "state": ocp.args.PyTreeSave(_by_path(set_apart(state))),
+                "progress": ocp.args.JsonSave(progress),
+            }
+            if evaluated_stats is not None:
+                named["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
+            self._manager = self._manager or open_manager(self.directory, self._keep)
             if not self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK):
                 raise ValueError(f"there is a newer one than step {step}")
         except (OSError, ValueError) as error:
             self._fail(error)
 
-    def _open_manager(self) -> ocp.CheckpointManager:
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.LatestN(self._keep),
-            enable_async_checkpointing=True,
-            # In the background, a folder that cannot be made would be waited for, for minutes.
-            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
-            step_prefix="step",
-            temporary_path_class=ChecksummedPath,
-        )
-        # Compression takes the cores of the steps meanwhile, and trained numbers shrink by a few per cent.
-        handlers = {
-            "state": ocp.PyTreeCheckpointHandler(use_compression=False),
-            "progress": ocp.JsonCheckpointHandler(),
-            "evaluated_stats": ocp.PyTreeCheckpointHandler(use_compression=False),
-        }
-        return ocp.CheckpointManager(self.directory.resolve(), options=options, item_handlers=handlers)
+    def _require_space(self, arrays: Any) -> None:
+        """Raises OSError unless a checkpoint will fit: cheaper than to fail half-way, and all processes agree on it."""
+        size = sum(array.nbytes for array in jax.tree.leaves(arrays))
+        fits = 1
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            fits = int(shutil.disk_usage(self.directory).free > size + SPARE)
+        if not _of_first_process(fits):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _join(self) -> None:
         """Waits until nothing is being written."""
@@ -175,7 +140,8 @@ class Checkpoints:
             self._newest, self._saving, self._verified = self._saving, None, True
 
     def _fail(self, error: Exception) -> None:
-        self._failed, self._saving = disk_error(error, self.directory / f"step_{self._saving}"), None
+        self._failed, self._saving = (error, self.directory / f"step_{self._saving}"), None
+        self._told = False
         self._remove_unfinished()
         if self._manager is not None:
             self._manager.reload()  # it has forgotten those that the failed one would have replaced
@@ -188,16 +154,19 @@ class Checkpoints:
         """Warns if a save has failed since the last call; does not wait for one that is under way."""
         if not self.is_saving():
             self._join()
-        if self._failed is not None:
-            self._warn(f"{self._failed}; training goes on, and the next checkpoint is tried again when it is due")
-            self._failed = None
+        if self._failed is not None and not self._told:
+            reason, folder = disk_reason(self._failed[0]), self._failed[1]
+            self._warn(
+                f"{folder}: could not be saved ({reason}); training goes on, and the next save is tried when due"
+            )
+            self._told = True
 
     def wait(self) -> None:
         """Waits until everything is on disk; raises UserError if the last save failed."""
         self._join()
         if self._failed is not None:
-            error, self._failed = self._failed, None
-            raise error
+            failed, self._failed = self._failed, None
+            raise disk_error(*failed) from failed[0]
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest whole state, laid out like `abstract`, and its progress."""
@@ -262,10 +231,12 @@ class Checkpoints:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
+        self._stack.enter_context(quiet_about_failed_saves())
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
         self._join()
+        self._stack.close()
         with contextlib.suppress(OSError, ValueError):  # what failed is known
             if self._manager is not None:
                 self._manager.close()
@@ -298,19 +269,9 @@ def open_whole(directories: Sequence[pathlib.Path]) -> Checkpoints:
     raise no_whole_checkpoint(opened)
 
 
-def _set_apart(state: TrainState) -> TrainState:
-    """Returns the state, on CPUs a copy of it.
-
-    There Orbax writes from the arrays themselves. The next step, which is given them to overwrite, would have to copy
-    them first, and it would do so while the threads that write keep the cores busy.
-    """
-    if jax.default_backend() != "cpu":
-        return state
-    return jax.block_until_ready(jax.tree.map(jnp.copy, state))
-
-
-# Orbax logs the traceback of each failed save; what failed is told by an exception, once.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+def _of_first_process(number: int) -> int:
+    """Returns, on all processes, what the first one passes."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number))) if jax.process_count() > 1 else number
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

@@ -56,9 +56,9 @@ def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> Non
 def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
     """Saves the last state and evaluates the chosen one; returns the final figures for the summary."""
     actions.save(loop)
+    session.checkpoints.wait()  # a run whose last state cannot be saved ends here
     session.load_best(loop)
     results = actions.final(loop)
-    session.checkpoints.wait()
     return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}
 
 

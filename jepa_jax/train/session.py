@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jepa_jax.base.errors import Diverged, UserError
-from jepa_jax.base.files import disk_error, write_json
+from jepa_jax.base.files import disk_reason, write_json
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
@@ -218,7 +218,7 @@ class Session:
             try:
                 self.best.wait()
             except UserError as error:
-                self._console.warn(f"{error}; training goes on, and the best state remains the one before")
+                self._console.warn(f"the best state could not be saved ({disk_reason(error)}); the one before remains")
                 return False
         return True
 
@@ -231,8 +231,7 @@ class Session:
             self._run.folder.check_still_there()
             if str(what) not in self._unwritten:
                 self._unwritten.add(str(what))
-                reason = error if isinstance(error, UserError) else disk_error(error, what)
-                self._console.warn(f"{reason} (the run goes on without it)")
+                self._console.warn(f"{what}: could not be written ({disk_reason(error)}); the run goes on without it")
 
     def _save(self, checkpoints: Checkpoints, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         with self.timeline.section(Section.CHECKPOINT):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import AppendedFile, make_folder, write_atomically
+from jepa_jax.base.files import AppendedFile, disk_reason, make_folder, write_atomically
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash
 from jepa_jax.data.pictures import png
@@ -189,6 +189,8 @@ class Guarded(Sink):
         self._attempt(lambda: self.sink.picture(step, name, image))
 
     def close(self) -> None:
+        if self._lost and self._is_file:
+            self._warn(f"{self._name}: {self._lost} entries could not be written and are lost")
         self._attempt(self.sink.close)
 
     def _attempt(self, act: Callable[[], None]) -> None:
@@ -199,13 +201,9 @@ class Guarded(Sink):
         except Exception as error:  # of the disk, of a network, of a library
             self._lost += 1
             if self._lost == 1:
-                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                reason = disk_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 after = "later writes are tried" if self._is_file else "nothing more is sent there"
                 self._warn(f"{self._name}: cannot write ({reason}); training goes on, and {after}")
-        else:
-            if self._lost:
-                self._warn(f"{self._name}: can be written again; {self._lost} entries are lost")
-            self._lost = 0
 
 
 def open_sinks(
