@@ -41,6 +41,20 @@ class Progress:
         """Returns what a checkpoint holds; entries of earlier versions are ignored."""
         return cls(**{field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored})
 
+    def choice(self, figure: str) -> dict[str, Any]:
+        """Returns what a summary tells of the best state by a figure; empty without one (`train.keep_best`)."""
+        if not figure:
+            return {}
+        best = self.best or dict.fromkeys(("value", "step", "epoch"))
+        stopped = {"reason": f"stopped early: {self.stopped}"} if self.stopped else {}
+        return {
+            f"best_{figure}": best["value"],
+            "best_step": best["step"],
+            "best_epoch": best["epoch"],
+            "stopped_early": bool(self.stopped),
+            **stopped,
+        }
+
     def untrained_figures(self) -> dict[str, Any]:
         """Returns what a summary tells of the untrained model: the figures that are named so, of all evaluators."""
         every = (item for figures in self.untrained.values() for item in figures.items())
