@@ -78,8 +78,7 @@ class WorkerPool(Iterator[Element]):
             worker.process.kill()
         for worker in self._workers:
             worker.process.join(KILL_SECONDS)
-            worker.connection.close()
-        self._workers = []
+        self._workers = []  # a thread may still wait at the other ends of their pipes
 
     def _replace(self, worker: "_Worker", lost: "_Lost") -> None:
         """Ends all workers; raises DataLost if that was done shortly before."""

@@ -313,6 +313,16 @@ def test_links_to_other_images_and_folders_are_followed(tmp_path):
     assert np.bincount(source.batch(np.arange(len(source)))["label"]).tolist() == [7, 8]
 
 
+def test_files_that_pillow_would_hand_to_a_program_are_not_opened(tmp_path):
+    data = write_folder(tmp_path)
+    (tmp_path / "train" / "a" / "0.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    )
+    source = open_source(data, "train")
+    with pytest.raises(UserError, match="a/0.png: cannot be read as an image .UnidentifiedImageError"):
+        source.batch(np.arange(len(source)))
+
+
 def test_labels_beyond_the_classes_of_train_are_refused(tmp_path):
     with pytest.raises(UserError, match="the splits differ .*no class that train lacks"):
         open_data(write_npz(tmp_path, test_labels=np.arange(12) + 5))
@@ -369,6 +379,16 @@ def test_ndws_tiles_of_any_content_are_read_or_refused(tmp_path):
         (tmp_path / "channels.json").write_text(content)
         with pytest.raises(UserError, match="channels.json: "):
             open_source(data, "train")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", "\0", '{"name": 3, "splits": [{"shardLengths": ["-1"]}]}'])
+def test_damaged_descriptions_of_tfds_are_refused(tmp_path, content):
+    pytest.importorskip("tensorflow_datasets")
+    (tmp_path / "strange" / "1.0.0").mkdir(parents=True)
+    for name in ("dataset_info.json", "features.json"):
+        (tmp_path / "strange" / "1.0.0" / name).write_text(content)
+    with pytest.raises(UserError, match="tfds:strange"):
+        open_source(config("tfds:strange", tmp_path), "train")
 
 
 def test_a_number_without_end_in_a_record_is_refused_at_once():

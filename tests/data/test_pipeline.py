@@ -193,6 +193,24 @@ def test_close_ends_the_thread_and_can_be_repeated():
     assert threading.active_count() == before
 
 
+def test_a_wait_for_a_batch_that_never_comes_can_be_ended(monkeypatch):
+    monkeypatch.setattr(pipeline, "JOIN_SECONDS", 0.2)
+    release = threading.Event()
+
+    class Hanging(FireSource):
+        def batch(self, indices):
+            release.wait()
+            return super().batch(indices)
+
+    def check():
+        raise KeyboardInterrupt
+
+    with train_batches(config(), Hanging(config(), "train"), seed=0, sharding=over_batch()) as batches:
+        with pytest.raises(KeyboardInterrupt):
+            batches.wait(check)
+    release.set()  # the thread was left behind
+
+
 def test_eval_batches_cover_the_split_in_order_with_static_shapes():
     source = fires("test")
     whole = source.batch(np.arange(20))

@@ -103,7 +103,7 @@ def test_no_process_of_a_run_uses_named_shared_memory_which_a_kill_would_leave_b
 )
 def test_a_tiny_shared_memory_does_not_matter(tmp_path):
     mount = 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$@"'
-    run = ["unshare", "-m", "sh", "-c", mount, "sh", *command(tmp_path)]
+    run = ["unshare", "-m", "sh", "-c", mount, "sh", *command(tmp_path), "--config.train.max_steps=4"]
     ended = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
     assert summary(tmp_path)["status"] == "finished"

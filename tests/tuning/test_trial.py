@@ -174,7 +174,7 @@ def test_a_full_buffer_is_not_measured_and_the_wait_is_that_of_the_device(
     assert figures.avg_step_time == pytest.approx(step_time)
     assert figures.step_time_p50 == pytest.approx(step_time)
     assert figures.data_wait_fraction == pytest.approx(wait, abs=1e-6)
-    assert (figures.warmup_batches, figures.discarded_batches) == (2, 11)
+    assert (figures.warmup_batches, figures.discarded_batches) == (2, 7)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from jepa_jax.data.contract import image_spec
 from jepa_jax.data.in_memory import num_used
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# Of what the files hold, whatever their names say; Pillow would run a program for some others.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
 TEST_SHARE = 10  # without split folders, one image in ten is a test image
@@ -85,7 +87,7 @@ def check_file_channels(data: DataConfig) -> None:
 
 def decode(file: pathlib.Path | io.BytesIO, size: int, channels: int = 3) -> np.ndarray:
     """Returns uint8 [size, size, channels]: the shorter side resized (antialiased bilinear), the centre cropped."""
-    with Image.open(file) as stored:
+    with Image.open(file, formats=FORMATS) as stored:
         # Lets JPEG decode at a fraction of the size; no effect on other formats.
         stored.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
         image = stored.convert(MODES[channels])

@@ -106,7 +106,7 @@ def _open_builder(name: str, directory: str) -> Any:
     prepare = f"tfds.builder({name!r}, data_dir={directory!r}, file_format='array_record').download_and_prepare()"
     try:
         builder = tfds.builder(name, data_dir=str(pathlib.Path(directory).expanduser()))
-    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
+    except Exception as error:  # damaged descriptions raise nearly anything
         reason = str(error).partition("\n")[0]
         raise UserError(f"config.data.source = tfds:{name}: {reason} Check the name and config.data.dir") from error
     if not builder.is_prepared():
