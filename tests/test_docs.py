@@ -39,12 +39,13 @@ def test_commands_of_a_page_have_their_flags(page, monkeypatch):
     for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True) if re.match(r"\s*(jepa-jax|python profiling)\b", line) else []
-            if words:
+            cut = words.index("--") if "--" in words else len(words)  # what follows is a command of its own
+            for command in filter(None, (words[:cut], [*words[:1], *words[cut + 1 :]] if cut < len(words) else [])):
                 parser = Parser("")
-                if words[0] == "python":
-                    importlib.import_module(pathlib.Path(words[1]).stem).add_flags(parser)
+                if command[0] == "python":
+                    importlib.import_module(pathlib.Path(command[1]).stem).add_flags(parser)
                 else:
-                    assert words[1] in COMMANDS, line
-                    find(words[1]).add_flags(parser)
-                flags = [word.partition("=")[0] for word in words[2:] if word.startswith("--")]
+                    assert command[1] in COMMANDS, line
+                    find(command[1]).add_flags(parser)
+                flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
                 assert all(parser.has_flag(flag) or flag.startswith(OVERRIDE) for flag in flags), line
