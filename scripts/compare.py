@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.compare import COMPARE
+from jepa_jax.cli.runs import COMPARE
 
 if __name__ == "__main__":
     sys.exit(COMPARE.main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.compare import COMPARE_PROFILES
+from jepa_jax.cli.runs import COMPARE_PROFILES
 
 if __name__ == "__main__":
     sys.exit(COMPARE_PROFILES.main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.describe import main
+from jepa_jax.cli.configs import DESCRIBE
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(DESCRIBE.main())

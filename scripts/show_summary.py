@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.show_summary import main
+from jepa_jax.cli.runs import SHOW_SUMMARY
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SHOW_SUMMARY.main())

@@ -11,6 +11,8 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 
+FULL = "the disk is full"
+
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replaces a file in one step and returns when it is on disk: readers see the old or the new content, never a part.
@@ -33,7 +35,31 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
         raise disk_error(error, path) from error
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+class AppendedFile:
+    """A file that grows by whole entries: one that cannot be written leaves nothing behind."""
+
+    def __init__(self, path: pathlib.Path):
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise disk_error(error, path) from error
+
+    def append(self, entry: bytes) -> None:
+        """Adds an entry; raises OSError if the disk is full or broken."""
+        before, left = self._file.seek(0, os.SEEK_END), memoryview(entry)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(before)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def make_folder(path: pathlib.Path) -> None:
@@ -44,7 +70,7 @@ def make_folder(path: pathlib.Path) -> None:
         raise disk_error(error, path) from error
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
     """Flushes the rename itself; does nothing where the system cannot sync folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -111,7 +137,14 @@ def read_toml(path: pathlib.Path, name: str, fix: str) -> dict[str, Any]:
 
 def disk_error(error: Exception, path: str | os.PathLike[str]) -> UserError:
     """Returns the error to raise for a disk that is full, read-only or missing."""
-    full = ("No space left", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "File too large")
-    if getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in full):
-        return UserError(f"{path}: the disk is full; free space and start the same command again: it resumes")
-    return UserError(f"{path}: cannot write ({getattr(error, 'strerror', None) or error}); choose another place")
+    if (reason := disk_reason(error)) == FULL:
+        return UserError(f"{path}: {FULL}; free space and start the same command again: it resumes")
+    return UserError(f"{path}: cannot write ({reason}); choose another place")
+
+
+def disk_reason(error: Exception) -> str:
+    """Returns in a few words why something could not be written; FULL for a full disk, whoever reports it."""
+    words = ("No space left", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "File too large", FULL)
+    if getattr(error, "errno", None) == errno.ENOSPC or any(word in str(error) for word in words):
+        return FULL
+    return str(getattr(error, "strerror", None) or error)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import write_json
+from jepa_jax.base.files import disk_error, write_json
 
 if TYPE_CHECKING:
     import psutil
@@ -186,15 +186,40 @@ def tail(path: pathlib.Path, begin: int = 0, size: int = 16384) -> str:
 
 @contextlib.contextmanager
 def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
-    """Holds `lock_file`; raises UserError if another process does."""
+    """Holds `lock_file` and removes it at the end; raises UserError if another process holds it.
+
+    The system releases the lock of a process that is killed: a file that it left behind is in nobody's way.
+    """
     import fcntl
 
-    with open(lock_file, "w") as lock:
+    while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(refusal) from None
-        yield
+            lock = open(lock_file, "w")
+        except OSError as error:
+            raise disk_error(error, lock_file) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(refusal) from None
+            except OSError as error:
+                raise disk_error(error, lock_file) from error
+            if not same_file(lock.fileno(), lock_file):
+                continue  # its last holder has removed it just now
+            try:
+                yield
+            finally:
+                if same_file(lock.fileno(), lock_file):
+                    lock_file.unlink()
+            return
+
+
+def same_file(descriptor: int, path: pathlib.Path) -> bool:
+    """Returns whether an open file or folder is what a path names now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def python_path(first: pathlib.Path) -> str:

@@ -1,15 +1,21 @@
-"""The two commands about configs: `configs` lists the shipped ones, `reference` explains every key."""
+"""Commands about configs: `configs` lists the shipped ones, `describe` measures one, `reference` explains every key."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Parser, config_from
 from jepa_jax.config.recipe import shipped_recipes, summary_of
 
 ABOUT_CONFIGS = """Lists the configs that come with the package, with the first line of their documentation.
 
   jepa-jax configs
+"""
+ABOUT_DESCRIBE = """Prints what a config describes: every key, parameters, FLOPs per image and steps. Trains nothing.
+
+jepa-jax describe --config=rapid [--config.model.name=resnet34]
 """
 ABOUT_REFERENCE = """Prints a Markdown page with every config key: default, meaning and limits.
 
@@ -28,6 +34,40 @@ def list_configs(arguments: argparse.Namespace, console: Console) -> Result:
     return Result([{"configs": summaries}], "\n".join(lines))
 
 
+def add_describe_flags(parser: Parser) -> None:
+    parser.add_config()
+
+
+def run_describe(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.config.schema import flatten
+    from jepa_jax.program.describe import describe
+
+    config = config_from(arguments)
+    facts = describe(config)
+    keys = "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items())
+    return Result([{**facts, "config": config.to_dict()}], f"{keys}\n\n{facts_text(facts)}")
+
+
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Returns parameters by module and totals as a table."""
+    assumed = "" if facts["data_found"] else " (assumed: the data is not there)"
+    return "\n".join(
+        [
+            *(f"{name:<32} {size:>12,}" for name, size in facts["params_by_module"].items()),
+            f"{'total':<32} {facts['params_total']:>12,}   trainable {facts['params_trainable']:,}",
+            *(f"not trained: {one['path']} ({one['reason']})" for one in facts["params_dead"]),
+            "",
+            f"features: {facts['feature_dim']} numbers",
+            f"encoder: {facts['encoder_macs_per_image'] / 1e9:,.3f} GMACs per image "
+            "(as usually published: forward, with padding)",
+            f"training: {facts['flops_per_image'] / 1e9:,.2f} GFLOP per image "
+            "(2 per multiply-add: forward and backward, all views, without padding and recomputation)",
+            f"length: {facts['steps_total']:,} steps, {facts['steps_per_epoch']:,} per epoch "
+            f"of {facts['images_per_epoch']:,} images{assumed}",
+        ]
+    )
+
+
 def print_reference(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.reports.config_reference import config_reference
 
@@ -36,3 +76,4 @@ def print_reference(arguments: argparse.Namespace, console: Console) -> Result:
 
 CONFIGS = Command("configs", ABOUT_CONFIGS, add_no_flags, list_configs, uses_jax=False)
 REFERENCE = Command("reference", ABOUT_REFERENCE, add_no_flags, print_reference)
+DESCRIBE = Command("describe", ABOUT_DESCRIBE, add_describe_flags, run_describe)

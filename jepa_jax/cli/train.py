@@ -19,7 +19,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from
-from jepa_jax.cli.show_summary import summary_text
+from jepa_jax.cli.runs import summary_text
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config

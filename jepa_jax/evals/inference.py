@@ -17,7 +17,7 @@ from jepa_jax.evals.features import OnCount, Split, extract, ignore
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import Program, build_program
-from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.checkpoint import open_whole
 from jepa_jax.program.config import changed_config, resolve_config
 from jepa_jax.program.step import (
     TrainState,
@@ -195,7 +195,7 @@ def restore_state(
       spec: of one element of its data; without it the data need not be there, and elements are images.
     """
     start_compile_cache()
-    with Checkpoints(Workdir(workdir).chosen_checkpoints(), read_only=True) as checkpoints:
+    with open_whole(Workdir(workdir).checkpoint_folders()) as checkpoints:
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
         spec = spec or image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
         classes = probe[0] if probe else 0

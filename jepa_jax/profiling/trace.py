@@ -178,4 +178,5 @@ class PhaseRecorder:
         return True
 
     def close(self) -> None:
-        self._trace.close()
+        with contextlib.suppress(Exception):  # as in `run`
+            self._trace.close()

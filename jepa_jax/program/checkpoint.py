@@ -1,48 +1,99 @@
-"""Checkpoints, the only file that knows Orbax: saves are asynchronous and atomic, a restore continues bit for bit."""
+"""Checkpoints: saves are asynchronous and atomic, a restore continues bit for bit, damage is found and named."""
 
 import contextlib
+import errno
 import hashlib
+import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
+from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error
+from jepa_jax.base.files import disk_error, disk_reason
+from jepa_jax.program.checksums import MARK, Verdict, newest_whole
+from jepa_jax.program.orbax_parts import UNFINISHED, open_manager, open_reader, quiet_about_failed_saves, set_apart
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
 from jepa_jax.runtime.peers import is_first
 
+NONE, ALL_DAMAGED = -1, -2  # instead of a step
+SPARE = 2**20  # bytes of a checkpoint besides its arrays
+FIX = "put back a copy of these files, or remove the folder to start again without them"
+
 
 class Checkpoints:
-    """The checkpoints of one run; the newest `keep` of them stay."""
+    """The checkpoints of one run; the newest `keep` of them stay.
 
-    def __init__(self, directory: pathlib.Path, keep: int = 1, *, read_only: bool = False):
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.LatestN(keep),
-            enable_async_checkpointing=True,
-            step_prefix="step",
-        )
-        self.directory = directory
-        if not read_only and is_first():
+    With several processes, all of them make the same calls; the first one decides which checkpoint is the newest whole
+    one, and is the only one that renames or removes anything.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        keep: int = 1,
+        *,
+        read_only: bool = False,
+        warn: Callable[[str], None] | None = None,
+    ):
+        self.directory, self._keep, self._read_only = directory, keep, read_only
+        self._warn = warn or QuietConsole().warn
+        self.damaged: list[Verdict] = []  # newer than the newest whole one
+        self._newest: int | None = None  # whole and on disk
+        self._saving: int | None = None  # being written
+        self._failed: tuple[Exception, pathlib.Path] | None = None  # why the last save failed, and where
+        self._told = False  # whether somebody was told
+        self._manager: ocp.CheckpointManager | None = None  # opened by the first save: it cannot read damaged ones
+        self._reader = open_reader()
+        self._stack = contextlib.ExitStack()
+        if not read_only:
             self._remove_unfinished()  # left by a process that was killed
-        handlers = {
-            "state": ocp.StandardCheckpointHandler(),
-            "progress": ocp.JsonCheckpointHandler(),
-            "evaluated_stats": ocp.StandardCheckpointHandler(),
-        }
-        self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
+        self._find()
+
+    def _find(self) -> None:
+        """Looks for the newest whole checkpoint; what the first process finds counts for all."""
+        found, self.damaged = newest_whole(self.directory) if is_first() else (None, [])
+        step = _of_first_process(found.step if found else ALL_DAMAGED if self.damaged else NONE)
+        self._newest, self._verified = (None if step < 0 else step), found is None or found.verified
+        self.all_damaged = step == ALL_DAMAGED
+        if not self._verified:
+            self._warn(f"{self._folder()}: has no checksums (of an earlier version), so damage would go unnoticed")
+
+    def _folder(self) -> pathlib.Path:
+        return self.directory / f"step_{self._newest}"
 
     def latest_step(self) -> int | None:
-        """Returns the step of the newest checkpoint, or None."""
-        return self._manager.latest_step()
+        """Returns the step of the newest whole checkpoint, on disk or being written, or None."""
+        return self._newest if self._saving is None else self._saving
+
+    def whole_step(self) -> int | None:
+        """Waits for what is being written; returns the step of the newest checkpoint whose files are whole, or None."""
+        self._join()
+        found, _ = newest_whole(self.directory)
+        return found.step if found else None
+
+    def set_aside_damaged(self) -> None:
+        """Renames damaged checkpoints, so that they are in nobody's way; nothing is deleted."""
+        for verdict in self.damaged:
+            target, number = self.directory / f"damaged_{verdict.folder.name}", 1
+            while target.exists():
+                target, number = self.directory / f"damaged_{verdict.folder.name}.{number}", number + 1
+            verdict.folder.rename(target)
+            self._warn(f"{verdict.in_words()}; set aside as {target.name}")
+        self.damaged = []
 
     def save(self, step: int, state: TrainState, progress: dict[str, Any], evaluated_stats: Any = None) -> None:
         """Copies the state and returns; writing continues in the background.
+
+        A save that fails leaves the earlier checkpoints as they are. `warn_if_failed` and the next `save` warn of it,
+        `wait` raises it.
 
         Args:
           step: of the state; nothing happens if the newest checkpoint is of this step.
@@ -52,40 +103,119 @@ class Checkpoints:
         """
         if step == self.latest_step():
             return
-        named: dict[str, Any] = {
-            "state": ocp.args.StandardSave(_by_path(state)),
-            "progress": ocp.args.JsonSave(progress),
-        }
-        if evaluated_stats is not None:
-            named["evaluated_stats"] = ocp.args.StandardSave(_by_path(evaluated_stats))
-        items = ocp.args.Composite(**named)
-        with self._disk_errors():
-            self._manager.save(step, args=items)
+        self._join()
+        self.warn_if_failed()
+        self._failed = None
+        self._saving = step
+        try:
+            self._require_space((state, evaluated_stats))
+            named: dict[str, Any] = {
+                "state": ocp.args.PyTreeSave(_by_path(set_apart(state))),
+                "progress": ocp.args.JsonSave(progress),
+            }
+            if evaluated_stats is not None:
+                named["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
+            self._manager = self._manager or open_manager(self.directory, self._keep)
+            if not self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK):
+                raise ValueError(f"there is a newer one than step {step}")
+        except (OSError, ValueError) as error:
+            self._fail(error)
+
+    def _require_space(self, arrays: Any) -> None:
+        """Raises OSError unless a checkpoint will fit: cheaper than to fail half-way, and all processes agree on it."""
+        size = sum(array.nbytes for array in jax.tree.leaves(arrays))
+        fits = 1
+        if is_first():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            fits = int(shutil.disk_usage(self.directory).free > size + SPARE)
+        if not _of_first_process(fits):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _join(self) -> None:
+        """Waits until nothing is being written."""
+        if self._manager is None or self._saving is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as error:  # of the background; TensorStore reports a full disk by a ValueError
+            self._fail(error)
+        else:
+            self._newest, self._saving, self._verified = self._saving, None, True
+
+    def _fail(self, error: Exception) -> None:
+        self._failed, self._saving = (error, self.directory / f"step_{self._saving}"), None
+        self._told = False
+        self._remove_unfinished()
+        if self._manager is not None:
+            self._manager.reload()  # it has forgotten those that the failed one would have replaced
+
+    def is_saving(self) -> bool:
+        """Returns whether something is still being written."""
+        return self._manager is not None and self._saving is not None and self._manager.is_saving_in_progress()
+
+    def warn_if_failed(self) -> None:
+        """Warns if a save has failed since the last call; does not wait for one that is under way."""
+        if not self.is_saving():
+            self._join()
+        if self._failed is not None and not self._told:
+            reason, folder = disk_reason(self._failed[0]), self._failed[1]
+            self._warn(
+                f"{folder}: could not be saved ({reason}); training goes on, and the next save is tried when due"
+            )
+            self._told = True
+
+    def wait(self) -> None:
+        """Waits until everything is on disk; raises UserError if the last save failed."""
+        self._join()
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise disk_error(*failed) from failed[0]
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the newest state, laid out like `abstract`, and its progress."""
-        step = self.latest_step()
+        """Returns the newest whole state, laid out like `abstract`, and its progress."""
+        self._join()
+        if self._manager is not None:  # written by this process, so nobody has read it yet
+            self._find()
+        self.require_whole()
         wanted = _by_path(abstract)
         self._check_shapes(wanted)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), progress=ocp.args.JsonRestore())
-        restored = self._manager.restore(step, args=items)
+        restored = self._read(lambda path: self._reader.restore(path, args=items))
         return _like(abstract, restored["state"]), restored["progress"]
+
+    def require_whole(self) -> None:
+        """Raises UserError unless there is a whole checkpoint."""
+        if self._newest is None:
+            raise no_whole_checkpoint([self])
 
     def evaluated_stats(self, abstract: Any) -> Any:
         """Returns the statistics that evaluations read, laid out like `abstract`; None if training has the same."""
-        step = self.latest_step()
-        if self._manager.item_metadata(step).get("evaluated_stats") is None:
+        if not (self._folder() / "evaluated_stats").is_dir():
             return None
         items = ocp.args.Composite(evaluated_stats=ocp.args.StandardRestore(_by_path(abstract)))
-        return _like(abstract, self._manager.restore(step, args=items)["evaluated_stats"])
+        return _like(abstract, self._read(lambda path: self._reader.restore(path, args=items))["evaluated_stats"])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of one array of the newest checkpoint without reading it; None if it has no such array."""
         return self._saved_shapes().get(name)
 
     def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
-        saved = self._manager.item_metadata(self.latest_step())["state"]
+        saved = self._read(lambda path: self._reader.metadata(path).item_metadata["state"])
         return _shapes(saved.tree if hasattr(saved, "tree") else saved)
+
+    def _read(self, read: Callable[[pathlib.Path], Any]) -> Any:
+        """Reads from the newest whole checkpoint; what fails in one without checksums is damage."""
+        try:
+            return read(self._folder().resolve())
+        except jax.errors.JaxRuntimeError:
+            raise  # memory, not the files
+        except Exception as error:
+            if self._verified:
+                raise
+            reason = f"cannot be read ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})"
+            raise UserError(
+                f"{self._folder()}: {reason}, and has no checksums to tell which file is damaged; {FIX}"
+            ) from error
 
     def _check_shapes(self, wanted: dict[str, Any]) -> None:
         """Raises UserError for a checkpoint of another architecture and names the first array that differs."""
@@ -98,37 +228,53 @@ class Checkpoints:
                     "use the config it was made with, or another --workdir"
                 )
 
-    def wait(self) -> None:
-        """Waits until everything is on disk."""
-        with self._disk_errors():
-            self._manager.wait_until_finished()
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Turns errors of the disk into UserErrors.
-
-        An asynchronous write fails in whatever call comes next, and TensorStore reports it with a ValueError.
-        """
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            self._remove_unfinished()
-            raise disk_error(error, self.directory) from error
-
     def _remove_unfinished(self) -> None:
-        for folder in self.directory.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        if is_first():
+            for folder in self.directory.glob(f"*{UNFINISHED}*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
+        self._stack.enter_context(quiet_about_failed_saves())
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        try:
-            with self._disk_errors():
+        self._join()
+        self._stack.close()
+        with contextlib.suppress(OSError, ValueError):  # what failed is known
+            if self._manager is not None:
                 self._manager.close()
-        except UserError:
-            if kind is None:  # otherwise the error that ended the run is the better message
-                raise
+            self._reader.close()
+        if kind is None:  # otherwise the error that ended the run is the better message
+            self.wait()
+
+
+def no_whole_checkpoint(opened: Sequence[Checkpoints]) -> UserError:
+    """Returns the error to raise if none of these folders holds a whole checkpoint."""
+    words = [verdict.in_words() for checkpoints in opened for verdict in checkpoints.damaged]
+    if not words:
+        return UserError(f"{opened[-1].directory}: holds no checkpoint; train first, or check the path")
+    return UserError(f"no whole checkpoint is left: {'; '.join(words)}; {FIX}")
+
+
+def open_whole(directories: Sequence[pathlib.Path]) -> Checkpoints:
+    """Returns, for reading only, the first of these folders that holds a whole checkpoint; warns of damaged ones.
+
+    Raises:
+      UserError: there is no whole checkpoint in any of them.
+    """
+    opened = []
+    for directory in directories:
+        opened.append(checkpoints := Checkpoints(directory, read_only=True))
+        if (step := checkpoints.latest_step()) is not None:
+            for verdict in (verdict for one in opened for verdict in one.damaged):
+                checkpoints._warn(f"{verdict.in_words()}; {directory / f'step_{step}'} is used instead")
+            return checkpoints
+    raise no_whole_checkpoint(opened)
+
+
+def _of_first_process(number: int) -> int:
+    """Returns, on all processes, what the first one passes."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number))) if jax.process_count() > 1 else number
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

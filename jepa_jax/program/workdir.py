@@ -1,12 +1,16 @@
 """The folder of a run: config, environment, metrics, checkpoints, summary, profile and report."""
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, read_json
+from jepa_jax.base.processes import only_one, same_file
 from jepa_jax.config.schema import differing_keys
+from jepa_jax.program.checksums import step_folders
 from jepa_jax.program.config import resolve_config
 
 RESUME = ("auto", "never", "must")
@@ -41,6 +45,7 @@ class Workdir:
         self.report = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"
         self.best = self.path / "best"
+        self._descriptor: int | None = None  # of the folder while it is held
 
     def check(self, config: dict[str, Any], resume: str) -> None:
         """Raises UserError if the folder cannot be written, holds another run, or does not fit `resume`."""
@@ -75,13 +80,36 @@ class Workdir:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other trainings out of the folder; raises UserError if one is under way in it.
+
+        Until the end, `check_still_there` knows whether the folder is the same.
+        """
+        refusal = f"{self.path}: another training is under way in it; wait for its end, or use another --workdir"
+        with only_one(self.path / ".lock", refusal):
+            self._descriptor = os.open(self.path, os.O_RDONLY)  # so that a new folder cannot get its number
+            try:
+                yield
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def check_still_there(self) -> None:
+        """Raises UserError if the folder was removed, or replaced by another one, while it is held."""
+        if self._descriptor is not None and not same_file(self._descriptor, self.path):
+            raise UserError(
+                f"{self.path}: was removed or replaced during the run, and the checkpoints with it; "
+                "start again, and leave the folder in place until the run has ended"
+            )
+
     def has_checkpoint(self) -> bool:
         """Returns whether there is a complete checkpoint; a killed process may leave an incomplete one."""
-        return _holds_checkpoint(self.checkpoints) or _holds_checkpoint(self.best)
+        return bool(self.checkpoint_folders())
 
-    def chosen_checkpoints(self) -> pathlib.Path:
-        """Returns the folder of the checkpoint to evaluate: the best one if the run keeps it, or else the newest."""
-        return self.best if _holds_checkpoint(self.best) else self.checkpoints
+    def checkpoint_folders(self) -> list[pathlib.Path]:
+        """Returns the folders that hold checkpoints to evaluate: that of the best one first, if the run keeps it."""
+        return [folder for folder in (self.best, self.checkpoints) if step_folders(folder)]
 
     def read_config(self) -> dict[str, Any]:
         """Returns the config of the run as a nested dict."""
@@ -90,7 +118,3 @@ class Workdir:
     def read_summary(self) -> dict[str, Any] | None:
         """Returns the summary, or None if the run has none yet."""
         return read_json(self.summary, "delete it and start again") if self.summary.exists() else None
-
-
-def _holds_checkpoint(folder: pathlib.Path) -> bool:
-    return any(path.name.removeprefix("step_").isdigit() for path in folder.glob("step_*"))

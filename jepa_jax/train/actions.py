@@ -91,10 +91,11 @@ class Evaluate(Action):
             self._choose(loop, self._choice, figures[self._choice.figure])
 
     def _choose(self, loop: Loop, choice: Choice, value: Any) -> None:
-        epoch = loop.step // self._run.length.steps_per_epoch
+        epoch, before = loop.step // self._run.length.steps_per_epoch, loop.progress.best
         if judge(self._run.config.train, choice, loop, value, epoch):
             loop.progress.done[self.name] = loop.step  # a run that resumes from here must not judge it again
-            self._session.save_best(loop, self._evaluator.context.evaluated_statistics)
+            if not self._session.save_best(loop, self._evaluator.context.evaluated_statistics):
+                loop.progress.best = before
         if loop.progress.stopped:
             self._run.console.line(f"step {loop.step}: stopped early: {loop.progress.stopped}")
 
@@ -118,10 +119,11 @@ class Evaluate(Action):
         if caveat := self._evaluator.caveat(figures):
             self._run.console.warn(caveat)
         if (exhibits := self._evaluator.exhibits()) and is_first():
-            self._run.folder.exhibits.mkdir(exist_ok=True)
             content = io.BytesIO()
             np.savez_compressed(content, allow_pickle=False, **exhibits)
-            write_atomically(self._run.folder.exhibits / f"{self.name}.npz", content.getvalue())
+            with self._session.optional(self._run.folder.exhibits):
+                self._run.folder.exhibits.mkdir(exist_ok=True)
+                write_atomically(self._run.folder.exhibits / f"{self.name}.npz", content.getvalue())
         return figures
 
     def _measure(self, loop: Loop, moment: Moment) -> Figures:
@@ -161,8 +163,9 @@ class DrawPictures(Action):
             variables = evaluated_variables(loop.state, self._run.config.eval.weights)
             image = view_grid(np.asarray(self._draw(*variables, self._batch)), augment.mean, augment.std)
             if is_first():
-                self._run.folder.pictures.mkdir(exist_ok=True)
-                write_atomically(self._run.folder.pictures / f"step_{loop.step:08d}.png", png(image))
+                with self._session.optional(self._run.folder.pictures):
+                    self._run.folder.pictures.mkdir(exist_ok=True)
+                    write_atomically(self._run.folder.pictures / f"step_{loop.step:08d}.png", png(image))
             self._session.draw(loop.step, "pictures", image)
 
 
@@ -200,7 +203,7 @@ class Record(Action):
     def run(self, loop: Loop) -> None:
         with self._session.timeline.section(Section.PROFILER):
             if self._session.trace.ends_at(loop.step):
-                self._session.trace.close()
+                self._session.close_trace()
                 self._run.console.line(self._session.trace.how_to_open())
             if self._session.profiler.must_drain(loop.step):
                 self._session.profiler.record(loop.step)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.base.errors import DataLost, Diverged
+from jepa_jax.base.errors import DataLost, Diverged, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import evaluated_variables
@@ -38,7 +38,6 @@ def train_loop(run: Run, session: Session) -> dict[str, Any]:
         kept = f"checkpoint of step {loop.step} written: the same command continues from there"
         raise DataLost(f"{error}; {kept}") from error
     except Diverged as error:
-        session.checkpoints.wait()
         session.leave_summary(error.status, loop, reason=str(error))
         raise
     return session.leave_summary("finished", loop, **results)
@@ -61,15 +60,20 @@ def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> Non
 def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
     """Saves the last state and evaluates the chosen one; returns the final figures for the summary."""
     actions.save(loop)
+    session.checkpoints.wait()  # a run whose last state cannot be saved ends here
     session.load_best(loop)
     results = actions.final(loop)
-    session.checkpoints.wait()
     return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}
 
 
 def keep_last_step(run: Run, session: Session, actions: Actions, loop: Loop) -> None:
-    """Saves an interrupted run."""
+    """Saves an interrupted run; raises UserError if it cannot be saved."""
     run.console.stop()
     session.drain()
     actions.save(loop)
-    session.checkpoints.wait()
+    try:
+        session.checkpoints.wait()
+    except UserError as error:
+        newest = session.checkpoints.latest_step()
+        kept = "nothing is saved" if newest is None else f"nothing newer than step {newest} is saved"
+        raise UserError(f"{error}; {kept}") from error

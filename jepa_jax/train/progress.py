@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.program.step import TrainState
+
+# Final figures that every summary has; null if the data or the method does not provide them.
+FINAL_FIGURES = (
+    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
+    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -40,6 +47,20 @@ class Progress:
     def of(cls, stored: Mapping[str, Any]) -> "Progress":
         """Returns what a checkpoint holds; entries of earlier versions are ignored."""
         return cls(**{field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored})
+
+    def choice(self, figure: str) -> dict[str, Any]:
+        """Returns what a summary tells of the best state by a figure; empty without one (`train.keep_best`)."""
+        if not figure:
+            return {}
+        best = self.best or dict.fromkeys(("value", "step", "epoch"))
+        stopped = {"reason": f"stopped early: {self.stopped}"} if self.stopped else {}
+        return {
+            f"best_{figure}": best["value"],
+            "best_step": best["step"],
+            "best_epoch": best["epoch"],
+            "stopped_early": bool(self.stopped),
+            **stopped,
+        }
 
     def untrained_figures(self) -> dict[str, Any]:
         """Returns what a summary tells of the untrained model: the figures that are named so, of all evaluators."""

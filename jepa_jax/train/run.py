@@ -1,6 +1,8 @@
 """Training from a config to a summary."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -50,19 +52,33 @@ def train(
         if not folder.report.exists():
             hooks.write_report(folder.path)
         return summary
-    with signals_raise(), together():
-        run = prepare(config, folder, console, hooks)
-        hooks.check_memory(config, run.program, run.facts, console)
-        start_folder(run)
-    try:
-        with together(Interrupted, Diverged), Session(run) as session:
-            return train_loop(run, session)
-    except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        advice = hooks.explain_out_of_memory(config, run.program, run.facts, console)
-        general = "memory is used up; use a smaller batch, config.train.remat=full or more config.train.accum_steps"
-        raise UserError(advice or f"config.data.batch_size = {config.data.batch_size}: {general}") from error
+    with contextlib.ExitStack() as stack:
+        with signals_raise(), together():
+            run = prepare(config, folder, console, hooks)
+            hooks.check_memory(config, run.program, run.facts, console)
+            stack.enter_context(hold(run, resume))
+            start_folder(run)
+        try:
+            with together(Interrupted, Diverged), Session(run) as session:
+                return train_loop(run, session)
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            advice = hooks.explain_out_of_memory(config, run.program, run.facts, console)
+            general = "memory is used up; use a smaller batch, config.train.remat=full or more config.train.accum_steps"
+            raise UserError(advice or f"config.data.batch_size = {config.data.batch_size}: {general}") from error
+
+
+@contextlib.contextmanager
+def hold(run: Run, resume: str) -> Iterator[None]:
+    """Creates the folder of a run and keeps other runs out of it; the first process does so for all."""
+    if not is_first():
+        yield
+        return
+    run.folder.create()
+    with run.folder.held():
+        run.folder.check(run.config.to_dict(), resume)  # again: another run may have ended here meanwhile
+        yield
 
 
 def start_folder(run: Run) -> None:

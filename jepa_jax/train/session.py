@@ -7,14 +7,14 @@ import functools
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jepa_jax.base.errors import DataLost, Diverged, UserError
-from jepa_jax.base.files import write_json
+from jepa_jax.base.files import disk_reason
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import Interrupted, InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
@@ -26,19 +26,15 @@ from jepa_jax.profiling.profiler import NullProfiler, Profiler
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.trace import TraceWindow
-from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.checkpoint import Checkpoints, no_whole_checkpoint
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.peers import Votes, is_first, sum_over_processes
-from jepa_jax.train.progress import Loop, Progress
+from jepa_jax.train.optional_files import OptionalFiles
+from jepa_jax.train.progress import FINAL_FIGURES, Loop, Progress
 from jepa_jax.train.setup import Run
 from jepa_jax.train.sinks import Sink, open_sinks
 
 FINITE = ("loss", "grad_norm", "update_norm")  # metrics that must be: they tell whether a step's result is
-# Final figures that every summary has; null if the data or the method does not provide them.
-FINAL_FIGURES = (
-    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
-    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
-)  # fmt: skip
 
 
 class Session:
@@ -58,8 +54,10 @@ class Session:
         self.profiler = NullProfiler(self.timeline)
         if run.config.profile.enabled:
             self.profiler = Profiler(run.config, run.length, self.timeline, self.trace, self._train_step)
-        self.checkpoints = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep)
-        self.best = Checkpoints(run.folder.best) if run.config.train.keep_best else None
+        warn = run.console.warn
+        self.checkpoints = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, warn=warn)
+        self.best = Checkpoints(run.folder.best, warn=warn) if run.config.train.keep_best else None
+        self.optional = OptionalFiles(run.folder, warn)
         self.interrupt = InterruptFlag()
         self._speed = Speedometer(self.timeline, run.config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
@@ -73,7 +71,7 @@ class Session:
 
     def __enter__(self) -> "Session":
         self._stack.callback(self._console.stop)
-        self._stack.callback(self.trace.close)
+        self._stack.callback(self.close_trace)
         self._stack.callback(self.profiler.close)
         self._stack.enter_context(self.interrupt)
         # What evaluations compile counts as compilation too.
@@ -91,20 +89,32 @@ class Session:
         """Returns the position of the newest checkpoint, or the start of the run."""
         # The best state is a checkpoint like any other; a process that was killed may have left no newer one.
         # Of equally new ones the ordinary one counts: it was written after actions that followed the choice.
-        kept = [c for c in (self.checkpoints, self.best) if c and c.latest_step() is not None]
-        if not kept:
-            loop = Loop(0, initial_state(), Progress())
+        opened = [checkpoints for checkpoints in (self.checkpoints, self.best) if checkpoints]
+        kept = [checkpoints for checkpoints in opened if checkpoints.latest_step() is not None]
+        if kept:
+            loop = self._restore(max(kept, key=lambda checkpoints: checkpoints.latest_step() or 0), opened)
+        elif any(checkpoints.all_damaged for checkpoints in opened):
+            raise no_whole_checkpoint(opened)
         else:
-            newest = max(kept, key=lambda checkpoints: checkpoints.latest_step() or 0)
-            state, stored = newest.restore(self._run.program.factory.abstract)
-            loop = Loop(stored["step"], state, Progress.of(stored))
-            self._console.line(f"resumed at step {loop.step} of {self._length.total_steps} in {self._run.folder.path}")
+            loop = Loop(0, initial_state(), Progress())
         before = loop.progress.cpu_seconds if self._writes else 0.0  # of all processes
         self._usage.continue_from(loop.progress.wall_seconds, before)
         if self._writes:
-            opened = open_sinks(self._run.folder, self._config, loop.step)
-            self._sinks += [self._stack.enter_context(contextlib.closing(sink)) for sink in opened]
+            sinks = open_sinks(self._run.folder, self._config, loop.step, self._console.warn)
+            self._sinks += [self._stack.enter_context(contextlib.closing(sink)) for sink in sinks]
         self.profiler.start(lambda: loop.step, self._run.folder.profile)
+        return loop
+
+    def _restore(self, newest: Checkpoints, opened: Sequence[Checkpoints]) -> Loop:
+        """Returns the position of a checkpoint; damaged ones are out of the way of later saves then."""
+        state, stored = newest.restore(self._run.program.factory.abstract)
+        for checkpoints in opened:
+            checkpoints.set_aside_damaged()
+        loop = Loop(stored["step"], state, Progress.of(stored))
+        self._console.line(f"resumed at step {loop.step} of {self._length.total_steps} in {self._run.folder.path}")
+        if self.best and loop.progress.best and self.best.latest_step() is None:
+            self._console.warn("the best state was damaged and is lost; the choice begins again at this step")
+            loop.progress.best = None
         return loop
 
     # What the loop does.
@@ -133,7 +143,7 @@ class Session:
             if self._train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
-        with self.timeline.section(Section.PROFILER):
+        with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
             self.trace.start_at(loop.step)
         began = self.timeline.clock()
         with self.timeline.section(Section.DISPATCH), self.trace.marking(loop.step):
@@ -172,7 +182,7 @@ class Session:
             return
         self._pending.clear()
         terms = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        last = self.checkpoints.latest_step()
+        last = self.checkpoints.whole_step()
         good = "none yet" if last is None else f"step {last} in {self._run.folder.checkpoints}"
         raise Diverged(
             f"step {step}: the loss or its gradient is not finite ({terms}); last good checkpoint: {good}; "
@@ -200,7 +210,8 @@ class Session:
     # What actions do.
 
     def log(self, step: int, group: str, values: Mapping[str, Any]) -> None:
-        """Writes values to all sinks."""
+        """Writes values to all sinks, and warns if a checkpoint could not be written."""
+        self.checkpoints.warn_if_failed()
         row = {f"{group}/{name}": value for name, value in values.items()}
         for sink in self._sinks:
             sink.write(step, {"epoch": step / self._length.steps_per_epoch, "time": self._usage.wall_seconds(), **row})
@@ -212,15 +223,22 @@ class Session:
 
     def save(self, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         """Saves a checkpoint with what evaluations read of it; the writing goes on in the background."""
+        self._run.folder.check_still_there()
         if loop.step != self.checkpoints.latest_step():
             self._save(self.checkpoints, loop, evaluated_statistics)
 
-    def save_best(self, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
-        """Saves the best state so far, in place of the one before, and waits until it is on disk."""
+    def save_best(self, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> bool:
+        """Saves the best state so far, in place of the one before, and waits until it is on disk; returns whether."""
         assert self.best is not None  # there is a figure to choose by
+        self._run.folder.check_still_there()
         self._save(self.best, loop, evaluated_statistics)
         with self.timeline.section(Section.CHECKPOINT):
-            self.best.wait()
+            try:
+                self.best.wait()
+            except UserError as error:
+                self._console.warn(f"the best state could not be saved ({disk_reason(error)}); the one before remains")
+                return False
+        return True
 
     def _save(self, checkpoints: Checkpoints, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         with self.timeline.section(Section.CHECKPOINT):
@@ -235,8 +253,7 @@ class Session:
         if self.best is None or best is None or best["step"] == loop.step:
             return
         with self.timeline.section(Section.CHECKPOINT):
-            self.checkpoints.wait()  # for what it still reads of the last state, whose memory is needed
-            loop.state = None  # type: ignore[assignment]
+            loop.state = None  # type: ignore[assignment]  # frees its memory
             loop.state, _ = self.best.restore(self._run.program.factory.abstract)
 
     def close_epoch(self, step: int) -> None:
@@ -253,7 +270,13 @@ class Session:
             for bottleneck in record.bottlenecks:
                 if bottleneck["warning"]:
                     self._console.warn(bottleneck["message"])
-            self.profiler.write(self._run.folder.profile)
+            with self.optional(self._run.folder.profile):
+                self.profiler.write(self._run.folder.profile)
+
+    def close_trace(self) -> None:
+        """Ends the trace that the user asked for, if it is being recorded."""
+        with self.optional(self._run.folder.path / "trace"):
+            self.trace.close()
 
     def note_skipped(self, loop: Loop, names: Iterable[str]) -> None:
         """Warns of unreadable images that others stand in for; names and counts each of them once."""
@@ -307,31 +330,14 @@ class Session:
             "num_classes": len(self._run.sources[0].classes),
             "data_identity": dict(zip(("train", "test"), map(fingerprint, self._run.sources), strict=True)),
             "baselines": measured_baselines(self._config.data.source),
-            **self._choice(progress),
+            **progress.choice(self._config.train.keep_best),
             **(dict.fromkeys(FINAL_FIGURES) if status == "finished" else {}),
             **more,
         }
         self.close_epoch(loop.step)  # a run that did not get to the end of one
         if self._writes:
-            self.profiler.finish(self._run.folder.profile)
-            write_json(self._run.folder.summary, summary)
-            self._run.hooks.write_report(self._run.folder.path)
+            self.optional.write_results(summary, self.profiler, self._run.hooks.write_report)
         return summary
-
-    def _choice(self, progress: Progress) -> dict[str, Any]:
-        """Returns what the summary says of the best state; empty if the run does not keep it."""
-        figure = self._config.train.keep_best
-        if not figure:
-            return {}
-        best = progress.best or dict.fromkeys(("value", "step", "epoch"))
-        stopped = {"reason": f"stopped early: {progress.stopped}"} if progress.stopped else {}
-        return {
-            f"best_{figure}": best["value"],
-            "best_step": best["step"],
-            "best_epoch": best["epoch"],
-            "stopped_early": bool(progress.stopped),
-            **stopped,
-        }
 
     def _totals(self) -> dict[str, float]:
         """Returns wall seconds, and CPU seconds of all processes."""

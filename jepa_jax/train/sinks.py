@@ -1,21 +1,24 @@
 """Where figures go: metrics.jsonl, TensorBoard, Weights & Biases."""
 
-import contextlib
 import importlib.util
 import json
-import logging
 import math
+import os
 import pathlib
+import socket
+import struct
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, write_atomically
+from jepa_jax.base.files import AppendedFile, disk_reason, make_folder, write_atomically
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash
+from jepa_jax.data.pictures import png
 from jepa_jax.program.workdir import Workdir
 
 
@@ -33,35 +36,46 @@ class Sink:
 
 
 class MetricsFile(Sink):
-    """metrics.jsonl: one JSON object per line, steps never decreasing; a resumed run first drops later lines."""
+    """metrics.jsonl: one JSON object per line, steps never decreasing.
 
-    def __init__(self, path: pathlib.Path, start_step: int):
-        kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= start_step] if start_step else []
-        write_atomically(path, "".join(line + "\n" for line in kept))
-        self._path = path
-        try:
-            self._file = path.open("a", buffering=1)  # line by line: a killed run keeps what it logged
-        except OSError as error:
-            raise disk_error(error, path) from error
+    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns.
+    """
+
+    def __init__(self, path: pathlib.Path, start_step: int, warn: Callable[[str], None]):
+        kept: list[bytes] = []
+        if start_step:
+            kept, damaged = _lines_until(path, start_step)
+            if damaged:
+                warn(f"{path}: {damaged} damaged lines were dropped (not JSON objects with a step)")
+        write_atomically(path, b"".join(line + b"\n" for line in kept))
+        self._file = AppendedFile(path)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
-        try:
-            self._file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise disk_error(error, self._path) from error
+        self._file.append(json.dumps(row).encode() + b"\n")  # a killed run keeps what it logged
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the error was raised when the line was written
-            self._file.close()
+        self._file.close()
 
 
-def _complete_lines(path: pathlib.Path) -> list[str]:
-    """Returns the complete lines of a file; a process that is killed while writing leaves half a line."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return text[: text.rfind("\n") + 1].splitlines()
+def _lines_until(path: pathlib.Path, last_step: int) -> tuple[list[bytes], int]:
+    """Returns the lines of a file up to a step, and how many are damaged.
+
+    Half a line at the end does not count: a process that is killed while writing leaves one.
+    """
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    steps = [_step_of(line) for line in lines]
+    kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= last_step]
+    return kept, steps.count(None)
+
+
+def _step_of(line: bytes) -> int | None:
+    """Returns the step of a line of metrics; None if the line is damaged."""
+    try:
+        step = json.loads(line.decode())["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _finite(value: Any) -> Any:
@@ -73,25 +87,51 @@ def _finite(value: Any) -> Any:
 
 
 class TensorBoard(Sink):
-    """TensorBoard events; the viewer drops events after the step from which a run was resumed."""
+    """TensorBoard events; the viewer drops events after the step from which a run was resumed.
+
+    Events are written at once, by the caller: the queue of tensorboardX has a thread that ends when the disk is full,
+    and whoever fills the queue then waits for ever.
+    """
 
     def __init__(self, directory: pathlib.Path, start_step: int):
-        from tensorboardX import SummaryWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
 
-        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it warns of every NaN
-        self._writer = SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        make_folder(directory)
+        # Viewers read files in the order of their names.
+        name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendedFile(directory / name)
+        self._append(self._event(file_version="brain.Event:2"))
+        if start_step:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._append(self._event(step=start_step + 1, session_log=start))
+
+    def _append(self, event: Any) -> None:
+        from tensorboardX.record_writer import masked_crc32c
+
+        event.wall_time = time.time()
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checks = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+        self._file.append(length + next(checks) + data + next(checks))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, int | float | None):
-                # A figure that cannot be measured on this machine keeps its name, so that a dashboard finds it.
-                self._writer.add_scalar(name, math.nan if value is None else value, step)
+        # A figure that cannot be measured on this machine keeps its name, so that a dashboard finds it.
+        scalars = [
+            self._summary.Value(tag=name, simple_value=math.nan if value is None else value)
+            for name, value in values.items()
+            if isinstance(value, int | float | None)
+        ]
+        self._append(self._event(step=step, summary=self._summary(value=scalars)))
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
-        self._writer.add_image(name, image, step, dataformats="HWC")
+        height, width, colors = image.shape
+        shown = self._summary.Image(height=height, width=width, colorspace=colors, encoded_image_string=png(image))
+        value = self._summary.Value(tag=name, image=shown)
+        self._append(self._event(step=step, summary=self._summary(value=[value])))
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class WandB(Sink):
@@ -132,11 +172,48 @@ def check_sinks(config: Config) -> None:
         raise missing_wandb(config.log.wandb_project)
 
 
-def open_sinks(folder: Workdir, config: Config, start_step: int) -> list[Sink]:
-    """Opens the sinks that the config group `log` asks for."""
-    sinks: list[Sink] = [MetricsFile(folder.metrics, start_step)]
+class Guarded(Sink):
+    """A sink that never ends a run: what it cannot write is lost, and said.
+
+    A file is tried again, since space may be freed; anything else is dropped, since each attempt may take long.
+    """
+
+    def __init__(self, sink: Sink, name: str, warn: Callable[[str], None]):
+        self.sink, self._name, self._warn, self._lost = sink, name, warn, 0
+        self._is_file = isinstance(sink, MetricsFile | TensorBoard)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._attempt(lambda: self.sink.write(step, values))
+
+    def picture(self, step: int, name: str, image: np.ndarray) -> None:
+        self._attempt(lambda: self.sink.picture(step, name, image))
+
+    def close(self) -> None:
+        if self._lost and self._is_file:
+            self._warn(f"{self._name}: {self._lost} entries could not be written and are lost")
+        self._attempt(self.sink.close)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        if self._lost and not self._is_file:
+            return
+        try:
+            act()
+        except Exception as error:  # of the disk, of a network, of a library
+            self._lost += 1
+            if self._lost == 1:
+                reason = disk_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                after = "later writes are tried" if self._is_file else "nothing more is sent there"
+                self._warn(f"{self._name}: cannot write ({reason}); training goes on, and {after}")
+
+
+def open_sinks(
+    folder: Workdir, config: Config, start_step: int, warn: Callable[[str], None] = lambda text: None
+) -> list[Sink]:
+    """Opens the sinks that the config group `log` asks for; `warn` is told when one of them cannot write."""
+    sinks: dict[str, Sink] = {str(folder.metrics): MetricsFile(folder.metrics, start_step, warn)}
     if config.log.tensorboard:
-        sinks.append(TensorBoard(folder.path / "tensorboard", start_step))
+        events = folder.path / "tensorboard"
+        sinks[str(events)] = TensorBoard(events, start_step)
     if config.log.wandb_project:
-        sinks.append(WandB(config.log.wandb_project, folder.path, config))
-    return sinks
+        sinks["Weights & Biases"] = WandB(config.log.wandb_project, folder.path, config)
+    return [Guarded(sink, name, warn) for name, sink in sinks.items()]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jepa_jax.cli.show_summary import summary_text
+from jepa_jax.cli.runs import summary_text
 from jepa_jax.data.fires.panels import FALSE_ALARM, IGNITED, LEGEND, PANELS, PREDICTED
 from jepa_jax.reports.masks.animation import GAP, HEADER, SIDE, spread_gif
 from jepa_jax.reports.masks.fires_page import fire_strip

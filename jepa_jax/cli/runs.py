@@ -1,0 +1,126 @@
+"""Commands that read runs: `show-summary`, `compare`, `compare-profiles`, and `checkpoint`, which looks for damage."""
+
+import argparse
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
+from jepa_jax.reports.masks.results import results_text
+
+ABOUT_SUMMARY = """Prints what a finished run reached: accuracies beside those of its baselines, feature quality, speed.
+
+jepa-jax show-summary --workdir=runs/quickstart
+"""
+ABOUT_COMPARE = """Compares runs on one HTML page: accuracies, evaluations, curves and the config keys that differ.
+
+jepa-jax compare runs/a runs/b [runs/c ...] [--output=comparison.html]
+"""
+ABOUT_PROFILES = """Compares the profiles of two runs, section by section, with confidence intervals.
+
+jepa-jax compare-profiles runs/a runs/b
+"""
+ABOUT_CHECKPOINT = """Compares every file of a run's checkpoints with its checksum; changes nothing.
+
+  jepa-jax checkpoint verify runs/quickstart
+
+Prints a JSON object per checkpoint and one for all. Exit codes: 0 all are whole, 2 one is damaged or there is none.
+"""
+
+
+def add_workdir(parser: Parser) -> None:
+    parser.add_flag("workdir", "DIR", "folder of a run", required=True)
+
+
+def show_summary(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.program.workdir import Workdir
+
+    folder = Workdir(arguments.workdir)
+    summary = folder.read_summary()
+    if summary is None or summary["status"] != "finished":
+        raise UserError(f"{folder.path}: no finished run; train first, or check --workdir")
+    return Result([summary], summary_text(summary, folder.path))
+
+
+def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
+    """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
+    accuracies = {
+        "chance": summary.get("chance_accuracy"),
+        **summary.get("baselines", {}),
+        "untrained encoder, linear probe": summary.get("untrained_probe_accuracy"),
+        "untrained encoder, k-NN": summary.get("untrained_knn_accuracy"),
+        "trained encoder, linear probe": summary.get("probe_accuracy"),
+        "trained encoder, k-NN": summary.get("knn_accuracy"),
+    }
+    figures = {
+        "effective rank of the features": summary.get("effective_rank"),
+        "LiDAR": summary.get("lidar"),
+        "images per second": summary.get("images_per_sec"),
+    }
+    lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
+    lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
+    if summary.get("num_classes") == 1:
+        lines.insert(0, "All images are of one class: no accuracy is measured.")
+    masks = results_text(summary)
+    return "\n".join([*masks, *([""] if masks else []), *lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
+
+
+def add_compare_flags(parser: Parser) -> None:
+    parser.add_argument("workdirs", nargs="*", metavar="DIR", help="folders of two or more runs")
+    parser.add_flag("output", "FILE", "page to write; by default comparison.html beside the first run")
+
+
+def compare_runs(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.reports.comparison_page import comparison_text, write_comparison
+
+    result = write_comparison(arguments.workdirs, arguments.output)
+    differing = ", ".join(result["differing_keys"]) or "nothing"
+    for text in result["warnings"]:
+        console.warn(text)
+    return Result([result], f"{comparison_text(result['runs'])}\n\ndiffer in: {differing}\npage: {result['output']}")
+
+
+def add_profile_flags(parser: Parser) -> None:
+    parser.add_argument("workdirs", nargs="*", metavar="DIR", help="folders of two runs, or their profile.json")
+
+
+def run_compare_profiles(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.profiling.profile_changes import changes_json, changes_table, compare_profiles, read_profile
+
+    if len(arguments.workdirs) != 2:
+        raise UserError(f"{len(arguments.workdirs)} arguments: give the folders of two runs, A and B")
+    changes = compare_profiles(*(read_profile(path) for path in arguments.workdirs))
+    return Result([changes_json(changes)], "\n".join(changes_table(changes)))
+
+
+def add_checkpoint_flags(parser: Parser) -> None:
+    parser.add_argument("action", choices=["verify"], help="what to do")
+    parser.add_argument("workdir", metavar="DIR", help="folder of a run")
+
+
+def verify_checkpoints(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.program.checksums import step_folders, verify
+    from jepa_jax.program.workdir import Workdir
+
+    folder = Workdir(arguments.workdir)
+    found = [item for part in (folder.checkpoints, folder.best) for item in step_folders(part)]
+    if not found:
+        raise UserError(f"{folder.path}: holds no checkpoint; train first, or check the path")
+    rows, lines = [], []
+    for step, path in found:
+        verdict, name = verify(path, step), path.relative_to(folder.path).as_posix()
+        state = ("whole" if verdict.verified else "no checksums") if verdict.whole else "damaged"
+        rows.append({"checkpoint": name, "step": step, "state": state, "damage": list(verdict.damage)})
+        lines += [f"{name:<28} {state:<14} {damage}" for damage in verdict.damage or ("",)]
+    whole = all(row["state"] != "damaged" for row in rows)
+    total = {"checkpoints": len(rows), "damaged": sum(row["state"] == "damaged" for row in rows), "whole": whole}
+    return Result([*rows, total], "\n".join(map(str.rstrip, lines)), EXIT_OK if whole else EXIT_USER_ERROR)
+
+
+SHOW_SUMMARY = Command("show-summary", ABOUT_SUMMARY, add_workdir, show_summary, uses_jax=False)
+COMPARE = Command("compare", ABOUT_COMPARE, add_compare_flags, compare_runs)
+COMPARE_PROFILES = Command("compare-profiles", ABOUT_PROFILES, add_profile_flags, run_compare_profiles, uses_jax=False)
+CHECKPOINT = Command("checkpoint", ABOUT_CHECKPOINT, add_checkpoint_flags, verify_checkpoints)

@@ -1,0 +1,112 @@
+"""How Orbax writes and reads checkpoints here.
+
+A checkpoint carries checksums of all its files. They are written by the thread that saves, into the temporary folder
+that Orbax then renames: whatever is called `step_N` is whole, or was damaged later, which a restore notices.
+"""
+
+import contextlib
+import logging
+import pathlib
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from jepa_jax.base.files import sync_folder
+from jepa_jax.program.checksums import write_checksums
+from jepa_jax.program.step import TrainState
+
+UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX  # in the names of folders that are being written
+
+
+class ChecksummedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """The temporary folder of a checkpoint: before it gets its name, checksums are added and all is synced to disk.
+
+    Orbax finalizes it in its background thread, on the first process, when all processes have written their parts.
+    """
+
+    async def finalize(self) -> None:
+        final = self.get_final()
+        if UNFINISHED in final.parent.name:  # a part of a checkpoint, whose checksums come with the whole of it
+            return await super().finalize()
+        unnamed = final.with_name(f"{final.name}{UNFINISHED}-checked")  # recognised as unfinished
+        self._final_path = unnamed
+        try:
+            await super().finalize()  # changes files
+        finally:
+            self._final_path = final
+        write_checksums(pathlib.Path(unnamed))
+        unnamed.rename(final)
+        sync_folder(pathlib.Path(final.parent))
+
+
+def open_manager(directory: pathlib.Path, keep: int) -> ocp.CheckpointManager:
+    """Returns what writes checkpoints in the background, and keeps the newest of them."""
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=ocp.checkpoint_managers.LatestN(keep),
+        enable_async_checkpointing=True,
+        # In the background, a folder that cannot be made would be waited for, for minutes.
+        async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        step_prefix="step",
+        temporary_path_class=ChecksummedPath,
+    )
+    # Compression takes the cores of the steps meanwhile, and trained numbers shrink by a few per cent.
+    handlers = {
+        "state": ocp.PyTreeCheckpointHandler(use_compression=False),
+        "progress": ocp.JsonCheckpointHandler(),
+        "evaluated_stats": ocp.PyTreeCheckpointHandler(use_compression=False),
+    }
+    return ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
+
+
+def open_reader() -> ocp.Checkpointer:
+    """Returns what reads a checkpoint; unlike a manager, it does not mind others that are damaged."""
+    return ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(
+            state=ocp.StandardCheckpointHandler(),
+            progress=ocp.JsonCheckpointHandler(),
+            evaluated_stats=ocp.StandardCheckpointHandler(),
+        )
+    )
+
+
+def set_apart(state: TrainState) -> TrainState:
+    """Returns the state, on CPUs a copy of it.
+
+    There Orbax writes from the arrays themselves. The next step, which is given them to overwrite, would have to copy
+    them first, and it would do so while the threads that write keep the cores busy.
+    """
+    if jax.default_backend() != "cpu":
+        return state
+    return jax.block_until_ready(jax.tree.map(jnp.copy, state))
+
+
+def _is_of_us(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is not about Orbax."""
+    raised = traceback.format_exception(*record.exc_info) if record.exc_info else []
+    return "orbax" not in "".join([record.pathname, record.getMessage(), *raised])
+
+
+@contextlib.contextmanager
+def quiet_about_failed_saves() -> Iterator[None]:
+    """Hides tracebacks of threads that TensorStore lets report to a save which has failed already."""
+    show = sys.unraisablehook
+
+    def show_others(raised: Any) -> None:
+        if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
+            show(raised)
+
+    sys.unraisablehook = show_others
+    try:
+        yield
+    finally:
+        sys.unraisablehook = show
+
+
+# Tracebacks of failed saves, which Orbax logs, and asyncio for Orbax; what failed is told by an exception, once.
+for _logger in ("absl", "asyncio"):
+    logging.getLogger(_logger).addFilter(_is_of_us)
