@@ -23,6 +23,7 @@ from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
 from jepa_jax.runtime.peers import is_first
 
+NONE, ALL_DAMAGED = -1, -2  # instead of a step
 SPARE = 2**20  # bytes of a checkpoint besides its arrays
 FIX = "put back a copy of these files, or remove the folder to start again without them"
 
@@ -59,8 +60,9 @@ class Checkpoints:
     def _find(self) -> None:
         """Looks for the newest whole checkpoint; what the first process finds counts for all."""
         found, self.damaged = newest_whole(self.directory) if is_first() else (None, [])
-        step = _of_first_process(-1 if found is None else found.step)
+        step = _of_first_process(found.step if found else ALL_DAMAGED if self.damaged else NONE)
         self._newest, self._verified = (None if step < 0 else step), found is None or found.verified
+        self.all_damaged = step == ALL_DAMAGED
         if not self._verified:
             self._warn(f"{self._folder()}: has no checksums (of an earlier version), so damage would go unnoticed")
 

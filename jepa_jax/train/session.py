@@ -5,17 +5,16 @@ import contextlib
 import dataclasses
 import functools
 import math
-import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jepa_jax.base.errors import DataLost, Diverged, UserError
-from jepa_jax.base.files import disk_reason, write_json
+from jepa_jax.base.files import disk_reason
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import Interrupted, InterruptFlag
 from jepa_jax.data.pipeline import Delivery, TrainBatches
@@ -30,16 +29,12 @@ from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.program.checkpoint import Checkpoints, no_whole_checkpoint
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.peers import Votes, is_first, sum_over_processes
-from jepa_jax.train.progress import Loop, Progress
+from jepa_jax.train.optional_files import OptionalFiles
+from jepa_jax.train.progress import FINAL_FIGURES, Loop, Progress
 from jepa_jax.train.setup import Run
 from jepa_jax.train.sinks import Sink, open_sinks
 
 FINITE = ("loss", "grad_norm", "update_norm")  # metrics that must be: they tell whether a step's result is
-# Final figures that every summary has; null if the data or the method does not provide them.
-FINAL_FIGURES = (
-    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
-    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
-)  # fmt: skip
 
 
 class Session:
@@ -62,11 +57,11 @@ class Session:
         warn = run.console.warn
         self.checkpoints = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, warn=warn)
         self.best = Checkpoints(run.folder.best, warn=warn) if run.config.train.keep_best else None
+        self.optional = OptionalFiles(run.folder, warn)
         self.interrupt = InterruptFlag()
         self._speed = Speedometer(self.timeline, run.config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
         self._sinks: list[Sink] = []
-        self._unwritten: set[str] = set()  # files that could not be written, and are known to be
         # Not read yet: metrics of steps, and what the processes vote beside each of them.
         self._pending: collections.deque[tuple[int, dict[str, jax.Array], jax.Array | int]] = collections.deque()
         self._votes = Votes(run.program.mesh) if jax.process_count() > 1 else None
@@ -98,7 +93,7 @@ class Session:
         kept = [checkpoints for checkpoints in opened if checkpoints.latest_step() is not None]
         if kept:
             loop = self._restore(max(kept, key=lambda checkpoints: checkpoints.latest_step() or 0), opened)
-        elif any(checkpoints.damaged for checkpoints in opened):
+        elif any(checkpoints.all_damaged for checkpoints in opened):
             raise no_whole_checkpoint(opened)
         else:
             loop = Loop(0, initial_state(), Progress())
@@ -117,9 +112,8 @@ class Session:
             checkpoints.set_aside_damaged()
         loop = Loop(stored["step"], state, Progress.of(stored))
         self._console.line(f"resumed at step {loop.step} of {self._length.total_steps} in {self._run.folder.path}")
-        best = loop.progress.best
-        if self.best and best and self.best.latest_step() is None:
-            self._console.warn(f"the best state, of step {best['step']}, is lost; the choice begins again at this step")
+        if self.best and loop.progress.best and self.best.latest_step() is None:
+            self._console.warn("the best state was damaged and is lost; the choice begins again at this step")
             loop.progress.best = None
         return loop
 
@@ -149,9 +143,8 @@ class Session:
             if self._train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
-        with self.timeline.section(Section.PROFILER):
-            with self.optional(self._run.folder.path / "trace"):
-                self.trace.start_at(loop.step)
+        with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
+            self.trace.start_at(loop.step)
         began = self.timeline.clock()
         with self.timeline.section(Section.DISPATCH), self.trace.marking(loop.step):
             loop.state, metrics = self._train_step(loop.state, batch)
@@ -247,17 +240,6 @@ class Session:
                 return False
         return True
 
-    @contextlib.contextmanager
-    def optional(self, what: pathlib.Path) -> Iterator[None]:
-        """Lets a run do without a file that cannot be written: names it, once, in a warning."""
-        try:
-            yield
-        except (OSError, RuntimeError, ValueError, UserError) as error:
-            self._run.folder.check_still_there()
-            if str(what) not in self._unwritten:
-                self._unwritten.add(str(what))
-                self._console.warn(f"{what}: could not be written ({disk_reason(error)}); the run goes on without it")
-
     def _save(self, checkpoints: Checkpoints, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         with self.timeline.section(Section.CHECKPOINT):
             progress = loop.progress
@@ -271,8 +253,7 @@ class Session:
         if self.best is None or best is None or best["step"] == loop.step:
             return
         with self.timeline.section(Section.CHECKPOINT):
-            self.checkpoints.wait()  # for what it still reads of the last state, whose memory is needed
-            loop.state = None  # type: ignore[assignment]
+            loop.state = None  # type: ignore[assignment]  # frees its memory
             loop.state, _ = self.best.restore(self._run.program.factory.abstract)
 
     def close_epoch(self, step: int) -> None:
@@ -355,19 +336,8 @@ class Session:
         }
         self.close_epoch(loop.step)  # a run that did not get to the end of one
         if self._writes:
-            self._write_results(summary)
+            self.optional.write_results(summary, self.profiler, self._run.hooks.write_report)
         return summary
-
-    def _write_results(self, summary: dict[str, Any]) -> None:
-        """Writes profile, summary and report; without a summary, a run has not finished."""
-        folder = self._run.folder
-        folder.check_still_there()
-        with self.optional(folder.profile):
-            self.profiler.finish(folder.profile)
-        with contextlib.nullcontext() if summary["status"] == "finished" else self.optional(folder.summary):
-            write_json(folder.summary, summary)
-        with self.optional(folder.report):
-            self._run.hooks.write_report(folder.path)
 
     def _totals(self) -> dict[str, float]:
         """Returns wall seconds, and CPU seconds of all processes."""
