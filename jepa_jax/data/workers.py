@@ -196,7 +196,7 @@ def _work(pipe: connection.Connection, memory: _Memory, loader: bytes, first_ste
             if number:
                 pipe.recv()  # the batch before has been read
             pipe.send((_stored(element.pop("batch"), memory), element))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return  # the main process has closed its end
     except BaseException as error:
         pipe.send(_sendable(error))

@@ -118,7 +118,7 @@ class Checkpoints:
             self._manager = self._manager or open_manager(self.directory, self._keep)
             if not self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK):
                 raise ValueError(f"there is a newer one than step {step}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UserError) as error:
             self._fail(error)
 
     def _require_space(self, arrays: Any) -> None:
@@ -137,7 +137,11 @@ class Checkpoints:
             return
         try:
             self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:  # of the background; TensorStore reports a full disk by a ValueError
+        except (
+            OSError,
+            ValueError,
+            UserError,
+        ) as error:  # of the background; TensorStore reports a full disk by a ValueError
             self._fail(error)
         else:
             self._newest, self._saving, self._verified = self._saving, None, True

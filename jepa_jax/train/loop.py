@@ -60,7 +60,7 @@ def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> Non
 def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
     """Saves the last state and evaluates the chosen one; returns the final figures for the summary."""
     actions.save(loop)
-    session.checkpoints.wait()  # a run whose last state cannot be saved ends here
+    session.wait_until_saved()
     session.load_best(loop)
     results = actions.final(loop)
     return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}
@@ -72,7 +72,7 @@ def keep_last_step(run: Run, session: Session, actions: Actions, loop: Loop) -> 
     session.drain()
     actions.save(loop)
     try:
-        session.checkpoints.wait()
+        session.wait_until_saved()
     except UserError as error:
         newest = session.checkpoints.latest_step()
         kept = "nothing is saved" if newest is None else f"nothing newer than step {newest} is saved"

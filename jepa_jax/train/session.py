@@ -240,6 +240,14 @@ class Session:
                 return False
         return True
 
+    def wait_until_saved(self) -> None:
+        """Waits for the last checkpoint; raises UserError if it, or the folder of the run, could not be kept."""
+        try:
+            self.checkpoints.wait()
+        except UserError:
+            self._run.folder.check_still_there()
+            raise
+
     def _save(self, checkpoints: Checkpoints, loop: Loop, evaluated_statistics: Callable[[TrainState], Any]) -> None:
         with self.timeline.section(Section.CHECKPOINT):
             progress = loop.progress

@@ -115,7 +115,7 @@ def test_a_second_training_in_a_folder_is_refused_and_a_stale_lock_is_not_in_the
 def test_a_folder_that_is_removed_or_replaced_during_a_run_does_not_end_as_finished(tmp_path, replaced):
     def remove(text: str) -> None:
         if text.startswith("epoch 1/2"):
-            shutil.rmtree(tmp_path / "run")
+            (tmp_path / "run").rename(tmp_path / "elsewhere")  # at once, even while a checkpoint is being written
             if replaced:
                 (tmp_path / "run").mkdir()
 

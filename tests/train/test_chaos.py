@@ -1,0 +1,28 @@
+"""A short storm: profiling/chaos.py in full is for hands and for the slow part of CI."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def storm(*flags: str) -> dict:
+    command = [sys.executable, "profiling/chaos.py", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_that_is_hit_by_signals_ends_with_the_same_parameters_and_leaves_nothing():
+    result = storm("--kills=3", "--processes=1", "--workers=2", "--seed=2")
+    assert (result["kills"], result["equal"], result["leftovers"]) == (3, True, 0)
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_hit_by_signals_end_with_the_same_parameters_and_leave_nothing():
+    result = storm("--kills=4", "--processes=2", "--workers=0", "--seed=3")
+    assert (result["kills"], result["equal"], result["leftovers"]) == (4, True, 0)
