@@ -19,10 +19,10 @@ from jepa_jax.config.schema import Problem, key, subgroup
 from jepa_jax.data.fires.panels import element_panels
 from jepa_jax.losses.segmentation import MaskLossConfig, mask_loss
 from jepa_jax.methods.contract import Batch, Method, Output, ParamGroup, Pretrained
-from jepa_jax.models.emberformer import EmberFormer, EmberFormerConfig
+from jepa_jax.models.masks.emberformer import EmberFormer, EmberFormerConfig
+from jepa_jax.models.masks.segformer import SIZES
 from jepa_jax.models.pretrained import segformer_variables
 from jepa_jax.models.registry import DTYPES
-from jepa_jax.models.segformer import SIZES
 
 
 @dataclasses.dataclass(frozen=True)

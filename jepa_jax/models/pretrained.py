@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.segformer import SegFormer, SegFormerSize
+from jepa_jax.models.masks.segformer import SegFormer, SegFormerSize
 from jepa_jax.models.vit import linear
 from jepa_jax.weights.adapt import adapt_channels
 from jepa_jax.weights.names import load_into

@@ -15,7 +15,7 @@ MODELS = {
     **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50"), "jepa_jax.models.resnet:ResNet"),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
     "patchnet": "jepa_jax.models.patchnet:PatchNet",
-    "emberformer": "jepa_jax.models.emberformer:EmberFormer",  # no encoder of images: for the method of that name
+    "emberformer": "jepa_jax.models.masks.emberformer:EmberFormer",  # no encoder of images: for the method of that name
 }
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 

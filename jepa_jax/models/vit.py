@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.models.attention import attention
+from jepa_jax.models.mlp import mlp
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.tokens import patchify, take_tokens
 from jepa_jax.models.whitening import WhitenedPatches
@@ -100,7 +102,7 @@ class Attention(nnx.Module):
     def __call__(self, x: Tokens) -> Tokens:
         batch, length, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
-        return self.out(jax.nn.dot_product_attention(q, k, v).reshape(batch, length, width))
+        return self.out(attention(q, k, v).reshape(batch, length, width))
 
 
 class Block(nnx.Module):
@@ -124,7 +126,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: Tokens, *, train: bool = False) -> Tokens:
         x = x + self._kept(self.attention(self.norm1(x)), train)
-        return x + self._kept(self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=False)), train)
+        return x + self._kept(mlp(self.norm2(x), self.up, self.down), train)
 
     def _kept(self, branch: Tokens, train: bool) -> Tokens:
         return self.drop(branch) if train and self.drop is not None else branch

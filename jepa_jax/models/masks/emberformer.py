@@ -18,11 +18,13 @@ from jaxtyping import Array, Bool, Float, Integer
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import PROBABILITY, Config
 from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.models.attention import attention
+from jepa_jax.models.masks.segformer import SIZES, MixTransformer, SegFormerHead
+from jepa_jax.models.masks.unet import Enlarge, UNet
+from jepa_jax.models.mlp import gelu, mlp
 from jepa_jax.models.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.resnet import ConvNorm
-from jepa_jax.models.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.tokens import patchify
-from jepa_jax.models.unet import Enlarge, UNet
 from jepa_jax.models.vit import linear
 
 LONGEST_PERIOD = 10_000.0  # of the time embedding, over 2 pi, in frames
@@ -123,11 +125,11 @@ class TemporalBlock(nnx.Module):
         per_head = (len(x), -1, self.heads, x.shape[-1] // self.heads)
         q = self.query(queries).reshape(per_head)
         k, v = (part.reshape(per_head) for part in jnp.split(self.key_value(x), 2, axis=-1))
-        attended = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None, :])
+        attended = attention(q, k, v, mask)
         return self.out(attended.reshape(queries.shape))
 
     def _mlp(self, x: Array, train: bool) -> Array:
-        return self.down(self._kept(jax.nn.gelu(self.up(x), approximate=False), train))
+        return mlp(x, self.up, self.down, lambda hidden: self._kept(hidden, train))
 
     def _kept(self, x: Array, train: bool) -> Array:
         return self.drop(x) if train and self.drop is not None else x
@@ -189,7 +191,7 @@ class HistoryEncoder(nnx.Module):
         if self.vector:
             angle = 2 * jnp.pi * wind[..., 1]
             wind = wind[..., :1] * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)
-        blown = self.wind_out(jax.nn.gelu(self.wind_in(wind), approximate=False))  # [B, T, d]
+        blown = self.wind_out(gelu(self.wind_in(wind)))  # [B, T, d]
         terrain = patchify(static, self.patch_size).reshape(batch, -1, self.patch_size**2, static.shape[-1])
         ground = self.static(jnp.mean(terrain, axis=2))  # [B, N, d]
         time = time_embedding(valid, self.width).astype(self.dtype)

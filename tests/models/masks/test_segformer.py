@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.masks.segformer import SIZES, SegFormer, SegFormerSize
 from jepa_jax.models.pretrained import load_segformer
-from jepa_jax.models.segformer import SIZES, SegFormer, SegFormerSize
 from tests.weights.golden import SEGFORMER
 
 TINY = SegFormerSize((4, 8, 8, 8), (1, 1, 1, 1), 8, heads=(1, 2, 2, 2))

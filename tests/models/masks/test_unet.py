@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jepa_jax.models.unet import Enlarge, UNet
+from jepa_jax.models.masks.unet import Enlarge, UNet
 
 
 def test_enlarging_is_the_transposed_convolution_of_four_pixels_and_stride_two():

@@ -13,7 +13,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jepa_jax.models.attention import attention
 from jepa_jax.models.conv import conv2d
+from jepa_jax.models.mlp import gelu
 from jepa_jax.models.norm import BatchNorm
 from jepa_jax.models.vit import linear
 
@@ -91,7 +93,7 @@ class ReducedAttention(nnx.Module):
         per_head = (batch, -1, self.heads, width // self.heads)
         q = self.query(x).reshape(per_head)
         k, v = (part.reshape(per_head) for part in jnp.split(self.key_value(reduced), 2, axis=-1))
-        return self.out(jax.nn.dot_product_attention(q, k, v).reshape(x.shape))
+        return self.out(attention(q, k, v).reshape(x.shape))
 
 
 class MixBlock(nnx.Module):
@@ -122,7 +124,7 @@ class MixBlock(nnx.Module):
 
     def __call__(self, x: Map, *, train: bool = False) -> Map:
         x = x + _dropped(self.drop, self.attention(self.norm1(x)), train)
-        hidden = jax.nn.gelu(self.depthwise(self.up(self.norm2(x))), approximate=False)
+        hidden = gelu(self.depthwise(self.up(self.norm2(x))))
         return x + _dropped(self.drop, self.down(hidden), train)
 
 

@@ -1,0 +1,190 @@
+"""Times steps of transformer configs beside the same steps of plain JAX, and their parts beside single products.
+
+  python profiling/bench_vit.py [--configs=hjepa_quick_val:32,ijepa_cifar10,mae_cifar10] [--rounds=5]
+
+The plain programs run the same method with flax's own modules: `jax.nn.dot_product_attention`, `jax.nn.gelu`, and the
+C library's default handling of freed memory. Rounds take turns; ratios are those of the medians. Parts, in the sizes of
+ViT-Tiny (32 images of 197 tokens): attention and MLP, forward and backward, beside the matrix product of the MLP. With
+torch and timm installed, a timm ViT-Tiny takes turns with ours.
+
+Last line: JSON with `ratio_wall` and `ratio_cpu` (by config), `attention_gflops`, `mlp_gflops`, `matmul_gflops`, and
+all rounds.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench_step import StepProgram, time_rounds
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser
+
+BATCH, LENGTH, WIDTH, HEADS = 32, 197, 192, 3
+PART_REPEATS = 20
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_flag(
+        "configs", "LIST", "configs, each with its batch if it is not the config's own",
+        "hjepa_quick_val:32,ijepa_cifar10,mae_cifar10",
+    )  # fmt: skip
+    parser.add_flag("rounds", "N", "timed rounds, each of which runs both programs", 5, least=1)
+    parser.add_flag("steps", "N", "steps per round", 1, least=1)
+
+
+@contextlib.contextmanager
+def plain_transformers() -> Iterator[None]:
+    """Traces models with flax's and JAX's own parts within a `with` block."""
+    from unittest import mock
+
+    import jax
+
+    from jepa_jax.models import vit
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(q, k, v)
+
+    def mlp(x: Any, up: Any, down: Any) -> Any:
+        return down(jax.nn.gelu(up(x), approximate=False))
+
+    with mock.patch.object(vit, "attention", attention), mock.patch.object(vit, "mlp", mlp):
+        yield
+
+
+def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[str, Any]:
+    """Returns ratios of the plain step to ours."""
+    from jepa_jax.program.config import load_config
+
+    config_name, _, batch = name.partition(":")
+    changes = {"data.source": "shapes", "data.dir": "", "data.num_workers": 0}
+    config = load_config(config_name, changes | ({"data.batch_size": int(batch)} if batch else {}))
+    with plain_transformers():
+        plain = StepProgram.of(config)
+    ours = StepProgram.of(config)
+    console.line(
+        f"{config_name}: first step of ours {ours.first_step_seconds:.0f} s, plain {plain.first_step_seconds:.0f} s"
+    )
+    times = time_rounds({"ours": ours, "plain": plain}, rounds, steps, console)
+    wall, cpu = ({who: statistics.median(t[i] for t in times[who]) for who in times} for i in (0, 1))
+    return {
+        "config": config_name, "batch_size": config.data.batch_size, "seconds": wall["ours"],
+        "ratio_wall": wall["plain"] / wall["ours"], "ratio_cpu": cpu["plain"] / cpu["ours"], "rounds": times,
+    }  # fmt: skip
+
+
+def gflops(operations: float, function: Callable[..., Any], *arguments: Any) -> float:
+    """Returns the rate of the median call."""
+    import jax
+
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*arguments))
+    seconds = []
+    for _ in range(PART_REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        seconds.append(time.perf_counter() - start)
+    return operations / statistics.median(seconds) / 1e9
+
+
+def bench_parts() -> dict[str, float]:
+    """Returns GFLOP/s of attention and MLP, forward and backward, and of a product of the MLP's size."""
+    import jax
+    import jax.numpy as jnp
+
+    from jepa_jax.models.attention import attention
+    from jepa_jax.models.mlp import mlp
+
+    keys = iter(jax.random.split(jax.random.key(0), 9))
+    x = jax.random.normal(next(keys), (BATCH, LENGTH, WIDTH))
+    heads = [jax.random.normal(next(keys), (BATCH, LENGTH, HEADS, WIDTH // HEADS)) for _ in range(4)]
+    up, down = (jax.random.normal(next(keys), shape) / 20 for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
+
+    def attend(q: Any, k: Any, v: Any, dy: Any) -> Any:
+        out, backward = jax.vjp(attention, q, k, v)
+        return out, backward(dy)
+
+    def perceive(x: Any, up: Any, down: Any) -> Any:
+        out, backward = jax.vjp(lambda x, up, down: mlp(x, lambda t: t @ up, lambda t: t @ down), x, up, down)
+        return out, backward(x)
+
+    product = 2 * BATCH * LENGTH * WIDTH * 4 * WIDTH
+    scores = 2 * BATCH * LENGTH * LENGTH * WIDTH
+    return {
+        "attention_gflops": gflops(6 * scores, attend, *heads),
+        "mlp_gflops": gflops(6 * product, perceive, x, up, down),
+        "matmul_gflops": gflops(product, jnp.matmul, x.reshape(-1, WIDTH), up),
+    }
+
+
+def bench_timm(rounds: int) -> dict[str, float] | None:
+    """Returns seconds of a timm ViT-Tiny, forward and backward, and of ours; None unless torch and timm are there."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "timm")):
+        return None
+    import jax
+    import jax.numpy as jnp
+    import timm
+    import torch
+    from flax import nnx
+
+    from jepa_jax.models.vit import ViT
+
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    images = torch.randn(BATCH, 3, 224, 224)
+    model = ViT(192, 12, 3, image_size=224, patch_size=16, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(model)
+    pixels = jnp.asarray(images.numpy().transpose(0, 2, 3, 1))
+    step = jax.jit(jax.grad(lambda state: jnp.sum(jnp.square(nnx.merge(graph, state)(pixels)))))
+
+    def run_theirs() -> None:
+        theirs.zero_grad()
+        theirs(images).square().sum().backward()
+
+    programs = {"timm": run_theirs, "ours": lambda: jax.block_until_ready(step(state))}
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for i in range(rounds + 1):
+        for name, run in programs.items():
+            start = time.perf_counter()
+            run()
+            if i:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def bench(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.program.config import load_config
+    from jepa_jax.runtime.provenance import environment
+    from jepa_jax.runtime.start import setup
+
+    setup(load_config("quickstart"))
+    parts = bench_parts()
+    console.line(", ".join(f"{name} {value:.0f}" for name, value in parts.items()))
+    timm_seconds = bench_timm(arguments.rounds)
+    rows = [
+        bench_config(name, arguments.rounds, arguments.steps, console)
+        for name in filter(None, arguments.configs.split(","))
+    ]
+    lines = [
+        f"{row['config']:<18} {row['seconds']:.3f} s, {row['ratio_wall']:.2f}x wall, {row['ratio_cpu']:.2f}x CPU"
+        for row in rows
+    ]
+    result = {
+        "ratio_wall": {row["config"]: row["ratio_wall"] for row in rows},
+        "ratio_cpu": {row["config"]: row["ratio_cpu"] for row in rows},
+        **parts,
+        "timm_seconds": timm_seconds,
+        "configs": rows,
+        "cores": environment()["cores"],
+    }
+    return Result([result], "\n".join([*lines, str(parts)]))
+
+
+if __name__ == "__main__":
+    command = Command("profiling/bench_vit.py", __doc__, add_flags, bench, program="python")
+    sys.exit(command.main())
