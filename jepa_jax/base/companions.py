@@ -1,6 +1,5 @@
 """Runs several processes that belong together: they share a terminal, get the same signals and end together."""
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -12,17 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import IO
 
+from jepa_jax.base.errors import EXIT_PROCESS_LOST
+from jepa_jax.base.processes import has_ended, kill_group
+
+Process = subprocess.Popen[str]
 POLL_SECONDS = 0.05
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when the one that started it is gone
 
 
 def run_companions(command: Sequence[str], environments: Sequence[Mapping[str, str]], *, grace: float) -> int:
-    """Runs a command once per environment until all have ended; returns the first exit code that is not 0.
+    """Runs a command once per environment until all have ended; returns their common exit code.
+
+    That is EXIT_PROCESS_LOST if one of them says that another is gone, or else that of the first one that failed.
 
     The first process has this one's streams; what the others print is shown on standard error, each line with their
     number. SIGINT and SIGTERM go to all of them. When one fails, the others have `grace` seconds to end by themselves.
     """
-    began: list[subprocess.Popen[str]] = []
+    began: list[Process] = []
     previous = {signum: signal.signal(signum, _forward_to(began)) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         for index, environment in enumerate(environments):
@@ -34,14 +39,13 @@ def run_companions(command: Sequence[str], environments: Sequence[Mapping[str, s
         return code
     finally:
         for process in began:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with their workers
+            kill_group(process)  # with their workers
             process.wait()
         for signum, handler in previous.items():
             signal.signal(signum, handler)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], *, shown: bool) -> subprocess.Popen[str]:
+def _start(command: Sequence[str], environment: Mapping[str, str], *, shown: bool) -> Process:
     return subprocess.Popen(
         command,
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment),
@@ -59,11 +63,11 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _forward_to(processes: Sequence[subprocess.Popen[str]]) -> Callable[[int, FrameType | None], None]:
+def _forward_to(processes: Sequence[Process]) -> Callable[[int, FrameType | None], None]:
     def forward(signum: int, frame: FrameType | None) -> None:
         for process in processes:
-            if process.poll() is None:
-                process.send_signal(signum)
+            if not has_ended(process):
+                os.kill(process.pid, signum)
 
     return forward
 
@@ -79,18 +83,22 @@ def _show(stream: IO[str], index: int) -> threading.Thread:
     return thread
 
 
-def _wait_for_all(processes: Sequence[subprocess.Popen[str]], grace: float) -> int:
-    code, deadline = 0, float("inf")
+def _wait_for_all(processes: Sequence[Process], grace: float) -> int:
+    failed: list[int] = []
+    deadline = float("inf")
     running = list(processes)
     while running and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        for process in [one for one in running if one.poll() is not None]:
+        for process in [one for one in running if has_ended(one)]:
             running.remove(process)
-            if process.returncode and not code:
-                code, deadline = _exit_code(process.returncode), time.monotonic() + grace
-    return code
+            if code := exit_code(process):
+                failed.append(code)
+                deadline = min(deadline, time.monotonic() + grace)
+    return EXIT_PROCESS_LOST if EXIT_PROCESS_LOST in failed else (failed or [0])[0]
 
 
-def _exit_code(returncode: int) -> int:
-    """Returns what a shell would: 128 + the signal that ended a process."""
-    return 128 - returncode if returncode < 0 else returncode
+def exit_code(process: Process) -> int:
+    """Returns what a shell would of a process that has ended: 128 + the signal that ended it."""
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status

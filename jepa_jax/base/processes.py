@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, write_json
@@ -90,7 +90,7 @@ def run(
     return Ended(process.returncode, timed_out, last_message(log, begin))
 
 
-def has_ended(process: subprocess.Popen[bytes]) -> bool:
+def has_ended(process: subprocess.Popen[Any]) -> bool:
     # WNOWAIT leaves the process unreaped, so that its group id is not reused before the group is killed.
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
@@ -102,7 +102,7 @@ def stop_group(process: subprocess.Popen[bytes], how: signal.Signals, grace: flo
         wait_until(lambda: has_ended(process), grace)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -7,6 +7,7 @@ with a message, where a collective operation would wait for ever.
 """
 
 import atexit
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import selectors
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,13 +24,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jepa_jax.base.errors import EXIT_PROCESS_LOST, UserError
+from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_PROCESS_LOST, UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import differing_keys
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"  # of a pod in an indexed Job
+CONNECT_SECONDS = 300  # for all processes to start
 OWN_END_SECONDS = 5.0  # for a process to end by itself when another one has: the same error often strikes all
 GONE = "is gone: it was killed, or its machine or network failed"
 # A machine that vanishes closes no connection: its silence is noticed after 5 + 3 x 5 seconds.
@@ -50,17 +52,37 @@ def connect(environment: Mapping[str, str]) -> None:
     arguments: tuple[Any, ...] = ()
     if VARIABLES[0] in environment:
         arguments = _from_variables(environment)
-    elif int(environment.get("SLURM_NTASKS", "1")) == 1 or "SLURM_PROCID" not in environment:
+    elif not _is_slurm_step(environment):
         return
     # Several programs with collectives at once could meet in different orders on different CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
-        jax.distributed.initialize(*arguments)
-    except (RuntimeError, ValueError) as error:
+        _hearing_signals(lambda: jax.distributed.initialize(*arguments))
+        if jax.process_count() > 1:
+            _hearing_signals(_start_lifeline)
+    except (RuntimeError, ValueError, OSError) as error:
         where = arguments[0] if arguments else "SLURM's first node"
         raise UserError(f"{where}: cannot connect to process 0 ({error}); is it running, and its port free?") from error
-    if jax.process_count() > 1:
-        _start_lifeline()
+
+
+def _is_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Returns whether `srun` started this process as one of several; a batch script itself is no such step."""
+    tasks = environment.get("SLURM_NTASKS", "1")
+    if not tasks.isdecimal():
+        raise UserError(f"SLURM_NTASKS = {tasks}: not a number; unset it, or start with srun")
+    return int(tasks) > 1 and all(name in environment for name in ("SLURM_PROCID", "SLURM_STEP_NODELIST"))
+
+
+def _hearing_signals(work: Callable[[], None]) -> None:
+    """Does work that waits outside of Python, so that signals are heard meanwhile."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        try:
+            while not concurrent.futures.wait([done], timeout=0.1).done:
+                pass
+        except KeyboardInterrupt as stop:  # nothing is open yet, and the thread cannot be ended
+            os._exit(getattr(stop, "exit_code", EXIT_INTERRUPTED))
+        done.result()
 
 
 def _from_variables(environment: Mapping[str, str]) -> tuple[str, int, int]:
@@ -145,18 +167,17 @@ class Lifeline:
 
     def __init__(self, index: int, connections: dict[int, socket.socket]):
         self._index, self._connections = index, connections
-        self._leaving = threading.Event()
-        self._failed_with: int | None = None  # exit code of a process that fails alone
+        self._failing, self._ending = threading.Event(), threading.Event()  # this process by itself; for another one
+        self._code = 0  # with which a process that fails exits
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def at_exit(self) -> None:
         """Tells the others that this process ends in good order; one that failed does not wait for them."""
-        if self._failed_with is not None:
+        if self._failing.is_set():
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(self._failed_with)
-        self._leaving.set()
-        self._tell(self._index, "")
+            os._exit(self._code)
+        self._tell(self._index, "", 0)
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process fails, so that they end too.
@@ -164,15 +185,17 @@ class Lifeline:
         What is not known to be this one's own error may come from a collective operation with a process that is gone:
         the message about that is the one to show.
         """
+        if self._failing.is_set():
+            return
         own = isinstance(error, UserError | KeyboardInterrupt)
-        if self._leaving.wait(0.0 if own else 2 * OWN_END_SECONDS):
+        if self._ending.wait(0.0 if own else 2 * OWN_END_SECONDS):
             threading.Event().wait()  # for the other thread, which ends this process
-        self._failed_with = getattr(error, "exit_code", 1)
-        self._leaving.set()
-        self._tell(self._index, f"ended: {str(error).partition(chr(10))[0][:300] or type(error).__name__}")
+        self._code = getattr(error, "exit_code", 1)
+        self._failing.set()
+        self._tell(self._index, f"ended: {str(error).partition(chr(10))[0][:300] or type(error).__name__}", self._code)
 
-    def _tell(self, process: int, why: str) -> None:
-        line = json.dumps({"process": process, "why": why}).encode() + b"\n"
+    def _tell(self, process: int, why: str, code: int) -> None:
+        line = json.dumps({"process": process, "why": why, "code": code}).encode() + b"\n"
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.sendall(line)
@@ -183,30 +206,51 @@ class Lifeline:
                 selector.register(connection, selectors.EVENT_READ, process)
             while selector.get_map():
                 for ready, _ in selector.select():
-                    process, why = self._hear(ready.fileobj, ready.data)
+                    process, why, code = self._hear(ready.fileobj, ready.data)
                     selector.unregister(ready.fileobj)
                     if why:
-                        self._end(process, why)
+                        self._end(process, why, code)
 
-    def _hear(self, connection: Any, process: int) -> tuple[int, str]:
-        """Returns which process ends, and why; "" if it ends in good order."""
+    def _hear(self, connection: Any, process: int) -> tuple[int, str, int]:
+        """Returns which process ends, why, and with which code; "" if it ends in good order."""
         received = b""
         with contextlib.suppress(OSError, ValueError, KeyError):
             while not received.endswith(b"\n") and (more := connection.recv(65536)):
                 received += more
             said = json.loads(received)
-            return said["process"], said["why"]
-        return process, GONE
+            return said["process"], said["why"], said["code"]
+        return process, GONE, EXIT_PROCESS_LOST
 
-    def _end(self, process: int, why: str) -> None:
+    def _end(self, process: int, why: str, code: int) -> None:
         # At once where a process is gone: without the first one, JAX would soon end this one with a C++ stack trace.
-        if self._leaving.wait(0.0 if why == GONE else OWN_END_SECONDS):
+        # Otherwise the same error may be about to strike here, and then has its own message.
+        if self._failing.wait(0.0 if why == GONE else OWN_END_SECONDS):
             return
-        self._leaving.set()
-        self._tell(process, why)  # the others are connected to the first process alone
-        again = "start the same command again: it continues from the newest checkpoint"
-        print(f"error: process {process} {why}; {again}", file=sys.stderr, flush=True)
-        os._exit(EXIT_PROCESS_LOST)
+        self._ending.set()
+        self._tell(process, why, code)  # the others are connected to the first process alone
+        again = "; start the same command again: it continues from the newest checkpoint" if why == GONE else ""
+        print(f"error: process {process} {why}{again}", file=sys.stderr, flush=True)
+        os._exit(code)
+
+
+def _accept_others(count: int, publish: Callable[[int], None]) -> dict[int, socket.socket]:
+    """Returns the connections of processes 1 to `count` - 1, which say their number first; no others are kept."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    connections: dict[int, socket.socket] = {}
+    with socket.create_server(("", 0), family=family, backlog=count, dualstack_ipv6=both) as server:
+        publish(server.getsockname()[1])
+        server.settimeout(CONNECT_SECONDS)
+        while len(connections) < count - 1:
+            connection, _ = server.accept()
+            connection.settimeout(10)
+            with contextlib.suppress(OSError):
+                said = int.from_bytes(connection.recv(4), "big")
+                if 0 < said < count and said not in connections:
+                    connections[said] = connection
+                    continue
+            connection.close()
+    return connections
 
 
 _lifeline: Lifeline | None = None
@@ -217,15 +261,13 @@ def _start_lifeline() -> None:
     client, address = _client(), str(_distributed_state().coordinator_address)
     index, count = jax.process_index(), jax.process_count()
     if index == 0:
-        with socket.create_server(("", 0), backlog=count) as server:
-            client.key_value_set("jepa_jax/lifeline", str(server.getsockname()[1]))
-            accepted = [server.accept()[0] for _ in range(count - 1)]
-        connections = {int.from_bytes(connection.recv(4), "big"): connection for connection in accepted}
+        connections = _accept_others(count, lambda port: client.key_value_set("jepa_jax/lifeline", str(port)))
     else:
-        port = int(client.blocking_key_value_get("jepa_jax/lifeline", 300_000))
-        connections = {0: socket.create_connection((address.rpartition(":")[0].strip("[]"), port))}
+        port = int(client.blocking_key_value_get("jepa_jax/lifeline", 1000 * CONNECT_SECONDS))
+        connections = {0: socket.create_connection((address.rpartition(":")[0].strip("[]"), port), CONNECT_SECONDS)}
         connections[0].sendall(index.to_bytes(4, "big"))
     for connection in connections.values():
+        connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):  # not on every system

@@ -58,15 +58,21 @@ def train(
             hooks.check_memory(config, run.program, run.facts, console)
             stack.enter_context(hold(run, resume))
             start_folder(run)
-        try:
-            with together(Interrupted, Diverged), Session(run) as session:
-                return train_loop(run, session)
-        except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            advice = hooks.explain_out_of_memory(config, run.program, run.facts, console)
-            general = "memory is used up; use a smaller batch, config.train.remat=full or more config.train.accum_steps"
-            raise UserError(advice or f"config.data.batch_size = {config.data.batch_size}: {general}") from error
+        with together(Interrupted, Diverged), explaining_out_of_memory(run), Session(run) as session:
+            return train_loop(run, session)
+
+
+@contextlib.contextmanager
+def explaining_out_of_memory(run: Run) -> Iterator[None]:
+    """Turns the error of a device without memory into one that says what to change."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = run.hooks.explain_out_of_memory(run.config, run.program, run.facts, run.console)
+        general = "memory is used up; use a smaller batch, config.train.remat=full or more config.train.accum_steps"
+        raise UserError(advice or f"config.data.batch_size = {run.config.data.batch_size}: {general}") from error
 
 
 @contextlib.contextmanager
