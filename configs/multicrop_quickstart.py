@@ -4,7 +4,7 @@
 
 Small views have a quarter of the pixels and are compared with the mean of the large ones. To compare with two views:
 the same command with --config=quickstart --config.method.views=2, with as many epochs as take the same CPU time.
-Two views were ahead when both had about 3 CPU-minutes (docs/results/methods.md).
+Two views were ahead when both had about 2.5 CPU-minutes (docs/results/methods.md).
 """
 
 
