@@ -12,6 +12,8 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 
 FULL = "the disk is full"
+FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
+TOO_LARGE = "the file would be larger than `ulimit -f` or the file system allows"
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -144,7 +146,12 @@ def disk_error(error: Exception, path: str | os.PathLike[str]) -> UserError:
 
 def disk_reason(error: Exception) -> str:
     """Returns in a few words why something could not be written; FULL for a full disk, whoever reports it."""
-    words = ("No space left", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "File too large", FULL)
-    if getattr(error, "errno", None) == errno.ENOSPC or any(word in str(error) for word in words):
+    text, number = str(error), getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text):
+        return "memory is used up"
+    # TensorStore and our own errors have no number, but the words of the system.
+    if number in FULL_NUMBERS or any(word in text for word in (*map(os.strerror, FULL_NUMBERS), FULL)):
         return FULL
+    if number == errno.EFBIG or os.strerror(errno.EFBIG) in text or TOO_LARGE in text:
+        return TOO_LARGE
     return str(getattr(error, "strerror", None) or error)

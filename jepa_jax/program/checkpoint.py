@@ -17,14 +17,15 @@ from jax.experimental import multihost_utils
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, disk_reason
+from jepa_jax.program import orbax_parts
 from jepa_jax.program.checksums import MARK, Verdict, newest_whole
-from jepa_jax.program.orbax_parts import UNFINISHED, open_manager, open_reader, quiet_about_failed_saves, set_apart
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
 from jepa_jax.runtime.peers import is_first
 
 NONE, ALL_DAMAGED = -1, -2  # instead of a step
 SPARE = 2**20  # bytes of a checkpoint besides its arrays
+SAVE_ERRORS = (OSError, ValueError, UserError)  # TensorStore reports a full disk by a ValueError
 FIX = "put back a copy of these files, or remove the folder to start again without them"
 
 
@@ -32,7 +33,7 @@ class Checkpoints:
     """The checkpoints of one run; the newest `keep` of them stay.
 
     With several processes, all of them make the same calls; the first one decides which checkpoint is the newest whole
-    one, and is the only one that renames or removes anything.
+    one and whether a save succeeded, and is the only one that renames or removes anything.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class Checkpoints:
         self._failed: tuple[Exception, pathlib.Path] | None = None  # why the last save failed, and where
         self._told = False  # whether somebody was told
         self._manager: ocp.CheckpointManager | None = None  # opened by the first save: it cannot read damaged ones
-        self._reader = open_reader()
+        self._meetings = orbax_parts.Meetings()
+        self._reader = orbax_parts.open_reader()
         self._stack = contextlib.ExitStack()
         if not read_only:
             self._remove_unfinished()  # left by a process that was killed
@@ -61,7 +63,8 @@ class Checkpoints:
         """Looks for the newest whole checkpoint; what the first process finds counts for all."""
         found, self.damaged = newest_whole(self.directory) if is_first() else (None, [])
         step = _of_first_process(found.step if found else ALL_DAMAGED if self.damaged else NONE)
-        self._newest, self._verified = (None if step < 0 else step), found is None or found.verified
+        self._newest = None if step < 0 else step
+        self._verified = bool(_of_first_process(found is None or found.verified))
         self.all_damaged = step == ALL_DAMAGED
         if not self._verified:
             self._warn(f"{self._folder()}: has no checksums (of an earlier version), so damage would go unnoticed")
@@ -85,7 +88,10 @@ class Checkpoints:
             target, number = self.directory / f"damaged_{verdict.folder.name}", 1
             while target.exists():
                 target, number = self.directory / f"damaged_{verdict.folder.name}.{number}", number + 1
-            verdict.folder.rename(target)
+            try:
+                verdict.folder.rename(target)
+            except OSError as error:
+                raise disk_error(error, target) from error
             self._warn(f"{verdict.in_words()}; set aside as {target.name}")
         self.damaged = []
 
@@ -107,49 +113,72 @@ class Checkpoints:
         self.warn_if_failed()
         self._failed = None
         self._saving = step
-        try:
-            self._require_space((state, evaluated_stats))
-            named: dict[str, Any] = {
-                "state": ocp.args.PyTreeSave(_by_path(set_apart(state))),
-                "progress": ocp.args.JsonSave(progress),
-            }
-            if evaluated_stats is not None:
-                named["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
-            self._manager = self._manager or open_manager(self.directory, self._keep)
-            if not self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK):
-                raise ValueError(f"there is a newer one than step {step}")
-        except (OSError, ValueError, UserError) as error:
-            self._fail(error)
+        failed = self._has_no_place((state, evaluated_stats)) or self._start(step, state, progress, evaluated_stats)
+        if failed:
+            self._fail(failed)
 
-    def _require_space(self, arrays: Any) -> None:
-        """Raises OSError unless a checkpoint will fit: cheaper than to fail half-way, and all processes agree on it."""
+    def _has_no_place(self, arrays: Any) -> Exception | None:
+        """Returns why a checkpoint will not fit: cheaper than to fail half-way, and all processes agree on it."""
         size = sum(array.nbytes for array in jax.tree.leaves(arrays))
-        fits = 1
+        reason = 0
         if is_first():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            fits = int(shutil.disk_usage(self.directory).free > size + SPARE)
-        if not _of_first_process(fits):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            probe = self.directory / f"step_{self._saving}{orbax_parts.UNFINISHED}-probe"
+            try:
+                probe.mkdir(parents=True)
+                probe.rmdir()
+                if shutil.disk_usage(self.directory).free <= size + SPARE:
+                    reason = errno.ENOSPC
+            except OSError as error:
+                reason = error.errno or errno.EIO
+        reason = _of_first_process(reason)
+        return OSError(reason, os.strerror(reason)) if reason else None
+
+    def _start(self, step: int, state: TrainState, progress: dict[str, Any], evaluated_stats: Any) -> Exception | None:
+        """Starts to write; returns why not, or None.
+
+        With several processes an error ends the run: the others wait for this one, and would not know of it.
+        """
+        named: dict[str, Any] = {
+            "state": ocp.args.PyTreeSave(_by_path(orbax_parts.set_apart(state))),
+            "progress": ocp.args.JsonSave(progress),
+        }
+        if evaluated_stats is not None:
+            named["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
+        self._meetings.begin()
+        try:
+            self._manager = self._manager or orbax_parts.open_manager(self.directory, self._keep, self._meetings)
+            accepted = self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK)
+        except SAVE_ERRORS as error:
+            if jax.process_count() > 1:
+                raise disk_error(error, self.directory / f"step_{step}") from error
+            return error
+        return None if accepted else ValueError(f"there is a newer one than step {step}")
 
     def _join(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits until nothing is being written, on all processes."""
         if self._manager is None or self._saving is None:
             return
+        failed = self._wait_for_background()
+        if not _of_first_process(failed is not None):
+            self._newest, self._saving, self._verified = self._saving, None, True
+        else:
+            self._fail(failed or OSError(errno.EIO, "the first process could not save it"))
+        self._meetings.end()
+
+    def _wait_for_background(self) -> Exception | None:
+        """Waits until this process writes nothing; returns why it could not, or None."""
+        assert self._manager is not None
         try:
             self._manager.wait_until_finished()
-        except (
-            OSError,
-            ValueError,
-            UserError,
-        ) as error:  # of the background; TensorStore reports a full disk by a ValueError
-            self._fail(error)
-        else:
-            self._newest, self._saving, self._verified = self._saving, None, True
+        except SAVE_ERRORS as error:
+            return error
+        return None
 
     def _fail(self, error: Exception) -> None:
         self._failed, self._saving = (error, self.directory / f"step_{self._saving}"), None
         self._told = False
         self._remove_unfinished()
+        _of_first_process(0)  # has removed them
         if self._manager is not None:
             self._manager.reload()  # it has forgotten those that the failed one would have replaced
 
@@ -158,8 +187,11 @@ class Checkpoints:
         return self._manager is not None and self._saving is not None and self._manager.is_saving_in_progress()
 
     def warn_if_failed(self) -> None:
-        """Warns if a save has failed since the last call; does not wait for one that is under way."""
-        if not self.is_saving():
+        """Warns if a save has failed since the last call; does not wait for one that is under way.
+
+        Several processes learn of it at the next save: this one may know of it before the others.
+        """
+        if jax.process_count() == 1 and not self.is_saving():
             self._join()
         if self._failed is not None and not self._told:
             reason, folder = disk_reason(self._failed[0]), self._failed[1]
@@ -234,17 +266,20 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         if is_first():
-            for folder in self.directory.glob(f"*{UNFINISHED}*"):
+            for folder in self.directory.glob(f"*{orbax_parts.UNFINISHED}*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(quiet_about_failed_saves())
+        self._stack.enter_context(orbax_parts.quiet_about_failed_saves())
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        self._join()
+        if kind is None or jax.process_count() == 1:
+            self._join()
+        elif self._manager is not None:  # perhaps only this process ends, and the others would not agree on anything
+            self._wait_for_background()
         self._stack.close()
-        with contextlib.suppress(OSError, ValueError):  # what failed is known
+        with contextlib.suppress(*SAVE_ERRORS):  # what failed is known
             if self._manager is not None:
                 self._manager.close()
             self._reader.close()

@@ -10,6 +10,7 @@ from jepa_jax.base.files import sync_folder, write_atomically
 
 CHECKSUMS = "checksums.json"
 METADATA = "_CHECKPOINT_METADATA"  # of Orbax; holds MARK in every checkpoint that is written with checksums
+LOOKS = 3  # at most, at a folder that a training writes to
 MARK = {"checksums": CHECKSUMS}
 PARTS = (METADATA, "state/_METADATA", "state/manifest.ocdbt", "progress/metadata")  # of every checkpoint
 
@@ -64,13 +65,17 @@ def step_folders(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
 
 def newest_whole(directory: pathlib.Path) -> tuple[Verdict | None, list[Verdict]]:
     """Returns the newest whole checkpoint, or None, and the damaged ones that are newer."""
-    damaged: list[Verdict] = []
-    for step, folder in step_folders(directory):
-        verdict = verify(folder, step)
-        if verdict.whole:
-            return verdict, damaged
-        damaged.append(verdict)
-    return None, damaged
+    for _ in range(LOOKS):
+        listed = step_folders(directory)
+        verdicts = []
+        for step, folder in listed:
+            verdicts.append(verify(folder, step))
+            if verdicts[-1].whole:
+                break
+        damaged = [verdict for verdict in verdicts if not verdict.whole]
+        if not damaged or step_folders(directory) == listed:
+            break  # otherwise a training has replaced what looks damaged meanwhile
+    return next((verdict for verdict in verdicts if verdict.whole), None), damaged
 
 
 def _table(folder: pathlib.Path, *, sync: bool = False) -> dict[str, list[int | str]]:

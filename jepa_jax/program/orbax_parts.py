@@ -5,9 +5,12 @@ that Orbax then renames: whatever is called `step_N` is whole, or was damaged la
 """
 
 import contextlib
+import errno
+import itertools
 import logging
 import pathlib
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from jepa_jax.base.files import sync_folder
+from jepa_jax.base.files import FULL, disk_reason, sync_folder
 from jepa_jax.program.checksums import write_checksums
 from jepa_jax.program.step import TrainState
+from jepa_jax.runtime.peers import is_first
 
 UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX  # in the names of folders that are being written
 
@@ -44,13 +48,62 @@ class ChecksummedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
         sync_folder(pathlib.Path(final.parent))
 
 
-def open_manager(directory: pathlib.Path, keep: int) -> ocp.CheckpointManager:
+class Meetings:
+    """Where the background threads of several processes wait for each other during a save.
+
+    All of them meet when the parts are written, and again when the whole has its name. Orbax lets a process that fails
+    skip these meetings, and the others wait for it until a time limit; here it says that it will not come, and why.
+    """
+
+    NAMES = ("async_write_complete", "async_commit_complete")  # in the order in which Orbax holds them
+    _saves = itertools.count()  # the same on all processes: they save together
+
+    def begin(self) -> None:
+        """Prepares for the next save; all processes have ended the one before."""
+        self._prefix, self._left = f"jepa_jax/save/{next(self._saves)}", list(self.NAMES)
+        self._starter = threading.get_ident()
+
+    def end(self) -> None:
+        """Forgets what was said; call it when no process is saving any more."""
+        if jax.process_count() > 1 and is_first():
+            ocp.multihost.get_jax_distributed_client().key_value_delete(f"{self._prefix}/")
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        """Waits at the barrier of Orbax with this name; raises OSError if another process has failed."""
+        name = next((name for name in self.NAMES if name in key), None)
+        if name is not None:
+            return self._meet(name, timeout_ms)
+        # Orbax holds others before and after a save. A thread that has failed comes to the latter without those above.
+        raised = sys.exc_info()[1]
+        if isinstance(raised, Exception) and threading.get_ident() != self._starter:
+            while self._left:
+                self._say(self._left[0], disk_reason(raised))
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+    def _meet(self, name: str, timeout_ms: int) -> None:
+        self._say(name, "")
+        client = ocp.multihost.get_jax_distributed_client()
+        for process in range(jax.process_count()):
+            reason = client.blocking_key_value_get(f"{self._prefix}/{name}/{process}", timeout_ms)[1:]
+            if reason:
+                raise OSError(errno.ENOSPC if reason == FULL else errno.EIO, reason)
+
+    def _say(self, name: str, reason: str) -> None:
+        self._left.remove(name)
+        client = ocp.multihost.get_jax_distributed_client()
+        client.key_value_set(f"{self._prefix}/{name}/{jax.process_index()}", f":{reason}")  # not "", which it refuses
+
+
+def open_manager(directory: pathlib.Path, keep: int, meetings: Meetings) -> ocp.CheckpointManager:
     """Returns what writes checkpoints in the background, and keeps the newest of them."""
+    several = jax.process_count() > 1
     options = ocp.CheckpointManagerOptions(
         preservation_policy=ocp.checkpoint_managers.LatestN(keep),
         enable_async_checkpointing=True,
         # In the background, a folder that cannot be made would be waited for, for minutes.
-        async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        async_options=ocp.options.AsyncOptions(
+            create_directories_asynchronously=False, barrier_sync_fn=meetings if several else None
+        ),
         step_prefix="step",
         temporary_path_class=ChecksummedPath,
     )

@@ -1,11 +1,12 @@
 """Small files: written whole or not at all, read strictly or tolerantly."""
 
+import errno
 import os
 
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json, read_json_or_empty, read_toml, write_atomically, write_json
+from jepa_jax.base.files import disk_reason, read_json, read_json_or_empty, read_toml, write_atomically, write_json
 
 
 def test_a_written_file_replaces_the_old_one_and_leaves_nothing_beside_it(tmp_path):
@@ -41,6 +42,27 @@ def test_a_failed_write_keeps_the_old_file_and_names_it(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a.txt: the disk is full"):
         write_atomically(path, "new")
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (OSError(errno.ENOSPC, "x"), "the disk is full"),
+        (
+            ValueError("RESOURCE_EXHAUSTED: write [OS error 28: No space left on device]"),
+            "the disk is full",
+        ),
+        (UserError("a.txt: the disk is full; free space"), "the disk is full"),
+        (OSError(errno.EDQUOT, "x"), "the disk is full"),
+        (ValueError("OUT_OF_RANGE: [OS error 27: EFBIG File too large]"), "the file would be larger"),
+        (OSError(errno.EFBIG, "x"), "the file would be larger"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes"), "memory is used up"),
+        (MemoryError(), "memory is used up"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+    ],
+)
+def test_the_reason_of_a_failed_write_is_named_in_the_right_words(error, reason):
+    assert disk_reason(error).startswith(reason)
 
 
 @pytest.mark.parametrize(

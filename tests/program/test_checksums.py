@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.program import checksums
 from jepa_jax.program.checkpoint import Checkpoints, open_whole
 from jepa_jax.program.checksums import CHECKSUMS, METADATA, newest_whole, step_folders, verify
 from tests.program.test_checkpoint import abstract, make_state
@@ -194,3 +195,19 @@ def test_an_unfinished_checkpoint_does_not_count_and_other_names_are_ignored(fol
     assert found is not None and found.step == 2 and not damaged
     with Checkpoints(folder):
         assert not (folder / "step_3.orbax-checkpoint-tmp-checked").exists()
+
+
+def test_a_checkpoint_that_a_training_replaces_meanwhile_is_not_damaged(folder, monkeypatch):
+    verified = []
+
+    def replace_first(path, step=0):
+        if not verified:
+            shutil.rmtree(folder / "step_1")
+            (folder / "step_2").rename(folder / "step_3")
+        verified.append(step)
+        return verify(path, step)
+
+    monkeypatch.setattr(checksums, "verify", replace_first)
+    found, damaged = newest_whole(folder)
+    assert found is not None and found.step == 3 and not damaged
+    assert verified == [2, 1, 3]
