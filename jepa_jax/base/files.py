@@ -5,8 +5,10 @@ import errno
 import json
 import os
 import pathlib
+import re
 import tempfile
 import tomllib
+from collections.abc import Collection
 from typing import Any
 
 from jepa_jax.base.errors import UserError
@@ -38,6 +40,15 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
             os.unlink(temporary)
         raise disk_error(error, path) from error
     sync_folder(path.parent)
+
+
+def remove_leftovers(folder: pathlib.Path, names: Collection[str] = ()) -> None:
+    """Removes what processes that were killed in `write_atomically` left: of these files, or of all in the folder."""
+    for path in folder.glob(".*.*"):
+        found = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)  # as tempfile names them
+        if found and (not names or found[1] in names):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class AppendedFile:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, read_json
+from jepa_jax.base.files import disk_error, read_json, remove_leftovers
 from jepa_jax.base.processes import only_one, same_file
 from jepa_jax.config.schema import differing_keys
 from jepa_jax.program.checksums import step_folders
@@ -84,16 +84,24 @@ class Workdir:
     def held(self) -> Iterator[None]:
         """Keeps other trainings out of the folder; raises UserError if one is under way in it.
 
+        Removes what one that was killed left half-written.
         Until the end, `check_still_there` knows whether the folder is the same.
         """
         refusal = f"{self.path}: another training is under way in it; wait for its end, or use another --workdir"
         with only_one(self.path / ".lock", refusal):
             self._descriptor = os.open(self.path, os.O_RDONLY)  # so that a new folder cannot get its number
             try:
+                self._remove_leftovers()
                 yield
             finally:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+    def _remove_leftovers(self) -> None:
+        files = (self.config, self.environment, self.metrics, self.summary, self.views, self.profile, self.report)
+        remove_leftovers(self.path, [file.name for file in files])
+        for folder in (self.pictures, self.exhibits):
+            remove_leftovers(folder)
 
     def check_still_there(self) -> None:
         """Raises UserError if the folder was removed, or replaced by another one, while it is held."""

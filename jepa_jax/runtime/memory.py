@@ -1,10 +1,12 @@
-"""Memory of this process: its peak, and how to tell from a message that memory ran out."""
+"""Memory of this process: what is free, its peak, and how to tell from a message that memory ran out."""
 
 import contextlib
 import pathlib
 import re
 import resource
 import sys
+
+import psutil
 
 # What malloc, XLA, CUDA, cuDNN, LLVM, Python and the dynamic loader say, in lower case.
 _WORDS = (
@@ -14,6 +16,7 @@ _WORDS = (
 )  # fmt: skip
 _THREAD_WORDS = ("resource temporarily unavailable", "can't start new thread", "pthread_create")
 _HARMLESS = "not a failure"  # XLA reports an attempt that it continues without
+_GROUP, _GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
 _STATUS, _CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
 
 
@@ -27,6 +30,27 @@ def is_out_of_memory(message: str | BaseException) -> bool:
     wanted = _WORDS + (_THREAD_WORDS if is_limited else ())
     lines = [line for line in text.lower().splitlines() if _HARMLESS not in line]
     return any(words in line for line in lines for words in wanted)
+
+
+def free_bytes() -> int:
+    """Returns the memory that this process can still take, of the machine and of the container that it is in."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError):
+        own = next((line[3:] for line in _GROUP.read_text().splitlines() if line.startswith("0::")), "/")
+        place = pathlib.PurePosixPath(own.lstrip("/"))
+        for part in (place, *place.parents):
+            free = min(free, _free_in_group(_GROUPS / part, free))
+    return free
+
+
+def _free_in_group(folder: pathlib.Path, otherwise: int) -> int:
+    """Returns what a control group (version 2) has left; files that the system keeps in memory give way."""
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(stat["inactive_file"]) + int(stat["active_file"]))
+    except (OSError, ValueError, KeyError):  # not there, or "max", which is no limit
+        return otherwise
 
 
 def peak_bytes() -> int:

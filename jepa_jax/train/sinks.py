@@ -8,6 +8,7 @@ import pathlib
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,8 @@ from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash
 from jepa_jax.data.pictures import png
 from jepa_jax.program.workdir import Workdir
+
+FINISH_SECONDS = 60  # that a service gets to send the rest
 
 
 class Sink:
@@ -38,13 +41,19 @@ class Sink:
 class MetricsFile(Sink):
     """metrics.jsonl: one JSON object per line, steps never decreasing.
 
-    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns.
+    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns. A file that cannot be
+    read is set aside.
     """
 
     def __init__(self, path: pathlib.Path, start_step: int, warn: Callable[[str], None]):
         kept: list[bytes] = []
         if start_step:
-            kept, damaged = _lines_until(path, start_step)
+            kept, damaged = [], 0
+            try:
+                kept, damaged = _lines_until(path, start_step)
+            except OSError as error:
+                aside = path.rename(path.with_name(f"damaged_{path.name}"))
+                warn(f"{path}: cannot be read ({error.strerror}); set aside as {aside.name}, and begun again")
             if damaged:
                 warn(f"{path}: {damaged} damaged lines were dropped (not JSON objects with a step)")
         write_atomically(path, b"".join(line + b"\n" for line in kept))
@@ -101,10 +110,15 @@ class TensorBoard(Sink):
         # Viewers read files in the order of their names.
         name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}.{os.getpid()}"
         self._file = AppendedFile(directory / name)
-        self._append(self._event(file_version="brain.Event:2"))
-        if start_step:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._append(self._event(step=start_step + 1, session_log=start))
+        try:
+            self._append(self._event(file_version="brain.Event:2"))
+            if start_step:
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._append(self._event(step=start_step + 1, session_log=start))
+        except OSError:
+            self._file.close()
+            (directory / name).unlink()  # the next attempt has another name
+            raise
 
     def _append(self, event: Any) -> None:
         from tensorboardX.record_writer import masked_crc32c
@@ -159,7 +173,22 @@ class WandB(Sink):
         self._run.log({name: self._make_image(image)}, step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        """Sends the rest; raises TimeoutError if that takes too long."""
+        errors: list[Exception] = []
+
+        def finish() -> None:
+            try:
+                self._run.finish()
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=finish, name="wandb finish", daemon=True)
+        thread.start()
+        thread.join(FINISH_SECONDS)
+        if thread.is_alive():
+            raise TimeoutError(f"not finished after {FINISH_SECONDS} s")
+        if errors:
+            raise errors[0]
 
 
 def missing_wandb(project: str) -> UserError:
@@ -168,52 +197,62 @@ def missing_wandb(project: str) -> UserError:
 
 def check_sinks(config: Config) -> None:
     """Raises UserError if a sink that the config asks for cannot be opened."""
-    if config.log.wandb_project and "wandb" not in sys.modules and importlib.util.find_spec("wandb") is None:
+    if not config.log.wandb_project:
+        return
+    if (sys.modules["wandb"] if "wandb" in sys.modules else importlib.util.find_spec("wandb")) is None:
         raise missing_wandb(config.log.wandb_project)
 
 
 class Guarded(Sink):
-    """A sink that never ends a run: what it cannot write is lost, and said.
+    """A sink that never ends a run, not even if it cannot be opened: what it cannot write is lost, and said.
 
     A file is tried again, since space may be freed; anything else is dropped, since each attempt may take long.
     """
 
-    def __init__(self, sink: Sink, name: str, warn: Callable[[str], None]):
-        self.sink, self._name, self._warn, self._lost = sink, name, warn, 0
-        self._is_file = isinstance(sink, MetricsFile | TensorBoard)
+    def __init__(self, open_sink: Callable[[], Sink], name: str, warn: Callable[[str], None], *, is_file: bool):
+        self._open, self._name, self._warn, self._is_file = open_sink, name, warn, is_file
+        self.sink: Sink | None = None
+        self._failed, self._lost = False, 0
+        self._attempt(lambda sink: None, entries=0)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._attempt(lambda: self.sink.write(step, values))
+        self._attempt(lambda sink: sink.write(step, values))
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
-        self._attempt(lambda: self.sink.picture(step, name, image))
+        self._attempt(lambda sink: sink.picture(step, name, image))
 
     def close(self) -> None:
         if self._lost and self._is_file:
             self._warn(f"{self._name}: {self._lost} entries could not be written and are lost")
-        self._attempt(self.sink.close)
+        if self.sink is not None:
+            self._attempt(lambda sink: sink.close(), entries=0)
 
-    def _attempt(self, act: Callable[[], None]) -> None:
-        if self._lost and not self._is_file:
+    def _attempt(self, act: Callable[[Sink], None], entries: int = 1) -> None:
+        if self._failed and not self._is_file:
             return
         try:
-            act()
+            if self.sink is None:
+                self.sink = self._open()
+            act(self.sink)
         except Exception as error:  # of the disk, of a network, of a library
-            self._lost += 1
-            if self._lost == 1:
-                reason = disk_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self._lost += entries
+            if not self._failed:
+                known = isinstance(error, OSError | UserError)
+                reason = disk_reason(error) if known else f"{type(error).__name__}: {error}"
                 after = "later writes are tried" if self._is_file else "nothing more is sent there"
                 self._warn(f"{self._name}: cannot write ({reason}); training goes on, and {after}")
+            self._failed = True
 
 
 def open_sinks(
     folder: Workdir, config: Config, start_step: int, warn: Callable[[str], None] = lambda text: None
 ) -> list[Sink]:
     """Opens the sinks that the config group `log` asks for; `warn` is told when one of them cannot write."""
-    sinks: dict[str, Sink] = {str(folder.metrics): MetricsFile(folder.metrics, start_step, warn)}
+    check_sinks(config)
+    metrics, events = folder.metrics, folder.path / "tensorboard"
+    sinks: list[Sink] = [Guarded(lambda: MetricsFile(metrics, start_step, warn), str(metrics), warn, is_file=True)]
     if config.log.tensorboard:
-        events = folder.path / "tensorboard"
-        sinks[str(events)] = TensorBoard(events, start_step)
-    if config.log.wandb_project:
-        sinks["Weights & Biases"] = WandB(config.log.wandb_project, folder.path, config)
-    return [Guarded(sink, name, warn) for name, sink in sinks.items()]
+        sinks.append(Guarded(lambda: TensorBoard(events, start_step), str(events), warn, is_file=True))
+    if project := config.log.wandb_project:
+        sinks.append(Guarded(lambda: WandB(project, folder.path, config), "Weights & Biases", warn, is_file=False))
+    return sinks

@@ -65,3 +65,14 @@ def test_a_damaged_file_is_named(finished):
     finished.summary.write_text("{")
     with pytest.raises(UserError, match="summary.json: not valid JSON"):
         finished.read_summary()
+
+
+def test_taking_a_folder_removes_what_a_killed_process_left_half_written(finished):
+    finished.pictures.mkdir()
+    names = {".summary.json.a1b2c3_d": True, ".metrics.jsonl.abcdefgh": True, ".mine.json.abcdefgh": False,
+             ".summary.json": False, ".summary.json.old": False, "pictures/.step_1.png.abcdefgh": True}  # fmt: skip
+    for name in names:
+        (finished.path / name).write_text("")
+    with finished.held():
+        assert {name: not (finished.path / name).exists() for name in names} == names
+    assert finished.read_summary() == {"status": "finished"}

@@ -6,8 +6,9 @@ import resource
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.runtime import memory
 from jepa_jax.runtime.allocator import pool_fraction
-from jepa_jax.runtime.memory import is_out_of_memory, peak_bytes, reset_peak
+from jepa_jax.runtime.memory import free_bytes, is_out_of_memory, peak_bytes, reset_peak
 
 MB = 2**20
 
@@ -57,3 +58,21 @@ def test_the_share_of_the_pool_is_read_from_the_environment():
         pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
     with pytest.raises(UserError, match="both set"):
         pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"})
+
+
+@pytest.mark.parametrize("limited, free", [("job", 35), ("job/task", 35), ("other", None), (".", 35)])
+def test_free_memory_is_that_of_the_tightest_group_without_what_files_occupy(tmp_path, monkeypatch, limited, free):
+    for name in ("job/task", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "job" / "memory.max").write_text("max\n")
+    figures = {
+        "memory.max": "100\n",
+        "memory.current": "80\n",
+        "memory.stat": "anon 65\ninactive_file 10\nactive_file 5\n",
+    }
+    for name, text in figures.items():
+        (tmp_path / limited / name).write_text(text)
+    (tmp_path / "group").write_text("4:memory:/old\n0::/job/task\n")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_GROUP", tmp_path / "group")
+    assert free_bytes() == free if free else free_bytes() > MB

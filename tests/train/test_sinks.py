@@ -5,6 +5,7 @@ import math
 import resource
 import signal
 import sys
+import threading
 import types
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.program.workdir import Workdir
+from jepa_jax.train import sinks
 from jepa_jax.train.sinks import MetricsFile, TensorBoard, WandB, open_sinks
 from tests.tiny import tiny_config
 
@@ -73,6 +75,50 @@ def test_a_sink_of_a_library_that_fails_is_named_once_and_dropped(tmp_path, monk
     assert len(warnings) == 1 and "Weights & Biases: cannot write (ZeroDivisionError" in warnings[0]
 
 
+def test_a_sink_that_cannot_be_opened_is_named_once(tmp_path, monkeypatch):
+    warnings, fake = [], FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    def refuse(**settings):
+        raise ConnectionError("no route to the service")
+
+    monkeypatch.setattr(fake, "init", refuse)
+    (tmp_path / "tensorboard").write_text("in the way")
+    config = tiny_config(log__wandb_project="mine", log__tensorboard=True)
+    opened = open_sinks(Workdir(tmp_path), config, 0, warnings.append)
+    for sink in opened:
+        sink.write(1, {"train/loss": 1.0})
+    (tmp_path / "tensorboard").unlink()
+    for sink in opened:
+        sink.write(2, {"train/loss": 1.0})
+        sink.close()
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1  # opened when that became possible
+    assert [words.partition(": ")[0] for words in warnings] == [
+        str(tmp_path / "tensorboard"), "Weights & Biases", str(tmp_path / "tensorboard"),
+    ]  # fmt: skip
+    assert "no route to the service" in warnings[1] and "1 entries could not be written" in warnings[2]
+
+
+def test_metrics_that_cannot_be_read_are_set_aside(tmp_path):
+    path, warnings = tmp_path / "metrics.jsonl", []
+    path.mkdir()  # reading it is an OSError, as from a broken disk
+    sink = open_sinks(Workdir(tmp_path), tiny_config(), 2, warnings.append)[0]
+    sink.write(3, {"train/loss": 1.0})
+    sink.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3]
+    assert len(warnings) == 1 and "metrics.jsonl: cannot be read" in warnings[0]
+    assert (tmp_path / "damaged_metrics.jsonl").is_dir()
+
+
+def test_a_service_that_does_not_finish_is_left_behind(tmp_path, monkeypatch):
+    warnings, fake = [], FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(fake, "finish", threading.Event().wait)
+    monkeypatch.setattr(sinks, "FINISH_SECONDS", 0.05)
+    open_sinks(Workdir(tmp_path), tiny_config(log__wandb_project="mine"), 0, warnings.append)[-1].close()
+    assert len(warnings) == 1 and "Weights & Biases: cannot write (not finished after 0.05 s)" in warnings[0]
+
+
 def test_tensorboard_hides_what_came_after_the_step_a_run_is_resumed_from(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -125,11 +171,11 @@ def test_wandb_gets_every_name_and_a_resumed_run_keeps_its_id(tmp_path, monkeypa
     for start_step in (0, 6):
         fake = FakeWandb()
         monkeypatch.setitem(sys.modules, "wandb", fake)
-        sinks = open_sinks(Workdir(tmp_path), config, start_step)
-        assert isinstance(sinks[-1].sink, WandB)
-        sinks[-1].write(12, {"profiling/mfu": None, "train/loss": 2.0})
-        sinks[-1].picture(12, "pictures", np.zeros((4, 4, 3), np.uint8))
-        for sink in sinks:
+        opened = open_sinks(Workdir(tmp_path), config, start_step)
+        assert isinstance(opened[-1].sink, WandB)
+        opened[-1].write(12, {"profiling/mfu": None, "train/loss": 2.0})
+        opened[-1].picture(12, "pictures", np.zeros((4, 4, 3), np.uint8))
+        for sink in opened:
             sink.close()
         assert fake.logged == [
             (12, {"profiling/mfu": None, "train/loss": 2.0}),

@@ -5,9 +5,8 @@ import pathlib
 import stat
 from typing import BinaryIO
 
-import psutil
-
 from jepa_jax.base.errors import UserError
+from jepa_jax.runtime.memory import free_bytes
 
 DEFLATE_RATIO = 1032  # that deflate compresses by at most
 
@@ -26,7 +25,7 @@ def open_regular(file: pathlib.Path) -> BinaryIO:
 
 def check_fits(num_bytes: int, file: pathlib.Path) -> None:
     """Raises UserError if so much of a file does not fit into the memory that is free."""
-    free = psutil.virtual_memory().available
+    free = free_bytes()
     if num_bytes > free:
         raise UserError(
             f"{file}: its content takes {num_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free; use "
