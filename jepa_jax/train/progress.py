@@ -1,8 +1,13 @@
 """How far a run is: everything that a checkpoint holds."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.program.step import TrainState
@@ -47,6 +52,16 @@ class Progress:
     def of(cls, stored: Mapping[str, Any]) -> "Progress":
         """Returns what a checkpoint holds; entries of earlier versions are ignored."""
         return cls(**{field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored})
+
+    def share_skipped(self) -> None:
+        """Adds the unreadable images that other processes found; each of them must call this."""
+        if jax.process_count() == 1:
+            return
+        own = json.dumps(self.skipped_images).encode()
+        size = int(np.max(multihost_utils.process_allgather(np.int32(len(own)))))
+        rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(size), np.uint8))
+        found = {name for row in rows for name in json.loads(bytes(row))}
+        self.skipped_images += sorted(found - set(self.skipped_images))
 
     def choice(self, figure: str) -> dict[str, Any]:
         """Returns what a summary tells of the best state by a figure; empty without one (`train.keep_best`)."""

@@ -252,6 +252,7 @@ class Session:
         with self.timeline.section(Section.CHECKPOINT):
             progress = loop.progress
             progress.images_per_sec = self._images_per_sec(progress)
+            progress.share_skipped()
             stored = dataclasses.asdict(progress) | self._totals() | {"step": loop.step}
             checkpoints.save(loop.step, loop.state, stored, evaluated_statistics(loop.state))
 
@@ -322,6 +323,7 @@ class Session:
         """Writes summary, profile and report of a run, finished or not; returns the summary."""
         self._console.stop()
         progress = loop.progress
+        progress.share_skipped()
         summary = {
             "status": status,
             **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),

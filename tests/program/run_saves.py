@@ -1,6 +1,7 @@
 """One of two processes that save together while one of them cannot: run_saves.py FOLDER.
 
 Prints a line for each save: the newest whole checkpoint, that which this process knows of, and the number of warnings.
+In the end, the unreadable images that all of them found.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from jepa_jax.program import orbax_parts
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated
 from jepa_jax.runtime.peers import connect, is_first
+from jepa_jax.train.progress import Progress
 from tests.program.test_checkpoint import make_state
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -78,6 +80,9 @@ def main() -> None:
                 whole = checkpoints.whole_step()
             print(f"{step}: {whole} {checkpoints.latest_step()} {len(warnings)}")
     print(*warnings, sep="\n")
+    progress = Progress(skipped_images=["both", f"of {jax.process_index()}"])
+    progress.share_skipped()
+    print("skipped:", sorted(progress.skipped_images))
 
 
 if __name__ == "__main__":
