@@ -11,6 +11,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
+QUICK = "--xla_backend_optimization_level=0"
 
 
 def run_two(script: str, folder: pathlib.Path) -> list[str]:
@@ -18,7 +19,7 @@ def run_two(script: str, folder: pathlib.Path) -> list[str]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "XLA_FLAGS": ""}
+    environment = os.environ | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "XLA_FLAGS": QUICK}
     started = []
     try:
         for index in range(2):
