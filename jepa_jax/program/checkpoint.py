@@ -149,9 +149,11 @@ class Checkpoints:
             self._manager = self._manager or orbax_parts.open_manager(self.directory, self._keep, self._meetings)
             accepted = self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK)
         except SAVE_ERRORS as error:
-            if jax.process_count() > 1:
-                raise disk_error(error, self.directory / f"step_{step}") from error
-            return error
+            if jax.process_count() == 1:
+                return error
+            if isinstance(error, ValueError):  # also of a collective operation with a process that is gone
+                raise
+            raise disk_error(error, self.directory / f"step_{step}") from error
         return None if accepted else ValueError(f"there is a newer one than step {step}")
 
     def _join(self) -> None:
