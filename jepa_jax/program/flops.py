@@ -1,8 +1,9 @@
 """Counts the floating-point operations of a program from its jaxpr: matrix products and convolutions only.
 
 A loop body counts as often as it runs, the body of a kernel once per cell of its grid. Of the branches of a conditional
-the most expensive one counts; of `lax.platform_dependent`, the one of the requested platform. Convolutions count the
-products that exist: padding and the holes of dilated inputs are left out. What no result depends on is not counted.
+the most expensive one counts; of `lax.platform_dependent`, the one of the requested platform, or the default instead of
+a kernel, which pads its inputs and computes things again. Convolutions count the products that exist: padding and the
+holes of dilated inputs are left out. What no result depends on is not counted.
 """
 
 import dataclasses
@@ -75,7 +76,12 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
         own = name not in ("scan", "while", "pallas_call") and len(jaxpr.outvars) == len(wanted)
         inner.append(jaxpr_flops(jaxpr, rules, wanted if own else None))
     if name == "cond":
-        branch = _platform_branch(params.get("branches_platforms"), rules.platform)
+        platforms = params.get("branches_platforms")
+        branch = _platform_branch(platforms, rules.platform)
+        if platforms is not None and None in platforms:
+            default = inner[platforms.index(None)]
+            kernels = map(has_kernel, inner_jaxprs(params))
+            inner = [default if kernel else flops for kernel, flops in zip(kernels, inner, strict=True)]
         return max(inner, default=0) if branch is None else inner[branch]
     if name == "scan" and not rules.loops_once:
         return params["length"] * sum(inner)
@@ -90,6 +96,14 @@ def _platform_branch(platforms: tuple[Any, ...] | None, platform: str | None) ->
         return None
     named = [i for i, names in enumerate(platforms) if names is not None and platform in names]
     return named[0] if named else next(i for i, names in enumerate(platforms) if names is None)
+
+
+def has_kernel(jaxpr: core.Jaxpr) -> bool:
+    """Returns whether a jaxpr calls a kernel, directly or inside of something else."""
+    return any(
+        equation.primitive.name == "pallas_call" or any(map(has_kernel, inner_jaxprs(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:

@@ -7,6 +7,7 @@ statistics of a part, so accumulation is also a smaller statistical batch. Compa
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -181,11 +182,22 @@ def make_train_step(
         ), metrics
 
     return jax.jit(
-        train_step,
+        seeing(mesh, train_step),
         donate_argnums=0,
         in_shardings=(factory.shardings, batch_sharding(mesh)),
         out_shardings=(factory.shardings, replicated(mesh)),
     )
+
+
+def seeing(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, which finds the mesh when it is traced: XLA does not divide kernels over devices."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*arguments)
+
+    return traced
 
 
 def statistics_of(state: TrainState) -> dict[str, PyTree]:
@@ -293,7 +305,7 @@ def make_feature_step(
         return method.features(factory.merge(params, stats), batch, level=level, normalised=normalised)
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
-    return jax.jit(features, in_shardings=shardings, out_shardings=replicated(mesh))
+    return jax.jit(seeing(mesh, features), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
 def evaluated_forward(method: Any) -> Callable[..., Any] | None:
@@ -319,7 +331,7 @@ def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Call
         return nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
-    return jax.jit(statistics, in_shardings=shardings, out_shardings=replicated(mesh))
+    return jax.jit(seeing(mesh, statistics), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
 def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:

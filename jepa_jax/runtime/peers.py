@@ -168,6 +168,7 @@ class Lifeline:
     def __init__(self, index: int, connections: dict[int, socket.socket]):
         self._index, self._connections = index, connections
         self._failing, self._ending = threading.Event(), threading.Event()  # this process by itself; for another one
+        self._alone = threading.Event()  # none of the others is left
         self._code = 0  # with which a process that fails exits
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
@@ -176,6 +177,8 @@ class Lifeline:
         if self._failing.is_set():
             sys.stdout.flush()
             sys.stderr.flush()
+            if self._index == 0:  # without it JAX ends the others, before they have said why
+                self._alone.wait(OWN_END_SECONDS + 1)
             os._exit(self._code)
         self._tell(self._index, "", 0)
 
@@ -210,6 +213,7 @@ class Lifeline:
                     selector.unregister(ready.fileobj)
                     if why:
                         self._end(process, why, code)
+        self._alone.set()
 
     def _hear(self, connection: Any, process: int) -> tuple[int, str, int]:
         """Returns which process ends, why, and with which code; "" if it ends in good order."""

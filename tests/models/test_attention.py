@@ -1,15 +1,20 @@
 """Attention and MLP: the values and gradients of their plain forms, for any length, mask and type."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jepa_jax.models.attention import attention
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.attention import _fused, attention
 from jepa_jax.models.mlp import gelu, mlp
+from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
+from jepa_jax.runtime.hardware import load_table
 from tests.stepping import mesh_of
 
 
@@ -88,3 +93,32 @@ def test_eight_devices_attend_as_one_does():
     ]
     assert_close(both[0], both[1], 1e-5)
     assert not both[1][0].sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("length", [64, 65, 196])
+def test_the_kernel_for_gpus_has_the_values_and_gradients_of_the_plain_form(length):
+    arrays = heads(length, length, batch=1, width=16)
+    fused = functools.partial(_fused, interpret=True)  # the kernel's own operations, one after the other
+    assert_close(values_and_gradients(fused, *arrays), values_and_gradients(plain_attention, *arrays), 1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_no_matrix_of_scores_is_written_on_a_gpu(devices):
+    try:
+        options = {"xla_gpu_cuda_data_dir": str(require_wheels())}
+    except UserError as error:
+        pytest.skip(str(error))
+    absent = absent_devices(load_table()["a100-80"], f"1x1x{devices}")
+    mesh = jax.sharding.Mesh(np.array(absent).reshape(devices, 1), ("data", "fsdp"))
+    layout = NamedSharding(mesh, PartitionSpec(("data", "fsdp"))) if devices > 1 else SingleDeviceSharding(absent[0])
+    x = jax.ShapeDtypeStruct((8, 196, 2, 64), jnp.bfloat16, sharding=layout)
+
+    def step(q, k, v):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return values_and_gradients(attention, q, k, v)
+
+    text = jax.jit(step).lower(x, x, x).compile(compiler_options=options).as_text()
+    assert "triton" in text
+    for written in ("196,196]", "256,256]", "196,256]", "256,196]"):
+        assert written not in text
+    assert "all-gather" not in text
