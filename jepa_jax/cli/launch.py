@@ -5,7 +5,8 @@
 Each process gets its share of the GPUs (--devices of them, by default all divided evenly) or, on a CPU, --devices
 virtual devices. A signal is passed on to all: they agree on a step, save it and exit. If one is lost, the others end
 with a message within seconds, and the same command continues from the newest checkpoint. On a cluster use its own
-starter instead (docs/guides/many_devices.md). The exit code is that of the first process that failed.
+starter instead (docs/guides/many_devices.md). The exit code is 5 if a process was lost, or else that of the first one
+that failed.
 """
 
 import argparse
@@ -25,7 +26,14 @@ GRACE_SECONDS = 60.0  # for a checkpoint, after another process has failed
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("-n", "--processes", type=int, required=True, metavar="N", help="how many processes to start")
-    parser.add_flag("devices", "K", "devices of each process: GPUs, or virtual CPU devices; 0 = its share", 0, least=0)
+    parser.add_flag(
+        "devices",
+        "K",
+        "devices of each process: GPUs, or virtual CPU devices; 0 = GPUs divided by N, or one CPU device",
+        0,
+        least=0,
+    )
+    parser.set_defaults(json=False)  # the result is that of the command
     parser.usage = "%(prog)s -n N [--devices=K] -- train [flags of train]"
 
 
@@ -43,10 +51,12 @@ def after_dashes(parser: Parser, argv: Sequence[str]) -> Sequence[str]:
 def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
     command, count = arguments.command, arguments.processes
     if count < 1:
-        raise UserError(f"-n {count}: needs at least one process")
+        raise UserError(f"-n {count}: must be at least 1; see jepa-jax launch --help")
     if command[:1] != ["train"]:
         raise UserError(f"launch: {' '.join(command[:1]) or 'nothing'} after --: only train uses several processes")
     address = f"127.0.0.1:{free_port()}"
+    if idle := idle_gpus(count, arguments.devices):
+        console.warn(f"-n {count}: {idle} GPUs are not used; choose a number that divides them")
     environments = [environment_of(index, count, address, arguments.devices) for index in range(count)]
     code = run_companions([sys.executable, "-m", "jepa_jax", *command], environments, grace=GRACE_SECONDS)
     return Result([], "", code)
@@ -54,14 +64,12 @@ def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
 
 def environment_of(index: int, count: int, address: str, devices: int) -> dict[str, str]:
     """Returns what process `index` of `count` finds in its environment."""
-    from jepa_jax.runtime.gpus import Gpus
-
     variables = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
     }
-    gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(Gpus())
+    gpus = count_gpus()
     if gpus:
         share = devices or gpus // count
         if share * count > gpus or not share:
@@ -71,6 +79,18 @@ def environment_of(index: int, count: int, address: str, devices: int) -> dict[s
         flags = os.environ.get("XLA_FLAGS", "")
         variables["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
     return variables
+
+
+def count_gpus() -> int:
+    from jepa_jax.runtime.gpus import Gpus
+
+    return 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(Gpus())
+
+
+def idle_gpus(count: int, devices: int) -> int:
+    """Returns how many GPUs no process would use."""
+    gpus = count_gpus()
+    return max(0, gpus - count * (devices or gpus // count))
 
 
 def free_port() -> int:

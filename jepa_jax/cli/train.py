@@ -50,7 +50,7 @@ def set_place(arguments: argparse.Namespace) -> None:
     given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
     if given and len(given) < len(flags):
         missing = " and ".join(f"--{flag}" for flag in flags if flag not in given)
-        raise UserError(f"--{next(iter(given))} is given but {missing} is not; give all three")
+        raise UserError(f"--{next(iter(given))} is given without {missing}; give all three")
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     os.environ.update({name: str(value) for name, value in zip(names, given.values(), strict=False)})
 

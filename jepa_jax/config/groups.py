@@ -138,7 +138,7 @@ class DataConfig(Group):
     seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
-    num_workers: int = key(0, "processes that load batches; 0 loads in the main one", least=0)
+    num_workers: int = key(0, "processes that load batches, beside each training process; 0 loads in a thread", least=0)
     worker_timeout: float = key(
         300.0, "seconds without a batch after which a worker counts as stuck; above the time of any batch", least=0.1
     )

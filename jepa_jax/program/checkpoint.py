@@ -26,7 +26,7 @@ from jepa_jax.runtime.peers import is_first
 NONE, ALL_DAMAGED = -1, -2  # instead of a step
 SPARE = 2**20  # bytes of a checkpoint besides its arrays
 SAVE_ERRORS = (OSError, ValueError, UserError)  # TensorStore reports a full disk by a ValueError
-FIX = "put back a copy of these files, or remove the folder to start again without them"
+FIX = "put back copies of these files, or remove the folder checkpoints of the run to start again from step 0"
 
 
 class Checkpoints:

@@ -26,7 +26,7 @@ def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mes
     devices = jax.devices() if devices is None else devices
     for name, size in (("fsdp", fsdp), ("data", data)):
         if -1 in (data, fsdp) and size != -1 and len(devices) % size:
-            raise UserError(f"config.mesh.{name} = {size}: does not divide the {len(devices)} devices; use a divisor")
+            raise UserError(f"config.mesh.{name} = {size}: does not divide the number of devices, {len(devices)}")
     data, fsdp = (len(devices) // other if size == -1 else size for size, other in ((data, fsdp), (fsdp, data)))
     if data * fsdp > len(devices):
         raise UserError(

@@ -54,6 +54,7 @@ def connect(environment: Mapping[str, str]) -> None:
         arguments = _from_variables(environment)
     elif not _is_slurm_step(environment):
         return
+    _keep_standard_output()
     # Several programs with collectives at once could meet in different orders on different CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
@@ -63,6 +64,14 @@ def connect(environment: Mapping[str, str]) -> None:
     except (RuntimeError, ValueError, OSError) as error:
         where = arguments[0] if arguments else "SLURM's first node"
         raise UserError(f"{where}: cannot connect to process 0 ({error}); is it running, and its port free?") from error
+
+
+def _keep_standard_output() -> None:
+    """Leaves standard output to Python's own prints, the result of a command; Gloo's remarks go to standard error."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
 
 
 def _is_slurm_step(environment: Mapping[str, str]) -> bool:

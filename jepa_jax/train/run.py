@@ -14,6 +14,7 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted, signals_raise
 from jepa_jax.config.groups import Config
 from jepa_jax.data.pictures import save_views
+from jepa_jax.program.checksums import newest_whole
 from jepa_jax.program.dead_parameters import in_words
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.memory import is_out_of_memory
@@ -49,6 +50,7 @@ def train(
     summary = folder.read_summary()
     if summary and summary["status"] == "finished":
         console.line(f"{folder.path}: finished already; nothing to do")
+        warn_of_damage(folder, console)
         if not folder.report.exists():
             hooks.write_report(folder.path)
         return summary
@@ -60,6 +62,13 @@ def train(
             start_folder(run)
         with together(Interrupted, Diverged), explaining_out_of_memory(run), Session(run) as session:
             return train_loop(run, session)
+
+
+def warn_of_damage(folder: Workdir, console: Console) -> None:
+    """Warns of damaged checkpoints of a run that has finished and reads none."""
+    for verdict in (verdict for path in folder.checkpoint_folders() for verdict in newest_whole(path)[1]):
+        fix = f"remove {folder.summary} and start again: it trains from the newest whole checkpoint"
+        console.warn(f"{verdict.in_words()}; {fix}")
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def test_without_a_whole_checkpoint_the_files_are_named_and_stay_where_they_are(
     DAMAGE[kind](folder / "step_2")
     with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="no whole checkpoint.*step_2 is damaged"):
         checkpoints.restore(abstract(make_state()))
-    with pytest.raises(UserError, match=r"no whole checkpoint.*step_2 is damaged: .*: .*put back a copy"):
+    with pytest.raises(UserError, match=r"no whole checkpoint.*step_2 is damaged: .*: .*put back copies"):
         open_whole([folder])
     assert [path.name for path in folder.iterdir()] == ["step_2"]
 

@@ -131,3 +131,13 @@ def test_a_folder_that_is_removed_after_the_last_save_does_not_end_as_finished(t
 
     with pytest.raises(UserError, match="run: was removed or replaced during the run"):
         run(tmp_path / "run", Silent(remove))
+
+
+def test_a_finished_run_with_a_damaged_checkpoint_says_so(tmp_path):
+    run(tmp_path / "run")
+    (folder,) = Workdir(tmp_path / "run").checkpoints.glob("step_*")
+    array = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    array.write_bytes(b"\0" + array.read_bytes()[1:])
+    console = Silent()
+    assert run(tmp_path / "run", console)["status"] == "finished"
+    assert any("is damaged" in line and "summary.json and start again" in line for line in console.lines)
