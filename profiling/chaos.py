@@ -155,12 +155,13 @@ class Life:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def victim(self, number: int) -> psutil.Process:
-        """Returns the process that was started (0), or one of those that the launcher has started."""
-        first = psutil.Process(self.process.pid)
-        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-            return [first, *first.children()][number]
-        return first
+    def victim(self, number: int) -> psutil.Process | None:
+        """Returns the process that was started (0), or one of those that the launcher has started; None if it ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = [psutil.Process(self.process.pid)]
+            family += family[0].children()
+            return family[min(number, len(family) - 1)]
+        return None
 
     def end(self, storm: Storm, patience: float = END_SECONDS) -> int:
         """Waits for all processes; returns the exit code of the first one."""
@@ -183,8 +184,10 @@ class Life:
         return 128 - code if code < 0 else code
 
 
-def deliver(victim: psutil.Process, how: signal.Signals) -> bool:
+def deliver(victim: psutil.Process | None, how: signal.Signals) -> bool:
     """Sends a signal; returns whether the process was there and had not ended."""
+    if victim is None:
+        return False
     try:
         alive = victim.status() != psutil.STATUS_ZOMBIE
         victim.send_signal(how)
