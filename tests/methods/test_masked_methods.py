@@ -18,7 +18,7 @@ from jepa_jax.models.vit import sincos_positions
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.describe import describe
 from jepa_jax.program.flops import count_flops
-from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of, take_steps
+from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, model_of
 from tests.tiny import tiny_masked_config
 
 METHODS = ("ijepa", "hjepa", "mae")
@@ -45,17 +45,6 @@ def test_dropping_tokens_saves_two_fifths_of_the_operations():
         for dropping in (True, False)
     )
     assert dropped <= 0.6 * kept
-
-
-@pytest.mark.parametrize(
-    "method", ["ijepa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hjepa", "mae"))]
-)
-def test_one_device_and_eight_take_the_same_steps(method):
-    one_state, one_metrics = take_steps(tiny_masked_config(method), mesh_of(1, 1))
-    eight_state, eight_metrics = take_steps(tiny_masked_config(method), mesh_of(8, 1))
-    assert_close(one_metrics, eight_metrics)
-    assert_close(one_state.params, eight_state.params)
-    assert_close(one_state.target, eight_state.target)
 
 
 @pytest.mark.parametrize("method", METHODS)

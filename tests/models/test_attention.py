@@ -23,8 +23,12 @@ def plain_attention(q, k, v, mask=None):
 
 
 def values_and_gradients(function, *arrays):
-    out, backward = jax.vjp(function, *arrays)
-    return out, *backward(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
+    @jax.jit
+    def both(*arrays):
+        out, backward = jax.vjp(function, *arrays)
+        return out, *backward(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
+
+    return both(*arrays)
 
 
 def heads(length, keys, dtype=jnp.float32, batch=2, width=8):
@@ -38,14 +42,14 @@ def assert_close(one, other, tolerance):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1.0, np.abs(y).max()))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 300), st.booleans())
 def test_attention_of_any_length_has_the_values_and_gradients_of_the_plain_form(length, cross):
     arrays = heads(length, 7 if cross else length)
     assert_close(values_and_gradients(attention, *arrays), values_and_gradients(plain_attention, *arrays), 1e-5)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 20), st.integers(0, 2**20 - 1))
 def test_keys_outside_the_mask_are_not_attended_to(length, bits):
     q, k, v = heads(3, length)

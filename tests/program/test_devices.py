@@ -63,5 +63,5 @@ def test_eight_devices_give_the_loss_and_gradients_of_one(name, monkeypatch):
 
     for data, fsdp in ((8, 1), (2, 4)):
         other_loss, other = loss_and_gradients(config, data, fsdp)
-        assert other_loss == pytest.approx(loss, rel=LARGEST_ERROR)
+        assert other_loss == pytest.approx(loss, rel=LARGEST_ERROR, abs=1e-6)  # cosines may add up to nearly nothing
         jax.tree_util.tree_map_with_path(compare, gradients, other)

@@ -24,26 +24,6 @@ FIRES = {"fire": np.ones((16, 8, 8, 1), np.float32), "length": np.ones(16, np.in
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 
 
-@pytest.mark.parametrize(
-    "loss, together, crops",
-    [
-        ("vicreg", False, {}),
-        ("sigreg", True, {}),
-        ("infonce", True, {}),
-        ("sigreg", True, SMALL_CROPS),
-        ("tcr", False, SMALL_CROPS),
-    ],
-)
-def test_one_device_and_eight_take_the_same_steps(loss, together, crops):
-    config = tiny_config(method__loss=loss, method__per_view_statistics=not together, method__views=2)
-    config = changed_config(config, crops)
-    one_state, one_metrics = take_steps(config, mesh_of(1, 1))
-    eight_state, eight_metrics = take_steps(config, mesh_of(8, 1))
-    assert_close(one_metrics, eight_metrics)
-    assert_close(one_state.params, eight_state.params)
-    assert_close(one_state.stats, eight_state.stats)
-
-
 @pytest.mark.slow
 def test_splitting_parameters_changes_nothing():
     config = tiny_config(method__projector=(256, 256))
