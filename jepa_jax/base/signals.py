@@ -1,6 +1,7 @@
 """Ctrl-C (SIGINT) and SIGTERM: a flag for code that must finish a step first, an exception for code that waits."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -52,6 +53,19 @@ class InterruptFlag:
 def signals_raise() -> Iterator[None]:
     """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
     previous = _install(_raise)
+    try:
+        yield
+    finally:
+        _restore(previous)
+
+
+@contextlib.contextmanager
+def signals_exit() -> Iterator[None]:
+    """Ends the process at once when SIGINT or SIGTERM arrives inside the block.
+
+    For imports: an exception that is raised inside of one is sometimes swallowed, and there is nothing to save yet.
+    """
+    previous = _install(lambda signum, frame: os._exit(EXIT_CODES[signal.Signals(signum)]))
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
-from jepa_jax.base.signals import Interrupted
+from jepa_jax.base.signals import Interrupted, signals_exit
 from jepa_jax.cli.flags import Parser
 from jepa_jax.runtime.platforms import import_jax
 
@@ -69,9 +69,10 @@ class Command:
             logging.getLogger(name).setLevel(logging.ERROR)
         console = Console()
         try:
-            arguments = self.parse(sys.argv[1:] if argv is None else argv)
-            if self.uses_jax:
-                import_jax()
+            with signals_exit():
+                arguments = self.parse(sys.argv[1:] if argv is None else argv)
+                if self.uses_jax:
+                    import_jax()
             result = self.run(arguments, console)
         except Interrupted as stop:
             return stop.exit_code

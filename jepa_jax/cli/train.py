@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.signals import signals_exit
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from
 from jepa_jax.cli.runs import summary_text
@@ -57,7 +58,8 @@ def set_place(arguments: argparse.Namespace) -> None:
 
 def run_train(arguments: argparse.Namespace, console: Console) -> Result:
     set_place(arguments)
-    config = config_from(arguments)
+    with signals_exit():
+        config = config_from(arguments)
     if arguments.tuned:
         from jepa_jax.tuning.tuned_file import use_tuned
 
@@ -72,10 +74,11 @@ def train_with_report(
     config: "Config", workdir: str | pathlib.Path, *, resume: str, console: Console
 ) -> dict[str, Any]:
     """Trains with everything that rooms above `train` add: the memory check of the planner and the report."""
-    from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
-    from jepa_jax.reports.run_report import write_report
-    from jepa_jax.train.run import train
-    from jepa_jax.train.setup import Hooks
+    with signals_exit():
+        from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
+        from jepa_jax.reports.run_report import write_report
+        from jepa_jax.train.run import train
+        from jepa_jax.train.setup import Hooks
 
     hooks = Hooks(check_memory, explain_out_of_memory, write_report)
     return train(config, workdir, resume=resume, console=console, hooks=hooks)

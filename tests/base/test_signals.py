@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM as a flag and as an exception."""
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -43,3 +45,13 @@ def test_outside_the_main_thread_nothing_is_caught():
     thread.start()
     thread.join()
     assert handlers == [before]
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_modules_are_imported_ends_the_process_even_where_exceptions_are_swallowed(signum, code):
+    program = (
+        "import os, sys; from jepa_jax.base.signals import signals_exit\n"
+        "with signals_exit():\n"
+        "    try:\n        os.kill(os.getpid(), int(sys.argv[1]))\n    except BaseException:\n        pass\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(int(signum))]).returncode == code
