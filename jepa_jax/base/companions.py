@@ -16,6 +16,7 @@ from jepa_jax.base.processes import has_ended, kill_group
 
 Process = subprocess.Popen[str]
 POLL_SECONDS = 0.05
+ASKED_AFTER = 0.25  # of the grace time: then those that are left are asked to stop
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when the one that started it is gone
 
 
@@ -85,7 +86,7 @@ def _show(stream: IO[str], index: int) -> threading.Thread:
 
 def _wait_for_all(processes: Sequence[Process], grace: float) -> int:
     failed: list[int] = []
-    deadline = float("inf")
+    asked, deadline = False, float("inf")
     running = list(processes)
     while running and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -94,6 +95,10 @@ def _wait_for_all(processes: Sequence[Process], grace: float) -> int:
             if code := exit_code(process):
                 failed.append(code)
                 deadline = min(deadline, time.monotonic() + grace)
+        if not asked and time.monotonic() > deadline - grace * (1 - ASKED_AFTER):
+            asked = True
+            for process in running:
+                os.kill(process.pid, signal.SIGTERM)  # one that still connects would wait for the other for minutes
     return EXIT_PROCESS_LOST if EXIT_PROCESS_LOST in failed else (failed or [0])[0]
 
 
