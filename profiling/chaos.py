@@ -55,6 +55,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("processes", "LIST", "numbers of processes", "1,2")
     parser.add_flag("workers", "LIST", "numbers of workers that load data, in each process", "0,2")
     parser.add_flag("seed", "N", "of signals and moments", 0)
+    parser.add_flag(
+        "end_seconds", "S", "within which a run that was hit must end; a busy machine needs more", END_SECONDS
+    )
 
 
 @dataclasses.dataclass
@@ -67,6 +70,7 @@ class Storm:
     workers: int
     rng: random.Random
     problems: list[str] = dataclasses.field(default_factory=list)
+    patience: float = END_SECONDS
     delivered: int = 0  # signals to a living process
     newest: int = 0  # checkpoint that was whole before the last signal
     newest_at_start: int = 0  # and when the run was started again
@@ -97,10 +101,10 @@ class Storm:
         self.newest = max(self.newest, newest_step(self.workdir))
         victim = life.victim(victim_number if self.processes > 1 else 0)
         self.delivered += deliver(victim, how)
-        code = life.end(self)
+        code = life.end(self, self.patience)
         self.check_start(life)
         self.check_code(code, how, life)
-        self.note_end(code, how)
+        self.note_end(code, how, life.began)
         return f"{how.name} {moment}{waited}: exit code {code}, checkpoint {newest_step(self.workdir)}"
 
     def check_code(self, code: int, how: signal.Signals, life: "Life") -> None:
@@ -122,11 +126,12 @@ class Storm:
             self.problem(f"resumed at step {step}, but had stopped at {self.reached}")
         self.reached = None
 
-    def note_end(self, code: int, how: signal.Signals) -> None:
+    def note_end(self, code: int, how: signal.Signals, began: float) -> None:
         self.newest_at_start = newest_step(self.workdir)
         if self.newest_at_start < self.newest:
             self.problem(f"checkpoint {self.newest} is gone after {how.name}")
-        summary = read_summary(self.workdir)
+        path = self.workdir / "summary.json"
+        summary = read_summary(self.workdir) if path.exists() and path.stat().st_mtime > began else {}  # of this start
         if code in (130, 143) and summary.get("status") == "interrupted" and how != signal.SIGKILL:
             self.reached = summary["steps"]
 
@@ -144,7 +149,7 @@ class Life:
     """A started command: a process, or a launcher with several."""
 
     def __init__(self, command: list[str], log: pathlib.Path):
-        self.log, self.mark = log, uuid.uuid4().hex
+        self.log, self.mark, self.began = log, uuid.uuid4().hex, time.time()
         flags = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=1"
         environment = os.environ | {MARK: self.mark, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         with open(log, "w") as output:
@@ -163,7 +168,7 @@ class Life:
             return family[min(number, len(family) - 1)]
         return None
 
-    def end(self, storm: Storm, patience: float = END_SECONDS) -> int:
+    def end(self, storm: Storm, patience: float) -> int:
         """Waits for all processes; returns the exit code of the first one."""
         try:
             self.process.wait(timeout=patience)
@@ -287,7 +292,14 @@ def check(arguments: argparse.Namespace, console: Console) -> Result:
     variants = list(itertools.product(processes, workers))
     folder = pathlib.Path(tempfile.mkdtemp(prefix="chaos"))
     storms = [
-        Storm(f"{p} processes, {w} workers", folder / f"run_{p}_{w}", p, w, random.Random(rng.random()))
+        Storm(
+            f"{p} processes, {w} workers",
+            folder / f"run_{p}_{w}",
+            p,
+            w,
+            random.Random(rng.random()),
+            patience=arguments.end_seconds,
+        )
         for p, w in variants
     ]
     expected: dict[int, str | None] = {}

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def storm(*flags: str) -> dict:
-    command = [sys.executable, "profiling/chaos.py", *flags]
+    command = [sys.executable, "profiling/chaos.py", "--end_seconds=240", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
