@@ -59,6 +59,19 @@ def tiny_masked_config(method: str, **overrides: Any) -> Config:
     return changed_config(config, dotted(overrides)) if overrides else config
 
 
+RIVALS = {
+    "byol": {"method__projector": (16, 8), "method__predictor": 16},
+    "simsiam": {"method__projector": (16, 8), "method__predictor": 4},
+    "barlow_twins": {"method__projector": (16, 16)},
+    "dino": {"method__head": (16,), "method__bottleneck": 8, "method__prototypes": 32},
+}
+
+
+def rival_config(method: str, **overrides: Any) -> Config:
+    """Returns the tiny config with a rival of the JEPA: byol, simsiam, barlow_twins or dino."""
+    return tiny_config(method__name=method, **RIVALS[method] | overrides)
+
+
 FIRE = {
     "model.width": 8,
     "model.depth": 2,

@@ -14,6 +14,8 @@ from typing import IO
 from jepa_jax.base.errors import EXIT_PROCESS_LOST
 from jepa_jax.base.processes import has_ended, kill_group
 
+# Which of several processes this is: address of the first one, how many there are, number of this one.
+PLACE_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 Process = subprocess.Popen[str]
 POLL_SECONDS = 0.05
 ASKED_AFTER = 0.25  # of the grace time: then those that are left are asked to stop
@@ -26,7 +28,8 @@ def run_companions(command: Sequence[str], environments: Sequence[Mapping[str, s
     That is EXIT_PROCESS_LOST if one of them says that another is gone, or else that of the first one that failed.
 
     The first process has this one's streams; what the others print is shown on standard error, each line with their
-    number. SIGINT and SIGTERM go to all of them. When one fails, the others have `grace` seconds to end by themselves.
+    number. SIGINT and SIGTERM go to all of them. When one fails, the others have `grace` seconds to end by themselves;
+    after a quarter of them they are asked to.
     """
     began: list[Process] = []
     previous = {signum: signal.signal(signum, _forward_to(began)) for signum in (signal.SIGINT, signal.SIGTERM)}

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from jepa_jax.base.companions import run_companions
+from jepa_jax.base.companions import PLACE_VARIABLES, run_companions
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
@@ -54,43 +54,33 @@ def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
         raise UserError(f"-n {count}: must be at least 1; see jepa-jax launch --help")
     if command[:1] != ["train"]:
         raise UserError(f"launch: {' '.join(command[:1]) or 'nothing'} after --: only train uses several processes")
-    address = f"127.0.0.1:{free_port()}"
-    if idle := idle_gpus(count, arguments.devices):
+    address, gpus = f"127.0.0.1:{free_port()}", count_gpus()
+    share = arguments.devices or gpus // count
+    if gpus and not 0 < share * count <= gpus:
+        raise UserError(f"-n {count} --devices={arguments.devices}: this machine has {gpus} GPUs; use fewer")
+    if idle := max(0, gpus - share * count):
         console.warn(f"-n {count}: {idle} GPUs are not used; choose a number that divides them")
-    environments = [environment_of(index, count, address, arguments.devices) for index in range(count)]
+    environments = [
+        dict(zip(PLACE_VARIABLES, (address, str(count), str(index)), strict=True))
+        | devices_of(index, share, are_gpus=gpus > 0)
+        for index in range(count)
+    ]
     code = run_companions([sys.executable, "-m", "jepa_jax", *command], environments, grace=GRACE_SECONDS)
     return Result([], "", code)
 
 
-def environment_of(index: int, count: int, address: str, devices: int) -> dict[str, str]:
-    """Returns what process `index` of `count` finds in its environment."""
-    variables = {
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_PROCESS_ID": str(index),
-    }
-    gpus = count_gpus()
-    if gpus:
-        share = devices or gpus // count
-        if share * count > gpus or not share:
-            raise UserError(f"-n {count} --devices={devices}: this machine has {gpus} GPUs; use fewer")
-        variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(index * share + i) for i in range(share))
-    elif devices:
-        flags = os.environ.get("XLA_FLAGS", "")
-        variables["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
-    return variables
+def devices_of(index: int, share: int, *, are_gpus: bool) -> dict[str, str]:
+    """Returns the variables that give a process its share of the GPUs, or so many virtual CPU devices."""
+    if are_gpus:
+        return {"JAX_LOCAL_DEVICE_IDS": ",".join(str(index * share + i) for i in range(share))}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={share}".strip()
+    return {"XLA_FLAGS": flags} if share else {}
 
 
 def count_gpus() -> int:
     from jepa_jax.runtime.gpus import Gpus
 
     return 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(Gpus())
-
-
-def idle_gpus(count: int, devices: int) -> int:
-    """Returns how many GPUs no process would use."""
-    gpus = count_gpus()
-    return max(0, gpus - count * (devices or gpus // count))
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from jepa_jax.base.companions import PLACE_VARIABLES
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import signals_exit
@@ -52,8 +53,8 @@ def set_place(arguments: argparse.Namespace) -> None:
     if given and len(given) < len(flags):
         missing = " and ".join(f"--{flag}" for flag in flags if flag not in given)
         raise UserError(f"--{next(iter(given))} is given without {missing}; give all three")
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    os.environ.update({name: str(value) for name, value in zip(names, given.values(), strict=False)})
+    if given:
+        os.environ.update({name: str(value) for name, value in zip(PLACE_VARIABLES, given.values(), strict=True)})
 
 
 def run_train(arguments: argparse.Namespace, console: Console) -> Result:

@@ -6,7 +6,7 @@ A loop body counts as often as it runs; of the branches of a conditional, the mo
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 TYPE_BITS = {
@@ -25,7 +25,6 @@ CONVOLUTION_TARGET = re.compile(r"cudnn\$conv", re.IGNORECASE)
 MATMUL_TARGET = re.compile(r"cublas|\$gemm|__triton.*gemm|fmha", re.IGNORECASE)
 
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]")
-_ARRAY_TEXT = re.compile(r"\b[a-z]+\d*\w*\[[\d,<=]*\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _ASSIGNMENT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -147,30 +146,26 @@ class CompiledProgram:
 
     def collectives(self) -> dict[str, list[int]]:
         """Returns for each kind of exchange between devices its count per step and the bytes that a device sends."""
+        return self._exchanged(wire_bytes)
+
+    def contributions(self) -> dict[str, list[int]]:
+        """Returns for each kind of exchange its count per step and the bytes of a device that take part in it."""
+        return self._exchanged(lambda instruction, inside, kind: _operand_bytes(instruction.operands, inside))
+
+    def _exchanged(self, size: Callable[[Instruction, Computation, str], float]) -> dict[str, list[int]]:
         totals: dict[str, list[float]] = {}
         for instruction, computation, times in self.runs():
             kind = instruction.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 total = totals.setdefault(kind, [0, 0.0])
                 total[0] += times
-                total[1] += times * wire_bytes(instruction, computation, kind)
+                total[1] += times * size(instruction, computation, kind)
         return {kind: [round(count), round(sent)] for kind, (count, sent) in sorted(totals.items())}
-
-    def contributions(self) -> dict[str, list[int]]:
-        """Returns for each kind of exchange its count per step and the bytes of a device that take part in it."""
-        totals: dict[str, list[int]] = {}
-        for instruction, computation, times in self.runs():
-            kind = instruction.opcode.removesuffix("-start")
-            if kind in COLLECTIVES and group_size(instruction.attributes) > 1:
-                total = totals.setdefault(kind, [0, 0])
-                total[0] += times
-                total[1] += times * _operand_bytes(instruction.operands, computation)
-        return dict(sorted(totals.items()))
 
     def largest(self, kind: str) -> int:
         """Returns the bytes of the largest array that an exchange of this kind makes."""
         made = (i for i, _, _ in self.runs() if i.opcode in (kind, f"{kind}-done"))
-        return max((max(map(shape_bytes, _ARRAY_TEXT.findall(i.shape)), default=0) for i in made), default=0)
+        return max((shape_bytes(array[0]) for i in made for array in _ARRAY.finditer(i.shape)), default=0)
 
     def products(self) -> list[Product]:
         """Returns every convolution and matrix product of the program, including those inside fusions."""

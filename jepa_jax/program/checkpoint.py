@@ -44,7 +44,7 @@ class Checkpoints:
         read_only: bool = False,
         warn: Callable[[str], None] | None = None,
     ):
-        self.directory, self._keep, self._read_only = directory, keep, read_only
+        self.directory, self._keep = directory, keep
         self._warn = warn or QuietConsole().warn
         self.damaged: list[Verdict] = []  # newer than the newest whole one
         self._newest: int | None = None  # whole and on disk

@@ -24,12 +24,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from jepa_jax.base.companions import PLACE_VARIABLES
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_PROCESS_LOST, UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import differing_keys
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
-VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"  # of a pod in an indexed Job
 CONNECT_SECONDS = 300  # for all processes to start
 OWN_END_SECONDS = 5.0  # for a process to end by itself when another one has: the same error often strikes all
@@ -50,7 +50,7 @@ def connect(environment: Mapping[str, str]) -> None:
     if jax.distributed.is_initialized():
         return
     arguments: tuple[Any, ...] = ()
-    if VARIABLES[0] in environment:
+    if PLACE_VARIABLES[0] in environment:
         arguments = _from_variables(environment)
     elif not _is_slurm_step(environment):
         return
@@ -97,15 +97,13 @@ def _hearing_signals(work: Callable[[], None]) -> None:
 def _from_variables(environment: Mapping[str, str]) -> tuple[str, int, int]:
     values = dict(environment)
     if KUBERNETES_INDEX in values:
-        values.setdefault(VARIABLES[2], values[KUBERNETES_INDEX])
-    if missing := [name for name in VARIABLES if name not in values]:
-        raise UserError(f"{VARIABLES[0]} is set but {' and '.join(missing)} is not; set all three")
-    address, count, index = (values[name] for name in VARIABLES)
+        values.setdefault(PLACE_VARIABLES[2], values[KUBERNETES_INDEX])
+    if missing := [name for name in PLACE_VARIABLES if name not in values]:
+        raise UserError(f"{PLACE_VARIABLES[0]} is set but {' and '.join(missing)} is not; set all three")
+    address, count, index = (values[name] for name in PLACE_VARIABLES)
     if not (count.isdecimal() and index.isdecimal() and int(index) < int(count) and ":" in address):
-        raise UserError(
-            f"{VARIABLES[0]} = {address}, {VARIABLES[1]} = {count}, {VARIABLES[2]} = {index}: need HOST:PORT, a number "
-            "of processes, and a number below it"
-        )
+        given = ", ".join(f"{name} = {values[name]}" for name in PLACE_VARIABLES)
+        raise UserError(f"{given}: need HOST:PORT, a number of processes, and a number below it")
     return address, int(count), int(index)
 
 

@@ -166,8 +166,9 @@ class Session:
         while len(self._pending) > lag:
             step, metrics, vote = self._pending.popleft()
             with self.timeline.section(Section.DEVICE_WAIT):
-                values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-                self._agreed = max(self._agreed, int(jax.device_get(vote)))
+                read, signalled = jax.device_get((metrics, vote))
+            values = {name: float(value) for name, value in read.items()}
+            self._agreed = max(self._agreed, int(signalled))
             self._require_finite(step, values)
             self._newest = values
             self._speed.completed(step)

@@ -47,15 +47,15 @@ class MetricsFile(Sink):
 
     def __init__(self, path: pathlib.Path, start_step: int, warn: Callable[[str], None]):
         kept: list[bytes] = []
+        damaged = 0
         if start_step:
-            kept, damaged = [], 0
             try:
                 kept, damaged = _lines_until(path, start_step)
             except OSError as error:
                 aside = path.rename(path.with_name(f"damaged_{path.name}"))
                 warn(f"{path}: cannot be read ({error.strerror}); set aside as {aside.name}, and begun again")
-            if damaged:
-                warn(f"{path}: {damaged} damaged lines were dropped (not JSON objects with a step)")
+        if damaged:
+            warn(f"{path}: {damaged} damaged lines were dropped (not JSON objects with a step)")
         write_atomically(path, b"".join(line + b"\n" for line in kept))
         self._file = AppendedFile(path)
 

@@ -1,4 +1,4 @@
-"""EmberFormer as a method: groups of parameters, frozen decoder, loaded weights, devices, resume, what is refused."""
+"""EmberFormer as a method: groups of parameters, frozen decoder, loaded weights, resume, what is refused."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""BYOL, SimSiam, Barlow Twins and DINO: gradients that must not flow, slow copies, the same steps on any devices."""
+"""BYOL, SimSiam, Barlow Twins and DINO: gradients that must not flow, slow copies, what each of them computes."""
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +11,7 @@ from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import loss_function, statistics_of
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of
-from tests.tiny import tiny_config
-
-SMALL = {
-    "byol": {"method__projector": (16, 8), "method__predictor": 16},
-    "simsiam": {"method__projector": (16, 8), "method__predictor": 4},
-    "barlow_twins": {"method__projector": (16, 16)},
-    "dino": {"method__head": (16,), "method__bottleneck": 8, "method__prototypes": 32},
-}
-
-
-def rival_config(method, **overrides):
-    return tiny_config(method__name=method, **SMALL[method] | overrides)
+from tests.tiny import rival_config
 
 
 @pytest.mark.parametrize("method, factor", [("byol", 4), ("simsiam", 1)])

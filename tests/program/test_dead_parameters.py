@@ -18,10 +18,9 @@ from jepa_jax.program.build import build_program as build
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters, in_words, zero_results
 from jepa_jax.program.describe import describe
-from tests.methods.test_rivals import SMALL, rival_config
 from tests.runs import Silent, run
 from tests.stepping import BATCH, build_program, mesh_of
-from tests.tiny import SHIPPED, tiny_config, tiny_fire_config, tiny_masked_config
+from tests.tiny import RIVALS, SHIPPED, rival_config, tiny_config, tiny_fire_config, tiny_masked_config
 
 SHAPES = abstract_on(mesh_of(1), image_spec(16), 16)
 LOSS, LEFT_OUT = "the loss does not depend on it", "the optimizer leaves it out"
@@ -73,7 +72,7 @@ def small_config(method):
         return tiny_fire_config()
     if method in SHIPPED:
         return tiny_masked_config(method)
-    return rival_config(method) if method in SMALL else tiny_config()
+    return rival_config(method) if method in RIVALS else tiny_config()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,9 +11,8 @@ from jepa_jax.data.sources import open_source
 from jepa_jax.program import build, step
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.mesh import batch_sharding, replicated
-from tests.methods.test_rivals import rival_config
 from tests.stepping import BATCH, mesh_of
-from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
+from tests.tiny import rival_config, tiny_config, tiny_fire_config, tiny_masked_config
 
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 LARGEST_ERROR = 1e-5  # relative

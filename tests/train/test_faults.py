@@ -117,7 +117,7 @@ def test_a_folder_that_is_removed_or_replaced_during_a_run_does_not_end_as_finis
         if text.startswith("epoch 1/2"):
             (tmp_path / "run").rename(tmp_path / "elsewhere")  # at once, even while a checkpoint is being written
             if replaced:
-                (tmp_path / "run").mkdir()
+                (tmp_path / "run").mkdir(exist_ok=True)  # the checkpoint writer may have made it anew
 
     with pytest.raises(UserError, match="run: was removed or replaced during the run"):
         run(tmp_path / "run", Silent(remove))
