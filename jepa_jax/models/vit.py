@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Integer
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.attention import attention
+from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.mlp import mlp
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.tokens import patchify, take_tokens
@@ -276,5 +277,5 @@ def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
     return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
 
 
-def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    return nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> LayerNorm:
+    return LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jepa_jax.program.flops import Rules, jaxpr_flops
+from jepa_jax.program.step import StepMetrics
 
 REMEMBERED = 16  # steps
 _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -91,7 +92,7 @@ class CompiledStep:
         self._programs[_signature(batch)] = _Program(lowered.compile(), flops)
         return lowered
 
-    def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, StepMetrics]:
         program = self._programs[_signature(batch)]
         self._ran.append(program)
         self.calls += 1

@@ -43,7 +43,7 @@ class NullProfiler:
     def start_loop(self) -> None:
         """Reports that the first batch is about to be asked for; the time before it is start-up."""
 
-    def dispatched(self, began: float, metrics: Mapping[str, jax.Array], info: Mapping[str, Any]) -> None:
+    def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any]) -> None:
         """Reports a step that was handed to the device by a call that began at `began`; `info` is its batch's."""
 
     def recompiled(self) -> None:
@@ -131,8 +131,8 @@ class Profiler(NullProfiler):
         if self.must_drain(self._start):
             self.record(self._start)
 
-    def dispatched(self, began: float, metrics: Mapping[str, jax.Array], info: Mapping[str, Any]) -> None:
-        self._device.dispatched(began, metrics["loss"])
+    def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any]) -> None:
+        self._device.dispatched(began, result)
         self._seen.loading = self._seen.loading.plus(info)
 
     def recompiled(self) -> None:

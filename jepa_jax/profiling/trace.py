@@ -26,11 +26,14 @@ class TraceWindow:
         self._directory = directory
         self._recording = False
 
-    def start_at(self, step: int) -> None:
-        """Starts to record if this is the first of its steps."""
-        if step == self._first:
-            jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
-            self._recording = True
+    def begins_at(self, step: int) -> bool:
+        """Returns whether this is the first of its steps."""
+        return step == self._first
+
+    def start(self) -> None:
+        """Starts to record."""
+        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
+        self._recording = True
 
     def ends_at(self, done: int) -> bool:
         """Returns whether its last step is the last of `done` steps."""

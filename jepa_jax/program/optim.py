@@ -17,6 +17,7 @@ from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.methods.schedules import cosine, warmup_cosine
 
 PyTree = Any
+SMALL_LEAF = 2**14  # numbers; below it, a leaf costs more to start a kernel for than to compute with
 # Leaves that are directions or offsets rather than maps: decay would only pull them towards zero.
 UNDECAYED = ("bias", "scale", "cls_token", "mask_token", "context_token", "position")
 
@@ -120,7 +121,32 @@ def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.Gradient
         return []
     if any(group.frozen_steps > 0 for group in groups):
         return [clip_what_moves(config.clip_norm, groups)]
-    return [optax.clip_by_global_norm(config.clip_norm)]
+    return [optax.stateless(lambda updates, params: clipped(updates, clip_factor(updates, config.clip_norm)))]
+
+
+def global_norm(tree: PyTree) -> jax.Array:
+    """Returns the Euclidean norm of all leaves together.
+
+    `optax.global_norm` compiles to several kernels per leaf, most of them for a few hundred numbers; this one to a
+    kernel per large leaf and one for all small ones.
+    """
+    leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(tree)]
+    small = [leaf.ravel() for leaf in leaves if leaf.size < SMALL_LEAF]
+    squares = [jnp.tensordot(leaf, leaf, leaf.ndim) for leaf in leaves if leaf.size >= SMALL_LEAF]
+    if small:
+        joined = jnp.concatenate(small)
+        squares.append(jnp.dot(joined, joined))
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
+
+
+def clip_factor(updates: PyTree, clip_norm: float) -> jax.Array:
+    """Returns what to multiply updates by so that their norm is at most `clip_norm`."""
+    return clip_norm / jnp.maximum(global_norm(updates), clip_norm)
+
+
+def clipped(updates: PyTree, factor: jax.Array) -> PyTree:
+    """Returns the updates times a factor, each in its own precision."""
+    return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
 
 def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
@@ -141,12 +167,12 @@ def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.Gra
         labels = group_labels(updates, groups)
         moves = {"": jnp.array(True), **{str(i): state.count >= group.frozen_steps for i, group in enumerate(groups)}}
         moving = jax.tree.map(lambda g, label: jnp.where(moves[label], g, 0), updates, labels)
-        of_moving, of_all = (clip_norm / jnp.maximum(optax.global_norm(t), clip_norm) for t in (moving, updates))
+        of_moving, of_all = (clip_factor(t, clip_norm) for t in (moving, updates))
 
-        def clipped(g: jax.Array, label: str) -> jax.Array:
+        def clip(g: jax.Array, label: str) -> jax.Array:
             return g * jnp.where(moves[label], of_moving, of_all).astype(g.dtype)
 
-        return jax.tree.map(clipped, updates, labels), optax.ScaleByScheduleState(state.count + 1)
+        return jax.tree.map(clip, updates, labels), optax.ScaleByScheduleState(state.count + 1)
 
     return optax.GradientTransformation(init, update)
 

@@ -27,7 +27,7 @@ from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.program.checkpoint import Checkpoints, no_whole_checkpoint
-from jepa_jax.program.step import TrainState
+from jepa_jax.program.step import StepMetrics, TrainState
 from jepa_jax.runtime.peers import Votes, is_first, sum_over_processes
 from jepa_jax.train.optional_files import OptionalFiles
 from jepa_jax.train.progress import FINAL_FIGURES, Loop, Progress
@@ -63,7 +63,7 @@ class Session:
         self._usage = Usage()
         self._sinks: list[Sink] = []
         # Not read yet: metrics of steps, and what the processes vote beside each of them.
-        self._pending: collections.deque[tuple[int, dict[str, jax.Array], jax.Array | int]] = collections.deque()
+        self._pending: collections.deque[tuple[int, StepMetrics, jax.Array | int]] = collections.deque()
         self._votes = Votes(run.program.mesh) if jax.process_count() > 1 else None
         self._agreed = 0  # number of the signal that all processes act on
         self._newest: dict[str, float] = {}  # metrics of the newest step that was read in this session
@@ -143,13 +143,14 @@ class Session:
             if self._train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
-        with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
-            self.trace.start_at(loop.step)
+        if self.trace.begins_at(loop.step):
+            with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
+                self.trace.start()
         began = self.timeline.clock()
         with self.timeline.section(Section.DISPATCH), self.trace.marking(loop.step):
             loop.state, metrics = self._train_step(loop.state, batch)
         loop.step += 1
-        self.profiler.dispatched(began, metrics, info)
+        self.profiler.dispatched(began, metrics.packed, info)
         self._pending.append((loop.step, metrics, self._cast_vote()))
         self.note_skipped(loop, info["skipped"])
 
@@ -166,9 +167,9 @@ class Session:
         while len(self._pending) > lag:
             step, metrics, vote = self._pending.popleft()
             with self.timeline.section(Section.DEVICE_WAIT):
-                read, signalled = jax.device_get((metrics, vote))
-            values = {name: float(value) for name, value in read.items()}
-            self._agreed = max(self._agreed, int(signalled))
+                values = metrics.floats()
+                if self._votes:
+                    self._agreed = max(self._agreed, int(jax.device_get(vote)))
             self._require_finite(step, values)
             self._newest = values
             self._speed.completed(step)

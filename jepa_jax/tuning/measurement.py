@@ -84,7 +84,7 @@ class StepLoop:
                 batch, _ = next(self._batches)
             began = time.perf_counter()
             self.state, metrics = self._step(self.state, batch)
-            self._device.dispatched(began, metrics["loss"])
+            self._device.dispatched(began, jax.tree.leaves(metrics)[0])
             self._pending.append(metrics)
             self._read(lag=1)
             self._on_step(batch, metrics)

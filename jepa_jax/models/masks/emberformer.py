@@ -19,6 +19,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import PROBABILITY, Config
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.attention import attention
+from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.masks.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.masks.unet import Enlarge, UNet
 from jepa_jax.models.mlp import gelu, mlp
@@ -103,7 +104,7 @@ class TemporalBlock(nnx.Module):
         self, width: int, heads: int, mlp_width: int, *, norm: str, dropout: float, dtype: Any, rngs: nnx.Rngs
     ):
         self.heads, self.norm_first = heads, norm == "pre"
-        self.norm1, self.norm2 = (nnx.LayerNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs) for _ in range(2))
+        self.norm1, self.norm2 = (LayerNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs) for _ in range(2))
         self.query = linear(width, width, dtype, rngs)
         self.key_value = linear(width, 2 * width, dtype, rngs)
         self.out = linear(width, width, dtype, rngs)

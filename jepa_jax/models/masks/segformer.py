@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from jepa_jax.models.attention import attention
 from jepa_jax.models.conv import conv2d
+from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.mlp import gelu
 from jepa_jax.models.norm import BatchNorm
 from jepa_jax.models.vit import linear
@@ -248,9 +249,9 @@ class SegFormer(nnx.Module):
         return self.head(self.encoder(images, train=train), train=train)
 
 
-def _layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def _layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> LayerNorm:
     # The outputs of transformers are met with PyTorch's default epsilon, not with that of ViTs.
-    return nnx.LayerNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs)
+    return LayerNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs)
 
 
 def _dropout(rate: float, rngs: nnx.Rngs, broadcast_dims: tuple[int, ...] = ()) -> nnx.Dropout | None:
