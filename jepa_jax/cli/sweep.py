@@ -43,6 +43,10 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("repeats", "N", "times that each combination is measured", 3, least=1)
     parser.add_flag("time_limit", "SECONDS", "kill a trial after this time", 600.0, least=1)
     parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
+    parser.add_flag(
+        "memory_fraction", "SHARE", "share of a GPU's memory that JAX takes, as in the training to come; by default "
+        "that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
+    )  # fmt: skip
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
     parser.add_switch("resume", "continue with the results in --output_json")
     parser.add_switch("retry_failed", "as --resume, and measure again what failed or was skipped")
@@ -68,8 +72,10 @@ def study_flags(parser: Parser, path: str) -> list[str]:
 
 def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.reports.sweep_page import write_sweep
+    from jepa_jax.runtime.provenance import describe_hardware
     from jepa_jax.tuning.settings import grid_values
     from jepa_jax.tuning.sweep import Sweep, run_sweep, summarise
+    from jepa_jax.tuning.trial_process import device_options
 
     config = config_from(arguments)
     sweep = Sweep(
@@ -82,6 +88,7 @@ def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
         repeats=arguments.repeats,
         use_dummy_data=arguments.use_dummy_data,
         gpu_index=arguments.gpu_index,
+        **device_options(describe_hardware(arguments.gpu_index), arguments.memory_fraction),
     )
     code, document = run_sweep(
         sweep,

@@ -7,7 +7,6 @@ every few epochs. `NullProfiler` takes its place when it is switched off.
 import dataclasses
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from jepa_jax.profiling.monitor import Monitor
 from jepa_jax.profiling.sections import EpochSection, Section, Timeline
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 from jepa_jax.program.build import Length
+from jepa_jax.runtime.provenance import num_cores
 
 WRITE_EVERY = 500  # profile.json is written again after this many times the time that writing it took
 SETTLING_STEPS = 200  # after which memory is watched, unless an epoch is shorter
@@ -92,7 +92,7 @@ class Profiler(NullProfiler):
         self._setting = Setting(
             num_workers=config.data.num_workers,
             pipeline=config.data.pipeline,
-            cores=os.cpu_count() or 1,
+            cores=num_cores(),
             platform=jax.default_backend(),
             precision=config.train.precision,
             batch_size=config.data.batch_size,

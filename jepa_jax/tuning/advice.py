@@ -15,11 +15,12 @@ WORTH_SEEING = 0.05  # relative difference of speeds that is worth more repeats
 MOST_PROMISED = 10.0  # times the speed: where a device waits for 90 % of the time, its own speed is hardly known
 
 
-def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
+def what_limits(row: SweepRow, memory_limit_bytes: float | None = None, cores: int | None = None) -> str:
     """Says what a faster setting would have to change.
 
     Args:
       memory_limit_bytes: usable memory; by default what the device's allocator has.
+      cores: of this machine, above which more workers load no faster; None if not known.
     """
     wait, memory = row.mean("data_wait_fraction"), row.largest("peak_memory_bytes")
     limit = memory_limit_bytes or row.shared("device_limit_bytes")
@@ -27,7 +28,18 @@ def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
     if wait is not None and wait > WAITING:
         factor = 1 / max(1 - wait, 1e-3)
         gain = f"at most {factor:.2f}x" if factor < MOST_PROMISED else f"more than {MOST_PROMISED:.0f}x"
-        return f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain."
+        change = ""
+        if cores is not None and row.combination.pipeline != "device":
+            workers = row.combination.num_workers
+            more = (
+                f"try more than {workers} workers on {cores} cores"
+                if workers < cores
+                else (f"{workers} workers keep all {cores} cores busy: prepare smaller or decoded data")
+            )
+            change = f" ({more}, or data.pipeline=device for data that fits)"
+        return (
+            f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain{change}."
+        )
     if used is not None and used > FULL:
         return (
             f"Memory limits the batch: {100 * used:.0f} % of the available memory is used; computing limits the speed."

@@ -22,6 +22,7 @@ from jepa_jax.tuning.rows import OK, SweepRow, TrialResult, rows_to_json, skip_l
 from jepa_jax.tuning.settings import Combination, TrialRequest, grid
 from jepa_jax.tuning.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
 
+OPTIONS = ("use_dummy_data", "gpu_index", "memory_fraction")
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
 
 
@@ -38,6 +39,8 @@ class Sweep:
     repeats: int = 3
     use_dummy_data: bool = False
     gpu_index: int | None = None
+    memory_fraction: float | None = None  # of a GPU's memory that JAX takes; None: no GPU
+    compile_anew: bool = False  # in every repeat
 
     @property
     def experiment(self) -> Experiment:
@@ -45,7 +48,7 @@ class Sweep:
         return Experiment("sweep", "--output_json", self.output, results=self.output, folder=folder)
 
     def request(self, combination: Combination) -> TrialRequest:
-        names = ("max_batches", "warmup_batches", "use_dummy_data", "gpu_index")
+        names = ("max_batches", "warmup_batches", "compile_anew", *OPTIONS)
         return TrialRequest(self.config.to_dict(), combination, **{name: getattr(self, name) for name in names})
 
     def header(self) -> dict[str, Any]:
@@ -57,7 +60,7 @@ class Sweep:
             **base_header(self.config, self.config_name, hardware),
             **counts,
             "memory_limit_bytes": hardware["gpu_memory_bytes"],
-            "settings": lists | counts | {"use_dummy_data": self.use_dummy_data, "gpu_index": self.gpu_index},
+            "settings": lists | counts | {name: getattr(self, name) for name in OPTIONS},
         }
 
 
