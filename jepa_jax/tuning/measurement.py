@@ -153,7 +153,7 @@ def measure(
         figures,
         **compiled,
         flops_per_batch=None if step.flops is None else round(step.flops),
-        mfu=step.flops * figures.samples_per_sec / config.data.batch_size / most if step.flops and most else None,
+        mfu=peak.mfu(step.flops, figures.avg_step_time, figures.measured_batches or 0, most),
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,
         devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
