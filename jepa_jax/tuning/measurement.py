@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import math
 import pathlib
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime import memory as process_memory
+from jepa_jax.runtime.gpus import jax_gpus
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import unused_gpu
 from jepa_jax.runtime.start import setup
@@ -159,7 +161,18 @@ def measure(
         devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
         platform=jax.default_backend(),
         device_limit_bytes=min((limit for limit in limits if limit), default=None),
+        card=card_name(),
     )
+
+
+def card_name() -> str | None:
+    """Returns host and UUIDs of the GPUs that this process computes on; None on CPUs."""
+    if jax.default_backend() != "gpu":
+        return None
+    gpus = jax_gpus(jax.local_devices())
+    names = gpus.uuids
+    gpus.close()
+    return f"{socket.gethostname()} {' '.join(names)}" if any(names) else None
 
 
 def largest_batches(config: Config, source: Source, sharding: NamedSharding) -> list[Delivery]:
