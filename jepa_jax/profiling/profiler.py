@@ -26,7 +26,7 @@ from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 from jepa_jax.program.build import Length
 from jepa_jax.runtime.provenance import num_cores
 
-WRITE_EVERY = 500  # profile.json is written again after this many times the time that writing it took
+WRITE_EVERY = 1000  # profile.json is written again after this many times the time that writing it took
 SETTLING_STEPS = 200  # after which memory is watched, unless an epoch is shorter
 PEAK_SECONDS = 60.0  # between two measurements of a CPU's peak, which take 50 ms
 BLOCKS = 4  # that the steps of an epoch are divided into, so that two runs can be compared with an interval
@@ -103,7 +103,8 @@ class Profiler(NullProfiler):
         self._recorder = PhaseRecorder(config.profile.trace_every_epochs, kept_trace, compiled, timeline.clock)
         self.monitor = Monitor(config.profile.monitor_seconds, clock=timeline.clock)
         self._start = self._epoch_start = 0  # steps at which this session and this epoch begin
-        self._records: list[EpochRecord] = []
+        self._first_epoch: int | None = None  # of this session
+        self._rows: list[dict[str, Any]] = []  # of its epochs
         self._earlier: list[dict[str, Any]] = []  # epochs of the sessions before this one
         self._outside: dict[str, dict[Section, float]] = {}  # start-up and end
         self._shown: set[str] = set()
@@ -179,10 +180,11 @@ class Profiler(NullProfiler):
         history = [sample for sample in self.monitor.history() if sample["step"] > settled]
         found = find_bottlenecks(record, self._setting, history)
         record = dataclasses.replace(record, bottlenecks=[dataclasses.asdict(bottleneck) for bottleneck in found])
-        self._records.append(record)
+        self._rows.append(dataclasses.asdict(record))
+        self._first_epoch = self._first_epoch or record.epoch
         self._seen, self._epoch_start = Observed(), step
         self._batch_mark = self._timeline.step_seconds()
-        done = record.epoch - self._records[0].epoch + 1
+        done = record.epoch - self._first_epoch + 1
         self._recorder.plan_next(step, self._epoch_end(), epochs_done=done, elapsed=self._ledger.total.seconds)
         return record
 
@@ -239,7 +241,7 @@ class Profiler(NullProfiler):
                 "all": self._timeline.seconds().get(Section.PROFILER, 0.0),
             },
             "outside_epochs": self._outside,
-            "epochs": [*self._earlier, *(dataclasses.asdict(record) for record in self._records)],
+            "epochs": [*self._earlier, *self._rows],
             "device": dataclasses.asdict(newest) if newest else None,
             "samples": self.monitor.history(),
             "notes": list(dict.fromkeys(notes)),

@@ -21,7 +21,7 @@ from jepa_jax.program.kernel_costs import Cost, kernel_costs
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
-BUDGET = 0.004  # of the run's time, that recordings after the first may take
+BUDGET = 0.002  # of the run's time, that recordings after the first may take
 NO_PLANES = (
     "a recording holds nothing of the {platform}, so its time is not split by phase: CUPTI could not be used; another "
     "profiler may be running, or the driver reserves it for administrators (NVreg_RestrictProfilingToAdminUsers=0)"

@@ -7,7 +7,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.tuning.rows import SweepRow
 from jepa_jax.tuning.settings import Combination
-from jepa_jax.tuning.speed_statistics import SpeedModel
+from jepa_jax.tuning.speed_statistics import SpeedModel, together
 
 WAITING = 0.10  # share of a step from which waiting for data counts as the limit
 FULL = 0.85  # share of the memory from which it counts as the limit
@@ -49,8 +49,8 @@ def what_limits(row: SweepRow, memory_limit_bytes: float | None = None, cores: i
     return f"Computing limits{waiting}" + (f", at {100 * mfu:.0f} % of the device's peak." if mfu else ".")
 
 
-def resolution_sentence(model: SpeedModel, repeats: int) -> str:
-    """Says what a sweep can tell apart, and how many repeats would tell more."""
+def resolution_sentence(model: SpeedModel, repeats: int, candidates: int = 2) -> str:
+    """Says what a sweep of so many candidates can tell apart, and how many repeats would tell more."""
     if model.noise_percent is None:
         return "Each combination was measured once: no difference can be told from noise (--repeats=3)."
     scatter = f"One repeat scatters by {model.noise_percent:.1f} %"
@@ -58,6 +58,9 @@ def resolution_sentence(model: SpeedModel, repeats: int) -> str:
         return f"{scatter}."
     seen = model.resolution(repeats)
     sentence = f"{scatter}: with {repeats} repeats a difference of less than {100 * seen:.1f} % stays within noise"
+    if candidates > 2:
+        selected = model.resolution(repeats, together(candidates - 1))
+        sentence += f" ({100 * selected:.1f} % for the fastest of {candidates})"
     if seen <= WORTH_SEEING:
         return f"{sentence}."
     needed = model.repeats_to_resolve(WORTH_SEEING)

@@ -18,13 +18,13 @@ from jepa_jax.tuning.knob_effects import knob_effects
 from jepa_jax.tuning.rows import OK, PENDING, SKIPPED, SweepRow
 from jepa_jax.tuning.settings import Combination
 from jepa_jax.tuning.speed_statistics import (
-    CONFIDENCE,
     FASTER,
     SAME,
     SpeedModel,
     SpeedRatio,
     compare_speeds,
     fit_speeds,
+    together,
 )
 
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
@@ -122,7 +122,7 @@ def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | No
     text = [
         *choice_sentences(choice),
         *tie_sentences(choice),
-        resolution_sentence(model, repeats=len(best.speeds)),
+        resolution_sentence(model, len(best.speeds), len(candidates)),
         what_limits(best, cores=num_cores()),
         *remarks,
         *(knob["text"] for knob in knobs),
@@ -189,10 +189,9 @@ def choose(
       given: row of the config as given, if it was measured; it is kept only if it is a candidate.
       comparisons: rows that might have been compared with the config; by default the other candidates.
     """
-    others = max(1, len(candidates) - 1)
-    level = 1 - (1 - CONFIDENCE) / others
+    others = len(candidates) - 1
     fastest = max(candidates, key=model.effect)
-    ratios = [compare_speeds(row, fastest, model, level) for row in candidates]
+    ratios = [compare_speeds(row, fastest, model, together(others)) for row in candidates]
     tied = [
         row
         for row, found in zip(candidates, ratios, strict=True)
@@ -202,7 +201,7 @@ def choose(
     leader = min(tied, key=functools.partial(_preference, memory=memory, model=model))
     gain = None
     if given is not None and given.combination != leader.combination:
-        gain = compare_speeds(leader, given, model, 1 - (1 - CONFIDENCE) / max(others, comparisons or 1))
+        gain = compare_speeds(leader, given, model, together(max(others, comparisons or 1)))
     can_keep = given is not None and any(row.combination == given.combination for row in candidates)
     if not can_keep:
         verdict = NO_CONFIG

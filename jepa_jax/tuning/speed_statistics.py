@@ -83,9 +83,9 @@ class SpeedModel:
         """Scatter of one repeat; None without repeats."""
         return 100 * math.sqrt(self.variance) if self.freedom > 0 else None
 
-    def resolution(self, repeats: int) -> float:
+    def resolution(self, repeats: int, level: float = CONFIDENCE) -> float:
         """Returns the smallest relative difference of two speeds that this many repeats can tell from noise."""
-        return math.expm1(student_quantile(self.freedom) * math.sqrt(2 * self.variance / repeats))
+        return math.expm1(student_quantile(self.freedom, level) * math.sqrt(2 * self.variance / repeats))
 
     def repeats_to_resolve(self, share: float) -> int:
         """Returns about how many repeats show a relative difference of `share` in half of all sweeps."""
@@ -112,6 +112,11 @@ class SpeedModel:
         low, high = value - half, value + half
         verdict = FASTER if low > ROUNDING else SLOWER if high < -ROUNDING else SAME
         return SpeedRatio(math.exp(value), math.exp(low), math.exp(high), verdict)
+
+
+def together(comparisons: int) -> float:
+    """Returns the level at which each of several comparisons must hold for all to hold at CONFIDENCE (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(1, comparisons)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
