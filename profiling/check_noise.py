@@ -2,8 +2,8 @@
 
   python profiling/check_noise.py [--study=profiling/sweeps/cpu.toml] [--output_dir=runs/check_noise]
 
-1. The study is run twice: the intervals of the two must overlap in at least 90 % of rows, and num_workers must have no
-effect by construction where pipeline=device loads nothing.
+1. The study is run twice: the intervals of the two must overlap in at least 90 % of rows, and where pipeline=device
+loads nothing, workers must not be a combination of their own.
 2. Two trials that run the same program from the same pipeline are measured in turn, many times. Both wait for each step
 to be complete, and one of them a tenth of that time longer (profiling/faulty_sweep.py). It must be found slower, by
 10 % within the interval (widened by 1 %).
@@ -12,21 +12,27 @@ Measurements are kept, and the same command continues. Exit code 1 if anything f
 """
 
 import argparse
+import dataclasses
 import functools
 import json
+import os
 import pathlib
 import subprocess
 import sys
 from typing import Any
 
-from faulty_sweep import WAITS
+from faulty_sweep import VARIABLE, WAITS
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.runner import Runner
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
-from jepa_jax.tuning.knob_effects import knob_effects
+from jepa_jax.program.config import resolve_config
+from jepa_jax.tuning import trial_process
 from jepa_jax.tuning.rows import SweepRow
-from jepa_jax.tuning.speed_statistics import SpeedRatio, compare_speeds, fit_speeds
+from jepa_jax.tuning.settings import Combination, TrialRequest
+from jepa_jax.tuning.speed_statistics import compare_speeds, fit_speeds
+from jepa_jax.tuning.sweep import measured_or_run
 
 FAULTY_SWEEP = pathlib.Path(__file__).with_name("faulty_sweep.py")
 OVERLAP = 0.9
@@ -54,35 +60,32 @@ def check_noise(arguments: argparse.Namespace, console: Console) -> Result:
         overlap(a["samples_per_sec_ci95"], b["samples_per_sec_ci95"])
         for a, b in zip(*(document["rows"] for document in sweeps), strict=True)
     ]
-    workers = [idle_knob(document["rows"]) for document in sweeps]
-    twins = sweep(
-        folder / "slowed.json", *more, "--pipelines=device", f"--batch_sizes={arguments.slow_batch_size}",
-        "--num_workers=0,1", f"--repeats={arguments.slow_repeats}", faults=f"{1 - SLOWED}:wait,{SLOWED}:slow",
-    )  # fmt: skip
-    found = slow_down(twins["rows"])
+    idle = [row for document in sweeps for row in document["rows"] if row["combination"]["pipeline"] == "device"]
+    twins = measure_twins(folder / "twins", sweeps[0]["header"], arguments.slow_batch_size, arguments.slow_repeats)
+    model = fit_speeds(twins)
+    found = compare_speeds(twins[SLOWED], twins[1 - SLOWED], model)
     slower_by = WAITS["slow"]
     right = 1 / (1 + slower_by)
-    lines = [entry["text"] for entry in workers]
-    lines.append(f"slowed by {slower_by:.0%}, so {right:.3f}x is right: measured {found}")
+    lines = [f"slowed by {slower_by:.0%}, so {right:.3f}x is right: measured {found}"]
     checks = {
         "overlapping": sum(overlaps) / len(overlaps) >= OVERLAP,
-        "idle_knob_named": all(entry["effect"] == "none by construction" for entry in workers),
+        "idle_workers_left_out": all(row["combination"]["num_workers"] == 0 for row in idle),
         "slow_down_found": found.verdict == "slower",
         "slow_down_right": found.low - WIDER <= right <= found.high + WIDER,
     }
     figures = {
         "rows": len(overlaps),
         "rows_overlapping": sum(overlaps),
-        "noise_percent": [document["conclusion"]["noise_percent"] for document in (*sweeps, twins)],
+        "noise_percent": [*(document["conclusion"]["noise_percent"] for document in sweeps), model.noise_percent],
         "slow_down": found.to_dict(),
     }
     passed = all(checks.values())
     return Result([{**figures, **checks, "passed": passed}], "\n".join(lines), 0 if passed else 1)
 
 
-def run_sweep(study: str, output: pathlib.Path, *more: str, faults: str = "") -> dict[str, Any]:
+def run_sweep(study: str, output: pathlib.Path, *more: str) -> dict[str, Any]:
     """Runs a sweep of the study and returns its document."""
-    flags = [f"--faults={faults}", f"--study={study}", f"--output_json={output}", "--resume", *more]
+    flags = ["--faults=", f"--study={study}", f"--output_json={output}", "--resume", *more]
     subprocess.run([sys.executable, str(FAULTY_SWEEP), *flags], check=True, stdout=subprocess.DEVNULL)
     return json.loads(output.read_text())
 
@@ -92,17 +95,23 @@ def overlap(a: list[float] | None, b: list[float] | None) -> bool:
     return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
 
 
-def slow_down(rows: list[dict[str, Any]]) -> SpeedRatio:
-    """Compares the slowed trial with its twin, which differs from it in the number of workers alone."""
-    measured = [SweepRow.from_dict(row) for row in rows]
-    return compare_speeds(measured[SLOWED], measured[1 - SLOWED], fit_speeds(measured))
-
-
-def idle_knob(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a sweep finds about num_workers where nothing is loaded."""
-    measured = [SweepRow.from_dict(row) for row in rows]
-    kept = [row for row in measured if row.combination.pipeline == "device"]
-    return next(entry for entry in knob_effects(kept, fit_speeds(measured)) if entry["knob"] == "num_workers")
+def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repeats: int) -> list[SweepRow]:
+    """Measures two trials of the same program in turn, one of them slowed; only an idle worker tells them apart."""
+    os.environ[VARIABLE] = f"{1 - SLOWED}:wait,{SLOWED}:slow"
+    trial_process.TRIAL_COMMAND = (sys.executable, str(FAULTY_SWEEP))
+    runner = Runner(folder, grace=trial_process.STOP_SECONDS)
+    own = Combination.of(resolve_config(header["config"]))
+    counts = {name: header[name] for name in ("max_batches", "warmup_batches")}
+    rows = []
+    for workers in (0, 1):
+        twin = dataclasses.replace(own, batch_size=batch, num_workers=workers, pipeline="device")
+        rows.append(SweepRow(twin))
+    for number in range(repeats):
+        for index in (0, 1) if number % 2 else (1, 0):
+            request = TrialRequest(header["config"], rows[index].combination, use_dummy_data=True, **counts)
+            result = measured_or_run(runner, f"{index:03d}_round{number}", request, 600.0)
+            rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
+    return rows
 
 
 if __name__ == "__main__":

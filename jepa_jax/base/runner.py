@@ -72,13 +72,26 @@ class Progress(ProgressBar):
 class Runner:
     """Runs tasks in subfolders of one folder."""
 
-    def __init__(self, folder: pathlib.Path, *, grace: float, progress: Progress | None = None):
-        """`grace`: seconds that a task has to stop by itself before it is killed."""
-        self.folder, self.grace, self.progress = folder, grace, progress
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        grace: float,
+        progress: Progress | None = None,
+        on_tick: Callable[[], None] = lambda: None,
+    ):
+        """`grace`: seconds that a task has to stop by itself before it is killed; `on_tick`: may raise to stop it."""
+        self.folder, self.grace, self.progress, self._on_tick = folder, grace, progress, on_tick
 
     def run(self, task: Task) -> processes.Ended:
         """Runs a task to its end; an exception, such as Ctrl-C, stops it cleanly and is raised again."""
-        folder, began, progress = self.folder / task.name, time.monotonic(), self.progress
+        folder, began = self.folder / task.name, time.monotonic()
+
+        def tick() -> None:
+            self._on_tick()
+            if self.progress:
+                self.progress.tick(task, time.monotonic() - began)
+
         try:
             return processes.run(
                 task.command,
@@ -86,7 +99,7 @@ class Runner:
                 environment=task.environment,
                 timeout=task.timeout,
                 grace=self.grace,
-                on_tick=lambda: progress.tick(task, time.monotonic() - began) if progress else None,
+                on_tick=tick,
             )
         finally:
             (folder / processes.PROCESS_FILE).unlink(missing_ok=True)

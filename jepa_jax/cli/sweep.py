@@ -2,22 +2,31 @@
 
   jepa-jax sweep --config=quickstart --batch_sizes=64,128,256 --num_workers=0,1 --output_json=runs/sweep.json
   jepa-jax sweep --study=profiling/sweeps/a6000.toml --gpu_index=0 --output_json=runs/a6000.json
+  jepa-jax sweep --study=profiling/sweeps/a6000.toml --gpus=all --output_json=runs/a6000.json
+  jepa-jax sweep --study=profiling/sweeps/a6000.toml --slurm_array --output_json=runs/a6000.json
 
 Each repeat is a process of its own: one that runs out of memory, crashes or hangs is listed with its reason. Results
 are on disk after each repeat; after Ctrl-C or kill -9 the same command with --resume continues. A page (.html) and a
-table (.md) are written beside the JSON file. Exit codes: 0 at least one combination was measured, 1 none was,
-2 something to fix, 130 Ctrl-C, 143 SIGTERM (what was measured is kept).
+table (.md) are written beside the JSON file. --gpus runs one trial on each GPU of this host at a time; --slurm_array
+writes a script for sbatch instead, and the same command with --collect reads what its tasks have measured.
+
+Exit codes: 0 at least one combination was measured, 1 none was, 2 something to fix, 130 Ctrl-C, 143 SIGTERM (what was
+measured is kept).
 """
 
 import argparse
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from, config_name
+
+if TYPE_CHECKING:
+    from jepa_jax.tuning.sweep import Sweep
 
 LISTS = {
     "batch_sizes": "images per optimizer step",
@@ -43,6 +52,17 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("repeats", "N", "times that each combination is measured", 3, least=1)
     parser.add_flag("time_limit", "SECONDS", "kill a trial after this time", 600.0, least=1)
     parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
+    parser.add_flag(
+        "memory_fraction", "SHARE", "share of a GPU's memory that JAX takes, as in the training to come; by default "
+        "that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
+    )  # fmt: skip
+    parser.add_flag("gpus", "LIST", "GPUs of this host to run trials on at once, e.g. 0,1,3; all for all of them")
+    parser.add_switch("slurm_array", "write a request per repeat and a script for sbatch, and measure nothing here")
+    parser.add_flag(
+        "slurm_options", "FLAGS", "flags of sbatch for the script, separated by spaces, which win over its "
+        "--gres=gpu:1 and --time", "",
+    )  # fmt: skip
+    parser.add_switch("collect", "read what the tasks of --slurm_array have measured, and conclude")
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
     parser.add_switch("resume", "continue with the results in --output_json")
     parser.add_switch("retry_failed", "as --resume, and measure again what failed or was skipped")
@@ -66,13 +86,18 @@ def study_flags(parser: Parser, path: str) -> list[str]:
             for key, value in entries.items()]  # fmt: skip
 
 
-def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.reports.sweep_page import write_sweep
+def sweep_from(arguments: argparse.Namespace) -> "Sweep":
+    """Returns the sweep that the flags describe."""
+    from jepa_jax.runtime.provenance import describe_hardware
     from jepa_jax.tuning.settings import grid_values
-    from jepa_jax.tuning.sweep import Sweep, run_sweep, summarise
+    from jepa_jax.tuning.sweep import Sweep
+    from jepa_jax.tuning.trial_process import device_options
 
-    config = config_from(arguments)
-    sweep = Sweep(
+    config, gpus = config_from(arguments), gpus_from(arguments)
+    options = device_options(describe_hardware(gpus[0] if gpus else arguments.gpu_index), arguments.memory_fraction)
+    if arguments.slurm_array or arguments.collect:  # the tasks run on other machines, whose GPUs are not known here
+        options["compile_anew"] = True
+    return Sweep(
         config=config,
         config_name=config_name(arguments),
         values=grid_values(config, {name: getattr(arguments, name) for name in LISTS}),
@@ -82,17 +107,58 @@ def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
         repeats=arguments.repeats,
         use_dummy_data=arguments.use_dummy_data,
         gpu_index=arguments.gpu_index,
+        gpus=gpus,
+        **options,
     )
-    code, document = run_sweep(
-        sweep,
-        time_limit=arguments.time_limit,
-        resume=arguments.resume,
-        retry_failed=arguments.retry_failed,
-        fixed_batch=arguments.fixed_effective_batch,
-    )
+
+
+def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
+    """Returns the GPUs that --gpus names; rejects flags that contradict each other."""
+    from jepa_jax.base.text import parse_numbers
+    from jepa_jax.runtime.gpus import list_gpus
+
+    places = [f"--{name}" for name in ("gpu_index", "gpus", "slurm_array", "collect")
+              if getattr(arguments, name) not in (None, False)]  # fmt: skip
+    if len(places) > 1:
+        raise UserError(f"{' and '.join(places)} contradict each other; give one of them")
+    if arguments.gpus is None:
+        return None
+    if arguments.gpus != "all":
+        return tuple(parse_numbers("gpus", arguments.gpus, int, 0))
+    found = len(list_gpus())
+    if not found:
+        raise UserError("--gpus=all: NVML finds no GPU here; nvidia-smi has to list them, or give their numbers")
+    return tuple(range(found))
+
+
+def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.reports.sweep_page import write_sweep
+    from jepa_jax.tuning.many_cards.slurm_array import collect, write_array
+    from jepa_jax.tuning.sweep import run_sweep, summarise
+
+    sweep, again = sweep_from(arguments), arguments.resume or arguments.retry_failed
+    limit, batch, missing = arguments.time_limit, arguments.fixed_effective_batch, 0
+    if arguments.slurm_array:
+        written = write_array(sweep, time_limit=limit, resume=again, slurm_options=arguments.slurm_options)
+        text = (
+            f"{written['tasks']} tasks to run: sbatch {written['script']}\n"
+            "Then, or while they run, the same command with --collect instead of --slurm_array."
+        )
+        return Result([written], text)
+    if arguments.collect:
+        code, document, missing = collect(sweep, time_limit=limit, fixed_batch=batch)
+    else:
+        code, document = run_sweep(
+            sweep,
+            time_limit=limit,
+            resume=arguments.resume,
+            retry_failed=arguments.retry_failed,
+            fixed_batch=batch,
+        )
     table = write_sweep(document, sweep.output)
-    text = "\n".join([table, *document["conclusion"]["text"]])
-    return Result([summarise(sweep, document, code)], text, code)
+    still = [f"{missing} repeats have not been measured yet."] if missing else []
+    text = "\n".join([table, *document["conclusion"]["text"], *still])
+    return Result([summarise(sweep, document, code) | ({"missing": missing} if arguments.collect else {})], text, code)
 
 
 SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand_study)

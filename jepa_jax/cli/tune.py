@@ -37,6 +37,10 @@ def add_flags(parser: Parser) -> None:
         "memory_limit_gb", "GIB", "memory of a run; by default the GPU's pool, or 80 % of the free memory",
         kind=float, least=0,
     )  # fmt: skip
+    parser.add_flag(
+        "memory_fraction", "SHARE", "share of a GPU's memory that JAX takes in trials and, by tuned.json, in training; "
+        "by default that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
+    )  # fmt: skip
     parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
     for name, help in LISTS.items():
         parser.add_flag(name, "LIST", help)

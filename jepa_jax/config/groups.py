@@ -323,7 +323,7 @@ class ProfileConfig(Group):
         1.0, "seconds between samples of processor, memory and GPUs; 0 = once per epoch", least=0
     )
     peak_tflops: float = key(
-        0.0, "peak of one device, for MFU; 0 = from the table of GPUs, or measured on a CPU", least=0
+        0.0, "peak of one device, for MFU; 0 = from the table of GPUs, or measured beside the run on a CPU", least=0
     )
     plan: bool = key(True, "whether to warn before compiling for a GPU on which the step will not fit")
     trace_steps: str = key("", "steps A to B to record for TensorBoard, as A:B; empty = none")

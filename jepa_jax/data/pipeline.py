@@ -132,6 +132,7 @@ def _grain_batches(
 def _to_device(sharding: NamedSharding, element: dict[str, Any], supplied: float) -> Delivery:
     start = time.perf_counter()
     batch = {key: jax.make_array_from_process_local_data(sharding, value) for key, value in element["batch"].items()}
+    jax.block_until_ready(batch)  # a copy to a GPU goes on after the call; this thread has time to wait for it
     return batch, BatchInfo(
         generation_seconds=float(element["seconds"]),
         supply_seconds=supplied,
@@ -207,6 +208,7 @@ def _device_batches(
     host, skipped = _read_all(source)
     loaded = time.perf_counter()
     resident = {key: jax.make_array_from_process_local_data(everywhere, value) for key, value in host.items()}
+    jax.block_until_ready(resident)
     del host
     gather = jax.jit(_take, out_shardings=dict.fromkeys(resident, sharding))
     # The first batch reports the reading of the set; the others cost nothing.

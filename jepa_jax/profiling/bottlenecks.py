@@ -112,7 +112,12 @@ def _data_advice(record: EpochRecord, setting: Setting, share: float) -> str:
     words = f"input-bound: data wait is {100 * wait:.0f} % of the epoch"
     if setting.pipeline == "device":
         return f"{words}, the filling of the device: later epochs have none"
+    device = "data that fits in memory: data.pipeline=device"
     loaders = max(setting.num_workers, 1)  # without workers the prefetch thread loads
+    if loaders >= setting.cores:
+        fewer = f"; data.num_workers {loaders} -> {setting.cores} is enough" if loaders > setting.cores else ""
+        cores = f"{setting.cores} core{'s' * (setting.cores != 1)}"
+        return f"{words}, and {cores} are all that there is{fewer}; prepare smaller or decoded data; {device}"
     needed = math.ceil(loaders / (1 - min(share, 0.99)) - 1e-9)
     enough = max(min(needed, setting.cores), loaders + 1)
     faster = min(gain(wait), enough / loaders)
@@ -121,7 +126,7 @@ def _data_advice(record: EpochRecord, setting: Setting, share: float) -> str:
         cores = f"the machine has {setting.cores} cores: prepare smaller or decoded data"
         return f"{advice} ({needed} would feed the device, {cores})"
     if loaders == 1 and setting.cores <= 2:
-        return f"{advice}; data that fits in memory: data.pipeline=device"
+        return f"{advice}; {device}"
     return advice
 
 

@@ -18,7 +18,7 @@ class DeviceClock:
         self,
         clock: Callable[[], float] = time.perf_counter,
         *,
-        wait: Callable[[Any], Any] = jax.block_until_ready,
+        wait: Callable[[Any], Any] = lambda result: result.block_until_ready(),  # of an array, so without a tree
         inline: Callable[[Any], bool] = lambda result: jax.default_backend() == "cpu" and result.is_ready(),
     ):
         self._clock, self._wait, self._inline = clock, wait, inline

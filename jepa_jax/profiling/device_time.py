@@ -5,8 +5,12 @@ instruction came from: `jit(train_step)/jvp(encoder)/dot` is the encoder's forwa
 backward pass. An instruction that contains others (a loop, a branch, a call) is charged with its own time only, and
 instructions that run at the same time share that time equally, so the parts add up to the device's busy time. A fusion
 counts for the scope of its result.
+
+On a GPU copies run beside kernels. Those between host and device that no instruction asked for move the next batch and
+the last metrics: they are no work of the step and are counted apart. Those of the step count while no kernel runs.
 """
 
+import bisect
 import collections
 import dataclasses
 import re
@@ -14,12 +18,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jepa_jax.profiling.sections import Phase
+from jepa_jax.program.kernel_costs import Cost, kernel_costs
 
 # Scopes that are a phase of their own, in both directions.
 OWN_PHASE = {"augment": Phase.AUGMENT, "optimizer": Phase.OPTIMIZER, "ema": Phase.EMA}
 # Names that methods and the step give to `jax.named_scope`.
 SCOPES = ("augment", "optimizer", "ema", "target", "encoder", "predictor", "projector", "loss", "probe")
 TOP_OPS = 30
+
+Piece = tuple[str, float, float]  # operation, start, end
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
@@ -36,8 +43,9 @@ class DeviceTime:
     busy_seconds: float
     phases: dict[Phase, float]  # shares of the busy time, adding up to 1
     scopes: list[dict[str, Any]]  # scope, phase, share; largest first
-    ops: list[dict[str, Any]]  # the longest instructions: op, scope, phase, share, calls, op_name
+    ops: list[dict[str, Any]]  # the longest: op, scope, phase, share, calls, op_name, gflop_per_second, gb_per_second
     attributed: float  # share of the busy time of instructions with a name
+    copy_seconds: float = 0.0  # of copies that are no work of the step
 
 
 def module_name(hlo_text: str) -> str:
@@ -97,15 +105,33 @@ def _components(op_name: str) -> list[str]:
     return [*parts, op_name[start:]]
 
 
-def read_device_time(profile: Any, hlo_text: str, *, steps: int) -> DeviceTime | None:
-    """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program."""
-    return device_time(*traced_ops(profile, module_name(hlo_text), steps), instruction_names(hlo_text))
+class NoDevicePlanes(Exception):
+    """A recording of an accelerator holds nothing of it; the host's threads say nothing about its time."""
 
 
-def device_time(
-    seconds: Mapping[str, float], calls: Mapping[str, float], names: Mapping[str, str]
-) -> DeviceTime | None:
-    """Sums seconds and calls of each instruction in a step by the phase and scope of its op_name."""
+@dataclasses.dataclass(frozen=True)
+class TracedOps:
+    """Exclusive seconds and calls of each instruction in one step, means over devices, and seconds of other copies."""
+
+    seconds: dict[str, float]
+    calls: dict[str, float]
+    copy_seconds: float = 0.0
+
+
+def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str = "cpu") -> DeviceTime | None:
+    """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program.
+
+    Raises:
+      NoDevicePlanes: `platform` is an accelerator, of which the recording has nothing.
+    """
+    costs = kernel_costs(hlo_text) if platform != "cpu" else {}
+    traced = traced_ops(profile, module_name(hlo_text), steps, platform)
+    return device_time(traced, instruction_names(hlo_text), costs)
+
+
+def device_time(traced: TracedOps, names: Mapping[str, str], costs: Mapping[str, Cost]) -> DeviceTime | None:
+    """Sums what was traced by the phase and scope of each op_name; `costs` of an instruction give its speed."""
+    seconds, calls = traced.seconds, traced.calls
     busy = sum(seconds.values())
     if busy <= 0:
         return None
@@ -124,37 +150,78 @@ def device_time(
         attributed += share if op_name else 0.0
         phases[phase] += share
         scopes[scope, phase] += share
-        rows.append(
-            {"op": op, "scope": scope, "phase": phase, "share": share, "calls": calls.get(op, 0), "op_name": op_name}
-        )
+        row = {"op": op, "scope": scope, "phase": phase, "share": share, "calls": calls.get(op, 0), "op_name": op_name}
+        rows.append(row | achieved(costs.get(name or ""), calls.get(op, 0.0), value))
     rows.sort(key=lambda row: -row["share"])
     largest = sorted(scopes.items(), key=lambda item: -item[1])
     table = [{"scope": scope, "phase": phase, "share": share} for (scope, phase), share in largest]
-    return DeviceTime(busy, phases, table, rows[:TOP_OPS], attributed)
+    return DeviceTime(busy, phases, table, rows[:TOP_OPS], attributed, traced.copy_seconds)
+
+
+def achieved(cost: Cost | None, calls: float, seconds: float) -> dict[str, float | None]:
+    """Returns GFLOP and GB per second of an instruction; None for what it has not, or is not known."""
+    rate = calls / seconds / 1e9 if seconds > 0 else 0.0
+    return {
+        "gflop_per_second": cost.flops * rate if cost and cost.flops else None,
+        "gb_per_second": cost.bytes * rate if cost and cost.bytes else None,
+    }
 
 
 def _kernel_name(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z]", "_", name)
 
 
-def traced_ops(profile: Any, module: str, steps: int) -> tuple[dict[str, float], dict[str, float]]:
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """An event of a trace; times in ns.
+
+    Attributes:
+      op: the instruction, or the kernel's name if it has none.
+      module: of the instruction; empty if the event names none.
+      is_copy: whether it is a copy of memory.
+    """
+
+    op: str
+    start: float
+    end: float
+    module: str
+    is_copy: bool
+
+    @property
+    def is_foreign_copy(self) -> bool:
+        """Whether it copies between host and device, or devices, and no instruction asked for it."""
+        return self.is_copy and not self.module and "d2d" not in self.op.lower()
+
+
+def traced_ops(profile: Any, module: str, steps: int, platform: str = "cpu") -> TracedOps:
     """Returns exclusive seconds and calls per step of each instruction of `module`, averaged over devices."""
-    planes = list(profile.planes)
-    accelerators = [plane for plane in planes if plane.name.startswith("/device:")]
+    on_host = platform == "cpu"
+    planes = [plane for plane in profile.planes if plane.name.startswith("/host:" if on_host else "/device:")]
+    if not on_host and not any(list(plane.lines) for plane in planes):
+        raise NoDevicePlanes(platform)
     seconds: dict[str, float] = collections.defaultdict(float)
     calls: collections.Counter = collections.Counter()
-    devices = 0
-    for plane in accelerators or [plane for plane in planes if plane.name.startswith("/host:")]:
-        intervals = []
+    devices, copied = 0, 0.0
+    for plane in planes:
+        kernels: list[Piece] = []
+        copies: list[Piece] = []
         for line in _compute_lines(list(plane.lines)):
-            found = [event for event in map(_read_event, line.events) if event and _of(event, module, accelerators)]
-            calls.update(op for op, *_ in found)
-            intervals += exclusive((op, start, end) for op, start, end, _ in found)
-        devices += bool(intervals)
-        for op, value in shared_time(intervals).items():
-            seconds[op] += value
+            events = [event for event in map(_read_event, line.events) if event]
+            copied += sum(event.end - event.start for event in events if event.is_foreign_copy)
+            work = [event for event in events if _is_work(event, module, on_host)]
+            calls.update(event.op for event in work)
+            kernels += exclusive((event.op, event.start, event.end) for event in work if not event.is_copy)
+            copies += [(event.op, event.start, event.end) for event in work if event.is_copy]
+        devices += bool(kernels)
+        for times in (shared_time(kernels), shared_time(uncovered(copies, kernels))):
+            for op, value in times.items():
+                seconds[op] += value
     scale = max(devices, 1) * steps
-    return {op: value * 1e-9 / scale for op, value in seconds.items()}, {op: n / scale for op, n in calls.items()}
+    return TracedOps(
+        {op: value * 1e-9 / scale for op, value in seconds.items()},
+        {op: number / scale for op, number in calls.items()},
+        copied * 1e-9 / scale,
+    )
 
 
 def _compute_lines(lines: list[Any]) -> list[Any]:
@@ -166,8 +233,8 @@ def _compute_lines(lines: list[Any]) -> list[Any]:
     return lines
 
 
-def _read_event(event: Any) -> tuple[str, float, float, str | None] | None:
-    """Returns operation or kernel, start and end in ns, and module; None for marks without a length."""
+def _read_event(event: Any) -> Event | None:
+    """Returns an event; None for marks without a length."""
     length = event.duration_ns
     if length <= 0 or event.name.startswith("end: "):
         return None
@@ -177,13 +244,41 @@ def _read_event(event: Any) -> tuple[str, float, float, str | None] | None:
             op = value
         elif key == "hlo_module":
             module = value
-    return str(op or event.name), event.start_ns, event.start_ns + length, module if op else (module or "")
+    is_copy = event.name.lower().startswith("memcpy")
+    return Event(str(op or event.name), event.start_ns, event.start_ns + length, module or "", is_copy)
 
 
-def _of(event: tuple[str, float, float, str | None], module: str, accelerators: Any) -> bool:
-    # Events without an instruction are bookkeeping on a host plane, and work on an accelerator: copies, command
-    # buffers, kernels of libraries.
-    return event[3] == module or (bool(accelerators) and not event[3])
+def _is_work(event: Event, module: str, on_host: bool) -> bool:
+    """Returns whether an event is work of the step.
+
+    Events without an instruction are bookkeeping on a host, and on an accelerator command buffers and kernels of
+    libraries; copies without one are the loader's and the reader's of metrics.
+    """
+    if event.module:
+        return event.module == module
+    return not on_host and not event.is_foreign_copy
+
+
+def uncovered(pieces: Iterable[Piece], cover: Iterable[Piece]) -> list[Piece]:
+    """Cuts from pieces what lies inside any piece of `cover`."""
+    spans: list[list[float]] = []
+    for _, start, end in sorted(cover, key=lambda piece: piece[1]):
+        if spans and start <= spans[-1][1]:
+            spans[-1][1] = max(spans[-1][1], end)
+        else:
+            spans.append([start, end])
+    left = []
+    for op, start, end in pieces:
+        at = start
+        for low, high in spans[max(0, bisect.bisect(spans, [start]) - 1) :]:
+            if low >= end:
+                break
+            if low > at:
+                left.append((op, at, low))
+            at = max(at, high)
+        if at < end:
+            left.append((op, at, end))
+    return left
 
 
 def exclusive(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, float, float]]:

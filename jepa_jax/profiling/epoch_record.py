@@ -7,6 +7,7 @@ from typing import Any
 
 from jepa_jax.profiling import monitor
 from jepa_jax.profiling.accounting import Spent, breakdown, percentages
+from jepa_jax.profiling.peak import mfu
 from jepa_jax.profiling.sections import BETWEEN_STEPS, OVERHEADS, EpochSection, Phase, Section
 
 Shares = Mapping[Phase, float]  # of the device's time, by phase
@@ -108,7 +109,6 @@ def make_record(
     spent = sum((block.spent for block in blocks), Spent())
     batch_times = [seconds for block in blocks for seconds in block.batch_seconds]
     batch = statistics.fmean(batch_times) if batch_times else None
-    flop_rate = flops_per_step / batch if flops_per_step and batch else None
     unattributed = spent.device * (1.0 if shares is None else shares.get(Phase.OTHER, 0.0))
     return EpochRecord(
         epoch=epoch,
@@ -126,10 +126,10 @@ def make_record(
         generation_seconds=loading.generation / loading.batches if loading.batches else None,
         transfer_seconds=loading.transfer / loading.batches if loading.batches else None,
         images_per_second=batch_size / batch if batch else None,
-        mfu=flop_rate / peak_flops if flop_rate and peak_flops else None,
+        mfu=mfu(flops_per_step, batch, len(batch_times), peak_flops),
         compilations=seen.compilations,
         system=system_figures(samples),
-        gpus=gpu_figures(samples),
+        gpus=gpu_figures(samples, spent.seconds),
         blocks=[_block_row(block, shares, transfer_share) for block in blocks if block.steps],
     )
 
@@ -152,8 +152,12 @@ def system_figures(samples: Sequence[monitor.Sample]) -> dict[str, float | None]
     }
 
 
-def gpu_figures(samples: Sequence[monitor.Sample]) -> list[dict[str, float | None]]:
-    """Returns the figures of each GPU over an epoch; memory is the allocator's if known, else NVML's."""
+def gpu_figures(samples: Sequence[monitor.Sample], seconds: float | None = None) -> list[dict[str, float | None]]:
+    """Returns the figures of each GPU over an epoch of this length; memory is the allocator's if known, else NVML's.
+
+    NVML's includes the pool that JAX holds but does not use, so it says nothing about how full that is. Energy is the
+    mean power times the epoch's length.
+    """
     figures = []
     for index in range(max((len(sample["gpus"]) for sample in samples), default=0)):
         seen = monitor.gpu_samples(samples, index)
@@ -162,16 +166,29 @@ def gpu_figures(samples: Sequence[monitor.Sample]) -> list[dict[str, float | Non
         peak = monitor.largest(seen, "allocated_peak_gb") if allocated else monitor.largest(seen, used)
         size = monitor.latest(seen, limit)
         now = monitor.mean(seen, used)
-        means = ("utilization", "temperature_c", "power_watts", "clock_mhz", "throttled")
+        watts = mean_power(seen, [sample["time"] for sample in samples if index < len(sample["gpus"])])
+        means = ("utilization", "temperature_c", "clock_mhz", "throttled")
         figures.append(
             {
                 "memory_gb": now,
                 "memory_max_gb": monitor.largest(seen, used),
                 "memory_limit_gb": size,
                 "memory_percent": 100 * now / size if now is not None and size else None,
-                "memory_pressure": min(peak / size, 1.0) if peak is not None and size else None,
+                "memory_pressure": min(peak / size, 1.0) if allocated and peak is not None and size else None,
+                "power_watts": watts,
+                "energy_joules": watts * seconds if watts is not None and seconds is not None else None,
                 **{name: monitor.mean(seen, name) for name in means},
                 "max_clock_mhz": monitor.latest(seen, "max_clock_mhz"),
             }
         )
     return figures
+
+
+def mean_power(seen: Sequence[Mapping[str, float | None]], times: Sequence[float]) -> float | None:
+    """Returns watts from the first to the last sample by NVML's counter of energy, else the mean of its readings."""
+    counted = [(at, one["energy_joules"]) for at, one in zip(times, seen, strict=True) if one.get("energy_joules")]
+    if len(counted) > 1:
+        (first, before), (last, after) = counted[0], counted[-1]
+        if last > first and before is not None and after is not None and after >= before:  # a reset driver starts at 0
+            return (after - before) / (last - first)
+    return monitor.mean(seen, "power_watts")

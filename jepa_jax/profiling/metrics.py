@@ -1,5 +1,6 @@
 """The profiler's metrics, all of them in every run, and the table that the terminal shows after each epoch."""
 
+import math
 from collections.abc import Mapping
 
 from jepa_jax.profiling.bottlenecks import GPU_MEMORY, RAM, batch_share
@@ -81,7 +82,15 @@ def _memory_metrics(record: EpochRecord) -> Metrics:
     }
     for index, gpu in enumerate(record.gpus or [{}]):  # without a GPU the names of the first are there, and empty
         metrics |= _gpu_metrics(f"gpu_{index}", gpu)
-    return metrics
+    return metrics | ({"images_per_joule": images_per_joule(record)} if record.gpus else {})
+
+
+def images_per_joule(record: EpochRecord) -> float | None:
+    """Returns the images of an epoch over the energy of all GPUs; None if one does not tell its energy."""
+    energy = [gpu["energy_joules"] for gpu in record.gpus]
+    joules = math.fsum(value for value in energy if value is not None)
+    images = record.steps * (record.batch_seconds or 0.0) * (record.images_per_second or 0.0)
+    return images / joules if joules and None not in energy else None
 
 
 def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> Metrics:
@@ -95,6 +104,7 @@ def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> Metrics:
         f"{name}_utilization_percent": gpu.get("utilization"),
         f"{name}_temperature_c": gpu.get("temperature_c"),
         f"{name}_power_watts": gpu.get("power_watts"),
+        f"{name}_energy_joules": gpu.get("energy_joules"),
         f"{name}_clock_mhz": gpu.get("clock_mhz"),
     }
 

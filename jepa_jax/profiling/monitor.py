@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import psutil
 
-from jepa_jax.runtime.gpus import GPU_FIELDS, Gpus
+from jepa_jax.runtime.gpus import GPU_FIELDS, Gpus, jax_gpus
 
 # time, step, the HOST_FIELDS, and "gpus": for each GPU a dict of GPU_FIELDS and ALLOCATOR_FIELDS
 Sample = dict[str, Any]
@@ -27,9 +27,9 @@ class Monitor:
     def __init__(self, seconds: float, *, gpus: Gpus | None = None, clock: Callable[[], float] = time.perf_counter):
         self._every, self._clock = seconds, clock
         self._step: Callable[[], int] = lambda: 0
-        self._gpus = Gpus() if gpus is None else gpus
         self._process = psutil.Process()
         self._devices = [device for device in jax.local_devices() if device.platform != "cpu"]
+        self._gpus = jax_gpus(self._devices) if gpus is None else gpus
         self._began = clock()
         self._lock = threading.Lock()
         self._recent: list[Sample] = []

@@ -7,7 +7,6 @@ every few epochs. `NullProfiler` takes its place when it is switched off.
 import dataclasses
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,9 +24,11 @@ from jepa_jax.profiling.monitor import Monitor
 from jepa_jax.profiling.sections import EpochSection, Section, Timeline
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 from jepa_jax.program.build import Length
+from jepa_jax.runtime.provenance import num_cores
 
-WRITE_EVERY = 500  # profile.json is written again after this many times the time that writing it took
+WRITE_EVERY = 1000  # profile.json is written again after this many times the time that writing it took
 SETTLING_STEPS = 200  # after which memory is watched, unless an epoch is shorter
+PEAK_SECONDS = 60.0  # between two measurements of a CPU's peak, which take 50 ms
 BLOCKS = 4  # that the steps of an epoch are divided into, so that two runs can be compared with an interval
 
 
@@ -92,7 +93,7 @@ class Profiler(NullProfiler):
         self._setting = Setting(
             num_workers=config.data.num_workers,
             pipeline=config.data.pipeline,
-            cores=os.cpu_count() or 1,
+            cores=num_cores(),
             platform=jax.default_backend(),
             precision=config.train.precision,
             batch_size=config.data.batch_size,
@@ -102,7 +103,8 @@ class Profiler(NullProfiler):
         self._recorder = PhaseRecorder(config.profile.trace_every_epochs, kept_trace, compiled, timeline.clock)
         self.monitor = Monitor(config.profile.monitor_seconds, clock=timeline.clock)
         self._start = self._epoch_start = 0  # steps at which this session and this epoch begin
-        self._records: list[EpochRecord] = []
+        self._first_epoch: int | None = None  # of this session
+        self._rows: list[dict[str, Any]] = []  # of its epochs
         self._earlier: list[dict[str, Any]] = []  # epochs of the sessions before this one
         self._outside: dict[str, dict[Section, float]] = {}  # start-up and end
         self._shown: set[str] = set()
@@ -110,12 +112,14 @@ class Profiler(NullProfiler):
         self._flops_mark = 0, 0  # steps and their operations before this epoch
         self._written = self._write_seconds = 0.0
         self._peak: tuple[float | None, str] = (None, "")
+        self._peak_at = 0.0
         self._seen = Observed()
 
     def start(self, step: Callable[[], int], path: pathlib.Path) -> None:
         self._start = self._epoch_start = step()
         self._earlier = _epochs_until(path, self._start)
         self._recorder.plan(self._start, self._epoch_end())
+        self._peak_flops()
         self.monitor.start(step)
         if self.monitor.gpu_problem:
             self._recorder.notes.append(f"no temperature, power or clock of a GPU: {self.monitor.gpu_problem}")
@@ -176,10 +180,11 @@ class Profiler(NullProfiler):
         history = [sample for sample in self.monitor.history() if sample["step"] > settled]
         found = find_bottlenecks(record, self._setting, history)
         record = dataclasses.replace(record, bottlenecks=[dataclasses.asdict(bottleneck) for bottleneck in found])
-        self._records.append(record)
+        self._rows.append(dataclasses.asdict(record))
+        self._first_epoch = self._first_epoch or record.epoch
         self._seen, self._epoch_start = Observed(), step
         self._batch_mark = self._timeline.step_seconds()
-        done = record.epoch - self._records[0].epoch + 1
+        done = record.epoch - self._first_epoch + 1
         self._recorder.plan_next(step, self._epoch_end(), epochs_done=done, elapsed=self._ledger.total.seconds)
         return record
 
@@ -211,8 +216,12 @@ class Profiler(NullProfiler):
         return (flops - before[1]) / (steps - before[0]) if steps > before[0] else None
 
     def _peak_flops(self) -> float | None:
-        if not self._peak[1]:
-            self._peak = peak.peak_flops(self._config.profile.peak_tflops, self._config.train.precision)
+        """Returns the peak of the devices; that of a CPU is measured now and then, and the best one counts."""
+        now = self._timeline.clock()
+        if not self._peak[1] or (self._setting.platform == "cpu" and now - self._peak_at > PEAK_SECONDS):
+            found = peak.peak_flops(self._config.profile.peak_tflops, self._config.train.precision)
+            self._peak = max(found, self._peak, key=lambda known: known[0] or 0.0)
+            self._peak_at = now
         return self._peak[0]
 
     def summary(self) -> dict[str, Any]:
@@ -232,7 +241,7 @@ class Profiler(NullProfiler):
                 "all": self._timeline.seconds().get(Section.PROFILER, 0.0),
             },
             "outside_epochs": self._outside,
-            "epochs": [*self._earlier, *(dataclasses.asdict(record) for record in self._records)],
+            "epochs": [*self._earlier, *self._rows],
             "device": dataclasses.asdict(newest) if newest else None,
             "samples": self.monitor.history(),
             "notes": list(dict.fromkeys(notes)),

@@ -9,11 +9,23 @@ from typing import Any
 import jax
 
 from jepa_jax.profiling.compilations import CompiledStep
-from jepa_jax.profiling.device_time import DeviceTime, device_time, instruction_names, module_name, traced_ops
+from jepa_jax.profiling.device_time import (
+    DeviceTime,
+    NoDevicePlanes,
+    device_time,
+    instruction_names,
+    module_name,
+    traced_ops,
+)
+from jepa_jax.program.kernel_costs import Cost, kernel_costs
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
-BUDGET = 0.004  # of the run's time, that recordings after the first may take
+BUDGET = 0.002  # of the run's time, that recordings after the first may take
+NO_PLANES = (
+    "a recording holds nothing of the {platform}, so its time is not split by phase: CUPTI could not be used; another "
+    "profiler may be running, or the driver reserves it for administrators (NVreg_RestrictProfilingToAdminUsers=0)"
+)
 ATTRIBUTED = 0.8  # of the device's time; below it a note says that names are missing
 
 
@@ -120,7 +132,9 @@ class PhaseRecorder:
         self._every, self._kept, self._compiled, self._clock = every_epochs, kept, compiled, clock
         self._trace = ShortTrace()
         self._window: range | None = None  # of steps
-        self._names: tuple[str, dict[str, str]] = ("", {})  # text of a compiled program, names of its instructions
+        self._text = ""  # of the compiled program that the following are of
+        self._names: dict[str, str] = {}
+        self._costs: dict[str, Cost] = {}
         self._last_seconds = 0.0
         self.seconds = 0.0  # that recordings have taken
         self.newest: DeviceTime | None = None
@@ -165,10 +179,15 @@ class PhaseRecorder:
         if not self._compiled.were_alike(steps):
             self.notes.append("the recorded steps had batches of different sizes; a later recording splits their time")
             return False
-        text = self._compiled.text()
-        if self._names[0] != text:
-            self._names = text, instruction_names(text)
-        newest = device_time(*traced_ops(profile, module_name(text), steps), self._names[1])
+        text, platform = self._compiled.text(), jax.default_backend()
+        if self._text != text:
+            self._text, self._names = text, instruction_names(text)
+            self._costs = kernel_costs(text) if platform != "cpu" else {}
+        try:
+            newest = device_time(traced_ops(profile, module_name(text), steps, platform), self._names, self._costs)
+        except NoDevicePlanes:
+            self.notes.append(NO_PLANES.format(platform=platform))
+            return False
         if newest is None:
             self.notes.append("a recording did not contain the training step; the device's time is not split by phase")
             return False

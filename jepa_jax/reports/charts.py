@@ -48,7 +48,9 @@ class Axis(NamedTuple):
 
     def place(self, values: Any) -> Any:
         """Returns where a value, or an array of values, lies on the axis, from 0 to 1."""
-        return ((np.log10(values) if self.is_log else values) - self.low) / (self.high - self.low)
+        if self.is_log:
+            values = np.log10(np.maximum(values, np.finfo(np.float64).tiny))  # means of smaller numbers may be 0
+        return (values - self.low) / (self.high - self.low)
 
     def ticks(self, count: int = 5) -> list[float]:
         """Returns round values inside the range."""

@@ -107,18 +107,31 @@ def device_cards(device: Mapping[str, Any] | None) -> list[Card]:
     scopes = [
         [row["scope"] or "(no scope)", row["phase"], *time(row)] for row in device["scopes"] if row["share"] >= 0.0005
     ]
+    header = ["operation", "where", "what", "share", "time per step"]
+    rates = {"gflop_per_second": "GFLOP/s", "gb_per_second": "GB/s"}
+    known = {key: label for key, label in rates.items() if any(row.get(key) for row in device["ops"])}
     operations = [
-        [row["op"], " ".join(filter(None, (row["scope"], row["phase"]))), row["op_name"].rsplit("/", 1)[-1], *time(row)]
+        [
+            row["op"],
+            " ".join(filter(None, (row["scope"], row["phase"]))),
+            row["op_name"].rsplit("/", 1)[-1],
+            *time(row),
+            *(f"{row[key]:,.0f}" if row.get(key) else "–" for key in known),
+        ]
         for row in device["ops"][:SHOWN_OPS]
     ]
     note = (
         f"One step takes {busy:.1f} ms of device time; {100 * device['attributed']:.0f} % of it belongs to named "
         "operations. A fused operation counts for the scope of its result."
     )
+    if copied := device.get("copy_seconds"):
+        note += f" Copies between host and device beside the step: {1e3 * copied:.2f} ms per step, not counted here."
+    rate_note = "Operands and results count as read and written once." if known else ""
     return [
         Card("Device time by scope", [Table(scopes, ["scope", "phase", "share", "time per step"])], note),
         Card(
             "Longest device operations",
-            [Table(operations, ["operation", "where", "what", "share", "time per step"])],
+            [Table(operations, [*header, *known.values()])],
+            rate_note,
         ),
     ]

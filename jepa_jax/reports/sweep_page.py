@@ -157,23 +157,34 @@ def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Ma
     """Returns the most important figures."""
     if best is None:
         return absent_section("", "No combination was measured.")
-    gain = conclusion.get("gain") or {}
-    gain_note = "over the config as given" if gain else "the config as given is not slower, or was not measured"
-    if ends := gain.get("interval"):
-        gain_note = f"{ends[0]:.2f} to {ends[1]:.2f}, {gain_note}"
+    gain_text, gain_note = gain_words(conclusion)
     interval, memory = interval_percent(best), memory_gib(best)
     memory_text = "–" if memory is None else f"{memory:.2f} GiB"
     interval_note = "" if interval is None else f"± {interval:.1f} %"
     failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
     figures = [
         KeyFigure("Images per second", short(speed_of(best)), interval_note, main=True),
-        KeyFigure("Gain", f"{gain['ratio']:.2f} x" if gain.get("ratio") else "–", gain_note),
+        KeyFigure("Gain", gain_text, gain_note),
         KeyFigure("Peak memory", memory_text, "device" if best.get("peak_memory_bytes") else "process"),
         KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),
         KeyFigure("Noise of one repeat", percent(conclusion.get("noise_percent")), "pooled over all rows"),
         KeyFigure("Failed", str(failed), f"of {len(rows)} combinations"),
     ]
     return PageSection("", [KeyFigures(figures)])
+
+
+def gain_words(conclusion: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the gain over the config as given, and a note; an interval that contains 1 is no gain."""
+    if leader := conclusion.get("not_shown"):
+        if not leader.get("interval"):
+            return "none shown", "measured once: nothing can be told from noise; keep the config"
+        low, high = leader["interval"]
+        return "none shown", f"keep the config; the fastest other: {leader['ratio']:.2f} ({low:.2f} to {high:.2f}) x"
+    gain = conclusion.get("gain") or {}
+    if not gain.get("ratio"):
+        return "–", "the config as given is not slower, or was not measured"
+    ends = gain.get("interval")
+    return f"{gain['ratio']:.2f} x", (f"{ends[0]:.2f} to {ends[1]:.2f}, " if ends else "") + "over the config as given"
 
 
 def choice_card(conclusion: Mapping[str, Any]) -> Card:

@@ -46,3 +46,13 @@ def pool_fraction(environment: Mapping[str, str]) -> float:
         except ValueError:
             raise UserError(f"{name} = {environment[name]}: not a number; use 0 to 1, or unset it") from None
     return POOL_FRACTION
+
+
+def pool_variables(fraction: float | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables that make JAX take this fraction of a GPU's memory; {} for None.
+
+    JAX refuses to start if both of its variables are set, so one that is set already is the one to set.
+    """
+    if fraction is None:
+        return {}
+    return {OLD_POOL_VARIABLE if environment.get(OLD_POOL_VARIABLE) else POOL_VARIABLE: f"{fraction:g}"}

@@ -8,11 +8,20 @@ import sys
 
 import psutil
 
-# What malloc, XLA, CUDA, cuDNN, LLVM, Python and the dynamic loader say, in lower case.
+# What malloc, XLA, CUDA, LLVM, Python and the dynamic loader say, in lower case.
 _WORDS = (
     "resource_exhausted", "out of memory", "error_out_of_memory", "status_alloc_failed", "bad_alloc", "memoryerror",
     "cannot allocate memory", "unable to allocate", "failed to allocate", "failed to map segment",
     "memory allocation",
+)  # fmt: skip
+# What cuDNN, cuBLAS and NCCL say when the pool has left them no memory for their handles and buffers; a broken
+# installation says the same, but only at a first call, which a smaller batch would meet as well.
+_LIBRARY_WORDS = (
+    "dnn library initialization failed", "could not create cudnn handle",
+    "failed to create cudnn handle", "cudnn_status_not_initialized", "cudnn_status_alloc_failed",
+    "cublas_status_not_initialized", "cublas_status_alloc_failed", "failed to create cublas handle",
+    "cusolver_status_alloc_failed", "cufft_alloc_failed", "unhandled cuda error", "ncclunhandledcudaerror",
+    "failed to cuda calloc", "failed to cuda host alloc",
 )  # fmt: skip
 _THREAD_WORDS = ("resource temporarily unavailable", "can't start new thread", "pthread_create")
 _HARMLESS = "not a failure"  # XLA reports an attempt that it continues without
@@ -27,7 +36,7 @@ def is_out_of_memory(message: str | BaseException) -> bool:
     """
     text = message if isinstance(message, str) else f"{type(message).__name__}: {message}"
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    wanted = _WORDS + (_THREAD_WORDS if is_limited else ())
+    wanted = _WORDS + _LIBRARY_WORDS + (_THREAD_WORDS if is_limited else ())
     lines = [line for line in text.lower().splitlines() if _HARMLESS not in line]
     return any(words in line for line in lines for words in wanted)
 

@@ -7,7 +7,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.tuning.rows import SweepRow
 from jepa_jax.tuning.settings import Combination
-from jepa_jax.tuning.speed_statistics import SpeedModel
+from jepa_jax.tuning.speed_statistics import SpeedModel, together
 
 WAITING = 0.10  # share of a step from which waiting for data counts as the limit
 FULL = 0.85  # share of the memory from which it counts as the limit
@@ -15,11 +15,12 @@ WORTH_SEEING = 0.05  # relative difference of speeds that is worth more repeats
 MOST_PROMISED = 10.0  # times the speed: where a device waits for 90 % of the time, its own speed is hardly known
 
 
-def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
+def what_limits(row: SweepRow, memory_limit_bytes: float | None = None, cores: int | None = None) -> str:
     """Says what a faster setting would have to change.
 
     Args:
       memory_limit_bytes: usable memory; by default what the device's allocator has.
+      cores: of this machine, above which more workers load no faster; None if not known.
     """
     wait, memory = row.mean("data_wait_fraction"), row.largest("peak_memory_bytes")
     limit = memory_limit_bytes or row.shared("device_limit_bytes")
@@ -27,7 +28,18 @@ def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
     if wait is not None and wait > WAITING:
         factor = 1 / max(1 - wait, 1e-3)
         gain = f"at most {factor:.2f}x" if factor < MOST_PROMISED else f"more than {MOST_PROMISED:.0f}x"
-        return f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain."
+        change = ""
+        if cores is not None and row.combination.pipeline != "device":
+            workers = row.combination.num_workers
+            more = (
+                f"try more than {workers} workers on {cores} cores"
+                if workers < cores
+                else (f"{workers} workers keep all {cores} cores busy: prepare smaller or decoded data")
+            )
+            change = f" ({more}, or data.pipeline=device for data that fits)"
+        return (
+            f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain{change}."
+        )
     if used is not None and used > FULL:
         return (
             f"Memory limits the batch: {100 * used:.0f} % of the available memory is used; computing limits the speed."
@@ -37,8 +49,8 @@ def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
     return f"Computing limits{waiting}" + (f", at {100 * mfu:.0f} % of the device's peak." if mfu else ".")
 
 
-def resolution_sentence(model: SpeedModel, repeats: int) -> str:
-    """Says what a sweep can tell apart, and how many repeats would tell more."""
+def resolution_sentence(model: SpeedModel, repeats: int, candidates: int = 2) -> str:
+    """Says what a sweep of so many candidates can tell apart, and how many repeats would tell more."""
     if model.noise_percent is None:
         return "Each combination was measured once: no difference can be told from noise (--repeats=3)."
     scatter = f"One repeat scatters by {model.noise_percent:.1f} %"
@@ -46,6 +58,9 @@ def resolution_sentence(model: SpeedModel, repeats: int) -> str:
         return f"{scatter}."
     seen = model.resolution(repeats)
     sentence = f"{scatter}: with {repeats} repeats a difference of less than {100 * seen:.1f} % stays within noise"
+    if candidates > 2:
+        selected = model.resolution(repeats, together(candidates - 1))
+        sentence += f" ({100 * selected:.1f} % for the fastest of {candidates})"
     if seen <= WORTH_SEEING:
         return f"{sentence}."
     needed = model.repeats_to_resolve(WORTH_SEEING)

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import math
 import pathlib
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime import memory as process_memory
+from jepa_jax.runtime.gpus import jax_gpus
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import unused_gpu
 from jepa_jax.runtime.start import setup
@@ -153,13 +155,24 @@ def measure(
         figures,
         **compiled,
         flops_per_batch=None if step.flops is None else round(step.flops),
-        mfu=step.flops * figures.samples_per_sec / config.data.batch_size / most if step.flops and most else None,
+        mfu=peak.mfu(step.flops, figures.avg_step_time, figures.measured_batches or 0, most),
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,
         devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
         platform=jax.default_backend(),
         device_limit_bytes=min((limit for limit in limits if limit), default=None),
+        card=card_name(),
     )
+
+
+def card_name() -> str | None:
+    """Returns host and UUIDs of the GPUs that this process computes on; None on CPUs."""
+    if jax.default_backend() != "gpu":
+        return None
+    gpus = jax_gpus(jax.local_devices())
+    names = gpus.uuids
+    gpus.close()
+    return f"{socket.gethostname()} {' '.join(names)}" if any(names) else None
 
 
 def largest_batches(config: Config, source: Source, sharding: NamedSharding) -> list[Delivery]:

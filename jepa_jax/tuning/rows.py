@@ -63,6 +63,7 @@ class Figures:
     devices: str | None = None
     platform: str | None = None
     device_limit_bytes: int | None = None
+    card: str | None = None  # the GPU that it was measured on, by host and UUID
 
     @property
     def cold_compile_seconds(self) -> float | None:
@@ -86,7 +87,14 @@ class TrialResult:
 
     def to_dict(self) -> dict[str, Any]:
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "figures"}
-        return own | ({} if self.figures is None else dataclasses.asdict(self.figures))
+        figures = {} if self.figures is None else dataclasses.asdict(self.figures)
+        return own | {name: value for name, value in figures.items() if name != "card" or value is not None}
+
+    def on_card(self, name: str) -> "TrialResult":
+        """Returns the result with the name of the card, where the trial could not tell it itself."""
+        if self.figures is None or self.figures.card:
+            return self
+        return dataclasses.replace(self, figures=dataclasses.replace(self.figures, card=name))
 
     def in_words(self) -> str:
         return self.reason if self.figures is None else f"{short(self.figures.samples_per_sec)} images/s"
@@ -117,6 +125,11 @@ class SweepRow:
     def speeds(self) -> dict[int, float]:
         """Images per second of each round that succeeded."""
         return {repeat.round: repeat.figures.samples_per_sec for repeat in self.repeats if repeat.figures is not None}
+
+    @functools.cached_property
+    def cards(self) -> dict[int, str]:
+        """The GPU of each round that succeeded, where it is known."""
+        return {one.round: one.figures.card for one in self.repeats if one.figures is not None and one.figures.card}
 
     @property
     def is_measured(self) -> bool:
@@ -170,10 +183,13 @@ class SweepRow:
         return self.status in (PENDING, OK) and len(self.repeats) < repeats
 
     def with_repeat(self, repeat: TrialResult) -> "SweepRow":
-        """Returns the row with one more repeat; a repeat that failed decides for the whole row."""
+        """Returns the row with one more repeat; the first that failed decides for the whole row."""
+        repeats = (*self.repeats, repeat)
+        if self.status not in (PENDING, OK, SKIPPED):
+            return SweepRow(self.combination, self.status, self.reason, repeats)
         later = repeat.status != OK and repeat.round > 0
         reason = f"repeat {repeat.round + 1}: {repeat.reason}" if later else repeat.reason
-        return SweepRow(self.combination, repeat.status, reason, (*self.repeats, repeat))
+        return SweepRow(self.combination, repeat.status, reason, repeats)
 
     def without_failures(self) -> "SweepRow":
         """Returns the row with the repeats that succeeded, as if it had neither failed nor been skipped."""

@@ -5,8 +5,8 @@
 3. Workers, pipeline, precision, remat and the neighbouring batches challenge the leader, each alone, then those that
    gained together. One short trial for all, more and longer ones for the better half, interleaved; again around a new
    leader, until nothing is left to try.
-4. The leader, those close to it and the reference are measured side by side: the choice and its gain. Without a gain
-   the config stays as it is.
+4. The leader, those close to it and the reference are measured side by side: the choice and its gain. Unless a gain is
+   shown, the config stays as it is.
 5. The choice is confirmed by a longer run with a validation pass and a checkpoint; one that fails gives way to less.
 
 The machine is a function (`Run`), so that tests can search on machines that are formulas.
@@ -19,12 +19,11 @@ from typing import Any
 
 from jepa_jax.config.groups import Config
 from jepa_jax.tuning.advice import WAITING
-from jepa_jax.tuning.recommendation import choose
+from jepa_jax.tuning.recommendation import Choice, choose
 from jepa_jax.tuning.rows import OK, OUT_OF_MEMORY, REFUSED, SweepRow
-from jepa_jax.tuning.search_space import SearchSpace, changes, without_idle_workers
+from jepa_jax.tuning.search_space import SearchSpace, changes
 from jepa_jax.tuning.search_trials import SHORT_SECONDS, Limits, Run, Trials
 from jepa_jax.tuning.settings import Combination
-from jepa_jax.tuning.speed_statistics import SAME, compare_speeds
 
 GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next step in its direction
 HOPELESS = 0.90  # of the leader's speed in one short trial: that value is not tried again
@@ -33,7 +32,6 @@ CLOSE = 0.95  # of the leader's speed: measured beside it in the end
 WORTH = 1.03  # what a single change must gain to be combined with others
 NEWS = 1.01  # what a new leader must gain for another race around it
 CLEAR = 1.10  # a gain after which a race is over: others are compared with the new leader
-KEEP = 1.02  # a choice that gains less than this, and within noise, gives way to the config as given
 RUNGS = 2  # of a race: everyone, then the better half; the finals are the third
 FINALISTS, FINAL_REPEATS = 3, 3
 BISECTIONS, BACK_OFFS = 3, 4
@@ -58,8 +56,9 @@ class Search(Trials):
         """`options`: those of `Trials`."""
         super().__init__(config, limits, run, **options)
         self.space = space
-        self.reference = space.start(Combination.of(config))
+        self.reference = space.start(Combination.of(config)).without_idle_workers()
         self.notes: list[str] = []
+        self.choice: Choice | None = None  # of the finalists, before the longer run
         self._hopeless: set[tuple[str, Any]] = set()
 
     def search(self) -> SearchOutcome:
@@ -76,7 +75,8 @@ class Search(Trials):
         self.stage, self.reserved_trials = "finalists", 3
         finalists = self._finals()
         self.stage, self.reserved_trials = "confirmation", 0
-        chosen, confirmed = self._confirm(self._choose(finalists))
+        chosen = self._choose(finalists)
+        chosen, confirmed = self._confirm(chosen) if chosen else (None, False)
         return self._outcome(chosen, confirmed, finalists)
 
     def best_so_far(self) -> SearchOutcome:
@@ -84,7 +84,7 @@ class Search(Trials):
         self.notes.append(
             "Interrupted: this is the best so far, not confirmed; tuned.json was not written, --resume continues."
         )
-        return SearchOutcome(next(iter(self.ranked()), None), False, (), (), tuple(self.notes))
+        return SearchOutcome(self._choose(self.ranked()), False, (), (), tuple(self.notes))
 
     def _outcome(self, chosen: Combination | None, confirmed: bool, finalists: Sequence[Combination]) -> SearchOutcome:
         rows = self.rows()
@@ -221,7 +221,7 @@ class Search(Trials):
             change, *others = changes(leader, combination) or [("", None)]
             if change[0] and not others and self.ratio(combination, leader) > worth:
                 gains.setdefault(*change)
-        merged = without_idle_workers(dataclasses.replace(leader, **gains))
+        merged = dataclasses.replace(leader, **gains).without_idle_workers()
         is_new = len(gains) > 1 and merged not in self.rows() and self.expected_to_fit(merged)
         return [merged] if is_new else []
 
@@ -242,15 +242,21 @@ class Search(Trials):
                 self.measure(combination, 1.5 * SHORT_SECONDS)
         return finalists
 
-    def _choose(self, finalists: Sequence[Combination]) -> Combination:
-        rows, model = self.rows(), self.model()
-        candidates = [rows[c] for c in finalists if self.works(c)] or [rows[c] for c in self.ranked()[:1]]
-        best, _, _ = choose(candidates, model, most_loss=KEEP - 1)
-        if self.works(self.reference):
-            gain = compare_speeds(best, rows[self.reference], model)
-            if gain.verdict == SAME and gain.ratio < KEEP:
-                return self.reference  # a change that gains nothing is no reason to change what is learned
-        return best.combination
+    def _choose(self, finalists: Sequence[Combination]) -> Combination | None:
+        """Chooses among finalists and the reference by the rule of a sweep; None if nothing works.
+
+        Any of the settings that work could have been a finalist, so all of them count as comparisons.
+        """
+        rows = self.rows()
+        works = [rows[c] for c in self.ranked()]
+        given = rows[self.reference] if self.works(self.reference) else None
+        finals = [rows[c] for c in finalists if self.works(c)] or works[:1]
+        known = [row.combination for row in finals]
+        candidates = finals if given is None or self.reference in known else [*finals, given]
+        if not candidates:
+            return None
+        self.choice = choose(candidates, self.model(), given, comparisons=len(works) - 1)
+        return self.choice.best.combination
 
     def _confirm(self, chosen: Combination) -> tuple[Combination | None, bool]:
         """Makes a longer run with all that training does; a failure gives way to the next smaller one that works."""
@@ -261,17 +267,19 @@ class Search(Trials):
                 break
             if not self.measure(candidate, CONFIRM_SECONDS, confirming=True):
                 self.notes.append("There was no time left to confirm the choice by a longer run.")
-                return self._measured_up_to(candidate), False
+                measured = self._measured_up_to(candidate)
+                return (self._choose([measured]) if measured else None), False
             result = self.trials[-1].result
             confirmed = SweepRow(candidate).with_repeat(result)
             problem = self.what_is_wrong(confirmed) if result.status == OK else result.reason or result.status
             if not problem:
                 self._repeat(candidate)
-                return candidate, True
+                again = candidate if candidate == chosen else self._choose([candidate])
+                return (candidate, True) if again in (candidate, None) else self._confirm(self.reference)
             self.notes.append(f"{candidate.label} failed the longer run with validation and checkpoint: {problem}.")
             candidate = self.space.slightly_smaller(candidate)
         self.notes.append("No choice passed the longer run.")
-        return (self.reference if self.works(self.reference) else None), False
+        return (self._choose([self.reference]) if self.works(self.reference) else None), False
 
     def _measured_up_to(self, combination: Combination) -> Combination | None:
         """Returns the combination if it was measured, else the fastest that was, with no larger part of a batch."""

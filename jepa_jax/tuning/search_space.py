@@ -97,7 +97,7 @@ class SearchSpace:
             *({"remat": value} for value in self.remats),
             *({"grad_accum_steps": value} for value in self.grad_accum_steps if leader.batch_size % value == 0),
         ]
-        changed = [without_idle_workers(dataclasses.replace(leader, **change)) for change in alone]
+        changed = [dataclasses.replace(leader, **change).without_idle_workers() for change in alone]
         return [c for c in dict.fromkeys(changed) if c != leader and c.batch_size // c.grad_accum_steps >= 2]
 
     def _listed(self, combination: Combination) -> list[Combination]:
@@ -109,11 +109,6 @@ class SearchSpace:
         enough = [parts for parts in powers if self.fixed_batch // parts >= FEWEST_IMAGES]
         counts = self.grad_accum_steps or enough or [1]
         return [dataclasses.replace(combination, grad_accum_steps=count) for count in counts]
-
-
-def without_idle_workers(combination: Combination) -> Combination:
-    """Sets the number of workers to 0 where the data is on the device and they have nothing to do."""
-    return combination if combination.pipeline != "device" else dataclasses.replace(combination, num_workers=0)
 
 
 def changes(a: Combination, b: Combination) -> list[tuple[str, Any]]:

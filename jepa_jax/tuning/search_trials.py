@@ -89,6 +89,8 @@ class Trials:
         *,
         use_dummy_data: bool = False,
         gpu_index: int | None = None,
+        memory_fraction: float | None = None,
+        compile_anew: bool = False,
         recorded: Iterable[SearchTrial] = (),
         on_trial: Callable[[SearchTrial], None] = lambda trial: None,
         clock: Callable[[], float] = time.monotonic,
@@ -96,7 +98,10 @@ class Trials:
         """`recorded`: trials of an earlier search; the same decisions find them again, and their time counts."""
         self.config, self.limits = config, limits
         self._run, self._on_trial, self._clock = run, on_trial, clock
-        self._options: dict[str, Any] = {"use_dummy_data": use_dummy_data, "gpu_index": gpu_index}
+        self._options: dict[str, Any] = {
+            "use_dummy_data": use_dummy_data, "gpu_index": gpu_index, "memory_fraction": memory_fraction,
+            "compile_anew": compile_anew,
+        }  # fmt: skip
         recorded = list(recorded)
         self._recorded = {trial.key: trial for trial in recorded if not trial.cut}
         self.cut = [trial for trial in recorded if trial.cut]
@@ -167,7 +172,8 @@ class Trials:
     def _expected_seconds(self, combination: Combination) -> float:
         programs = {program_of(trial.combination) for trial in self.trials}
         compiling = [trial.compile_seconds for trial in self.trials if trial.compile_seconds]
-        cold = statistics.median(compiling) if compiling and program_of(combination) not in programs else 0.0
+        is_cold = self._options["compile_anew"] or program_of(combination) not in programs
+        cold = statistics.median(compiling) if compiling and is_cold else 0.0
         return self._warm_seconds() + cold
 
     def _batches(self, combination: Combination, seconds: float) -> int:

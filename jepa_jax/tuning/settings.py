@@ -59,6 +59,13 @@ class Combination:
         flat = flatten(config)
         return cls(**{name: flat[key] for name, key in KNOBS.items()})
 
+    def without_idle_workers(self) -> "Combination":
+        """Returns the combination without the workers that have nothing to do: with data on the device none is loaded.
+
+        Combinations that differ in idle workers alone run the same program from the same pipeline.
+        """
+        return dataclasses.replace(self, num_workers=0) if self.pipeline == "device" else self
+
     def as_overrides(self) -> dict[str, Any]:
         """Returns the settings by config key."""
         return {key: getattr(self, name) for name, key in KNOBS.items()}
@@ -75,6 +82,10 @@ class TrialRequest:
     use_dummy_data: bool = False  # images are drawn by the loader's workers instead of read from the config's data
     gpu_index: int | None = None  # the only GPU that the process sees; None: all
     with_evaluation: bool = False  # a validation pass and a checkpoint before the measured steps
+    memory_fraction: float | None = None  # of a GPU's memory that JAX takes, as training will; None: no GPU
+    compile_anew: bool = (
+        False  # compile in every repeat: on a GPU XLA times kernels then, with another result each time
+    )
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -119,6 +130,7 @@ def parse_choices(flag: str, text: str, choices: Sequence[str]) -> list[str]:
 
 
 def grid(values: Mapping[str, Sequence[Any]]) -> list[Combination]:
-    """Returns every combination of the values of each flag in FLAGS."""
-    found = itertools.product(*(values[flag] for flag in FLAGS))
-    return [Combination(**dict(zip(FLAGS.values(), combination, strict=True))) for combination in found]
+    """Returns every combination of the values of each flag in FLAGS; of those that differ in idle workers, one."""
+    product = itertools.product(*(values[flag] for flag in FLAGS))
+    found = [Combination(**dict(zip(FLAGS.values(), values, strict=True))) for values in product]
+    return list(dict.fromkeys(combination.without_idle_workers() for combination in found))

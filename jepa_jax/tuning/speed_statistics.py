@@ -8,6 +8,9 @@ The effect of a round absorbs what slows a whole round down (a busy quarter of a
 combinations: with three repeats one combination alone has two degrees of freedom (t = 4.3), a sweep of twelve has 22
 (t = 2.1). This assumes that fast and slow combinations scatter by the same percentage.
 
+Where trials ran on several GPUs, each card has an effect of its own as well: two cards of one kind differ by a few
+percent, which would else be noise. With fewer than three trials per card that stays in the noise, where it belongs.
+
 On a shared machine most repeats agree within a few percent and some are off by half. Huber's fit gives those less
 weight (Huber, "Robust Statistics", 1981). Simulated with 12 combinations and 15 % of all repeats slowed by 18 to 45 %:
 with three repeats it finds a difference of 10 % in 61 of 100 sweeps, with five in 84, where least squares finds it in 7
@@ -27,6 +30,7 @@ FASTER, SLOWER, SAME = "faster", "slower", "same within noise"
 UNKNOWN = "unknown: too few repeats"
 ROUNDING = 1e-9  # log-ratios below this are rounding errors
 HUBER = 1.345  # deviations from which a repeat counts less: 95 % as efficient as least squares for normal noise
+TRIALS_PER_CARD = 3  # with fewer, an effect of each card would leave nothing to estimate the noise from
 ROBUST_FREEDOM = 8  # with fewer degrees of freedom outliers cannot be told from others
 
 
@@ -38,6 +42,9 @@ class Measured(Protocol):
 
     @property
     def speeds(self) -> Mapping[int, float]: ...
+
+    @property
+    def cards(self) -> Mapping[int, str]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +72,7 @@ class SpeedModel:
     """The fitted two-way table of a sweep: effects of combinations, and the noise."""
 
     columns: Mapping[Hashable, int]  # of combinations
-    effects: np.ndarray  # of combinations, then of rounds
+    effects: np.ndarray  # of combinations, then of rounds, then of cards
     covariance: np.ndarray  # of the effects, in units of the noise's variance
     estimable: np.ndarray  # projects a contrast on those that the rounds connect
     variance: float  # of the noise
@@ -76,9 +83,9 @@ class SpeedModel:
         """Scatter of one repeat; None without repeats."""
         return 100 * math.sqrt(self.variance) if self.freedom > 0 else None
 
-    def resolution(self, repeats: int) -> float:
+    def resolution(self, repeats: int, level: float = CONFIDENCE) -> float:
         """Returns the smallest relative difference of two speeds that this many repeats can tell from noise."""
-        return math.expm1(student_quantile(self.freedom) * math.sqrt(2 * self.variance / repeats))
+        return math.expm1(student_quantile(self.freedom, level) * math.sqrt(2 * self.variance / repeats))
 
     def repeats_to_resolve(self, share: float) -> int:
         """Returns about how many repeats show a relative difference of `share` in half of all sweeps."""
@@ -107,6 +114,11 @@ class SpeedModel:
         return SpeedRatio(math.exp(value), math.exp(low), math.exp(high), verdict)
 
 
+def together(comparisons: int) -> float:
+    """Returns the level at which each of several comparisons must hold for all to hold at CONFIDENCE (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(1, comparisons)
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
@@ -126,12 +138,16 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def fit_speeds(rows: Sequence[Measured]) -> SpeedModel:
     """Fits the two-way table to all repeats that succeeded, with any pattern of missing ones."""
-    points = [(row.combination, number, math.log(speed)) for row in rows for number, speed in row.speeds.items()]
-    columns = {key: i for i, key in enumerate(dict.fromkeys(key for key, _, _ in points))}
+    points = [(row, number, math.log(speed)) for row in rows for number, speed in row.speeds.items()]
+    columns = {key: i for i, key in enumerate(dict.fromkeys(row.combination for row, _, _ in points))}
     rounds = {number: len(columns) + i for i, number in enumerate(sorted({number for _, number, _ in points}))}
-    design = np.zeros((len(points), len(columns) + len(rounds)))
-    for i, (key, number, _) in enumerate(points):
-        design[i, columns[key]] = design[i, rounds[number]] = 1.0
+    names = card_names([row.cards.get(number, "") for row, number, _ in points])
+    cards = {name: len(columns) + len(rounds) + i for i, name in enumerate(names)}
+    design = np.zeros((len(points), len(columns) + len(rounds) + len(cards)))
+    for i, (row, number, _) in enumerate(points):
+        design[i, columns[row.combination]] = design[i, rounds[number]] = 1.0
+        if cards:
+            design[i, cards[row.cards[number]]] = 1.0
     logs = np.array([value for _, _, value in points])
     freedom = len(points) - (int(np.linalg.matrix_rank(design)) if len(points) else 0)
     inverse = np.linalg.pinv(design)
@@ -141,6 +157,12 @@ def fit_speeds(rows: Sequence[Measured]) -> SpeedModel:
         effects = inverse @ logs
         variance = float(np.sum(np.square(logs - design @ effects))) / freedom if freedom > 0 else math.nan
     return SpeedModel(columns, effects, inverse @ inverse.T, inverse @ design, variance, freedom)
+
+
+def card_names(of_points: Sequence[str]) -> list[str]:
+    """Returns the cards that get an effect of their own, from the card of each repeat; [] if that cannot be fitted."""
+    names = sorted(set(of_points))
+    return names if len(names) > 1 and "" not in names and len(of_points) >= TRIALS_PER_CARD * len(names) else []
 
 
 def huber_fit(design: np.ndarray, logs: np.ndarray, freedom: int) -> tuple[np.ndarray, float]:

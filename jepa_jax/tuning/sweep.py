@@ -1,4 +1,4 @@
-"""The throughput sweep: measures every combination of a grid, one process after the other.
+"""The throughput sweep: measures every combination of a grid, one process after the other, or one on each of many GPUs.
 
 Rounds are interleaved: each combination once, then each again, starting elsewhere, so that what slows a machine down
 for a while affects all of them. The results are on disk after each repeat; the same command with --resume continues.
@@ -8,20 +8,22 @@ import dataclasses
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import EXIT_OK, UserError
-from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
+from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
+from jepa_jax.tuning.many_cards.card_pool import run_on_cards
 from jepa_jax.tuning.recommendation import recommend
 from jepa_jax.tuning.rows import OK, SweepRow, TrialResult, rows_to_json, skip_larger
 from jepa_jax.tuning.settings import Combination, TrialRequest, grid
 from jepa_jax.tuning.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
 
+OPTIONS = ("use_dummy_data", "gpu_index", "memory_fraction")  # of a request
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
 
 
@@ -38,6 +40,9 @@ class Sweep:
     repeats: int = 3
     use_dummy_data: bool = False
     gpu_index: int | None = None
+    memory_fraction: float | None = None  # of a GPU's memory that JAX takes; None: no GPU
+    compile_anew: bool = False  # in every repeat
+    gpus: tuple[int, ...] | None = None  # on which trials run at once, one on each; None: one after the other
 
     @property
     def experiment(self) -> Experiment:
@@ -45,19 +50,19 @@ class Sweep:
         return Experiment("sweep", "--output_json", self.output, results=self.output, folder=folder)
 
     def request(self, combination: Combination) -> TrialRequest:
-        names = ("max_batches", "warmup_batches", "use_dummy_data", "gpu_index")
+        names = ("max_batches", "warmup_batches", "compile_anew", *OPTIONS)
         return TrialRequest(self.config.to_dict(), combination, **{name: getattr(self, name) for name in names})
 
     def header(self) -> dict[str, Any]:
         """Returns the header of a new document; its settings must be the same for a sweep to continue."""
-        hardware = describe_hardware(self.gpu_index)
+        hardware = describe_hardware(self.gpus[0] if self.gpus else self.gpu_index)
         counts = {name: getattr(self, name) for name in ("max_batches", "warmup_batches", "repeats")}
         lists = {flag: list(values) for flag, values in self.values.items()}
         return {
             **base_header(self.config, self.config_name, hardware),
             **counts,
             "memory_limit_bytes": hardware["gpu_memory_bytes"],
-            "settings": lists | counts | {"use_dummy_data": self.use_dummy_data, "gpu_index": self.gpu_index},
+            "settings": lists | counts | {name: getattr(self, name) for name in (*OPTIONS, "gpus")},
         }
 
 
@@ -145,23 +150,77 @@ def _measure_rows(
         for left in filter(pathlib.Path.is_dir, runner.folder.iterdir()):  # of results that were removed
             shutil.rmtree(left)
     sweep.experiment.save(make_document(header, rows))
-    # The next trial is looked for after each one: a trial that runs out of memory takes others off the list.
-    for index, number in open_trials(rows, sweep.repeats):
-        progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-        name, request = f"{index:03d}_round{number}", sweep.request(rows[index].combination)
-        repeat = dataclasses.replace(measured_or_run(runner, name, request, time_limit), round=number)
+
+    def keep(job: tuple[int, int], result: TrialResult) -> None:
+        index, number = job
+        repeat = dataclasses.replace(result, round=number)
         rows[index] = rows[index].with_repeat(repeat)
         rows[:] = skip_larger(rows, index)
         sweep.experiment.save(make_document(header, rows))
         progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-        _report(rows, index, repeat, progress)
+        _report(rows, index, repeat, progress, len(sweep.gpus or [0]))
+
+    progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
+    if sweep.gpus:
+        return _measure_on_cards(runner, progress, sweep, rows, time_limit, keep)
+    # The next trial is looked for after each one: a trial that runs out of memory takes others off the list.
+    for index, number in open_trials(rows, sweep.repeats):
+        request = sweep.request(rows[index].combination)
+        keep((index, number), measured_or_run(runner, trial_name(index, number), request, time_limit))
+
+
+def _measure_on_cards(
+    runner: Runner,
+    progress: Progress,
+    sweep: Sweep,
+    rows: list[SweepRow],
+    time_limit: float,
+    keep: Callable[[tuple[int, int], TrialResult], None],
+) -> None:
+    """Measures what `rows` do not have yet, one trial on each card at a time."""
+    cards, running, began = sweep.gpus or (), set[tuple[int, int]](), time.monotonic()
+    used: set[tuple[int, int]] = set()  # combinations and cards that have met
+
+    def take(card: int) -> tuple[int, int] | None:
+        waiting = [job for job in open_trials(rows, sweep.repeats) if job not in running]
+        of_round = [job for job in waiting if job[1] == waiting[0][1]]
+        # A combination that has not been on this card yet comes first, so that cards and combinations do not mix.
+        job = min(of_round, key=lambda job: (job[0], card) in used, default=None)
+        if job is not None:
+            running.add(job)
+            used.add((job[0], card))
+        return job
+
+    def run(job: tuple[int, int], card: int, check: Callable[[], None]) -> TrialResult:
+        request = dataclasses.replace(sweep.request(rows[job[0]].combination), gpu_index=card)
+        quiet = Runner(runner.folder, grace=runner.grace, on_tick=check)
+        result = measured_or_run(quiet, trial_name(*job), request, time_limit, cards)
+        return result.on_card(card_name(card))
+
+    def done(job: tuple[int, int], result: TrialResult) -> None:
+        running.remove(job)
+        keep(job, result)
+
+    def tick() -> None:
+        progress.tick(Task("", (), f"{len(running)} trials on {len(cards)} GPUs"), time.monotonic() - began)
+
+    run_on_cards(cards, take, run, done, tick)
+
+
+def card_name(index: int) -> str:
+    return f"GPU {index}"
+
+
+def trial_name(index: int, number: int) -> str:
+    """Returns the name of the folder of a repeat."""
+    return f"{index:03d}_round{number}"
 
 
 def open_trials(rows: Sequence[SweepRow], repeats: int) -> Iterator[tuple[int, int]]:
     """Yields (row, round) of the repeats to measure, as `rows` stand when the next one is asked for."""
     for number in range(repeats):
         for index in interleaved(len(rows), number, repeats):
-            if rows[index].is_open(repeats) and len(rows[index].repeats) <= number:
+            if rows[index].is_open(repeats) and all(repeat.round != number for repeat in rows[index].repeats):
                 yield index, number
 
 
@@ -171,23 +230,28 @@ def interleaved(count: int, number: int, rounds: int) -> list[int]:
     return [(start + i) % count for i in range(count)]
 
 
-def measured_or_run(runner: Runner, name: str, request: TrialRequest, time_limit: float) -> TrialResult:
-    """Measures one repeat, unless it was measured after its sweep had been killed.
+def measured_or_run(
+    runner: Runner, name: str, request: TrialRequest, time_limit: float, cards: Sequence[int] = ()
+) -> TrialResult:
+    """Measures one repeat, unless it was measured after its sweep had been killed, on any of `cards`.
 
     One that failed then may have failed because its sweep was killed, so it is run again.
     """
-    left = finished_result(runner.folder / name, request)
-    if left is not None and left.status == OK:
-        return left
+    places: Sequence[int | None] = cards or [request.gpu_index]
+    for card in places:
+        left = finished_result(runner.folder / name, dataclasses.replace(request, gpu_index=card))
+        if left is not None and left.status == OK:
+            return left.on_card(card_name(card)) if cards and card is not None else left
     began = time.monotonic()
     result = run_trial(runner, request, time_limit=time_limit, limit_flag="--time_limit", name=name)
     return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
 
-def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress) -> None:
+def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress, at_once: int = 1) -> None:
     measured = [(row.samples_per_sec or 0.0, row.combination.label) for row in rows if row.status == OK]
     if measured:
         speed, label = max(measured)
         progress.best = f"best {short(speed)} images/s ({label})"
     label = rows[index].combination.label
-    progress.report(label, repeat.status, repeat.in_words(), pace=repeat.trial_seconds)
+    pace = repeat.trial_seconds / at_once if repeat.trial_seconds is not None else None
+    progress.report(label, repeat.status, repeat.in_words(), pace=pace)

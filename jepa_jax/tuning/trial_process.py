@@ -5,15 +5,18 @@ its log and its exit code together say which.
 """
 
 import json
+import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.runner import Runner, Task
+from jepa_jax.runtime.allocator import pool_fraction, pool_variables
 from jepa_jax.runtime.gpus import only_gpu
 from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.tuning.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, TrialResult
@@ -23,7 +26,7 @@ from jepa_jax.tuning.trial import shortened
 TRIAL_COMMAND: tuple[str, ...] = (sys.executable, "-m", "jepa_jax.tuning.trial")  # paths of request and result follow
 PACKAGE_PARENT = pathlib.Path(__file__).resolve().parents[2]
 REQUEST, RESULT = "request.json", "result.json"
-CACHE = "compiled"  # programs of all trials of a folder: a repeat is not compiled again
+CACHE = "compiled"  # programs of all trials of a folder: on CPUs a repeat is not compiled again
 CACHED_FROM_SECONDS = 0.2  # of compilation
 LAST_LINES = 20  # of a log, which may tell why a process ended
 STOP_SECONDS = 1.0  # for a trial to end when it is asked to; it has nothing to save
@@ -68,6 +71,18 @@ def run_trial(
     return explain_exit(ended.exit_code, processes.tail(folder / processes.LOG))
 
 
+def device_options(hardware: Mapping[str, Any], memory_fraction: float | None) -> dict[str, Any]:
+    """Returns the fields of a request that depend on whether there is a GPU.
+
+    Args:
+      hardware: of `provenance.describe_hardware`.
+      memory_fraction: of the GPU's memory, as asked for; by default what the environment says, which training will use.
+    """
+    if hardware["gpu_name"] is None:
+        return {"memory_fraction": memory_fraction, "compile_anew": False}
+    return {"memory_fraction": memory_fraction or pool_fraction(os.environ), "compile_anew": True}
+
+
 def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, str]:
     """Returns the variables that a trial's process has in addition to those of this one."""
     variables = {
@@ -77,7 +92,9 @@ def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, 
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
         "PYTHONPATH": processes.python_path(PACKAGE_PARENT),
     }
-    return variables | only_gpu(request.gpu_index)
+    if request.compile_anew:
+        variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    return variables | pool_variables(request.memory_fraction, os.environ) | only_gpu(request.gpu_index)
 
 
 def finished_result(folder: pathlib.Path, request: TrialRequest) -> TrialResult | None:

@@ -20,17 +20,22 @@ from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
-from jepa_jax.runtime.allocator import POOL_VARIABLE, pool_fraction
-from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
-from jepa_jax.tuning.advice import batch_sentences, learning_rate_advice, what_limits
-from jepa_jax.tuning.recommendation import Recommendation, rate, recommend
+from jepa_jax.runtime.allocator import pool_fraction
+from jepa_jax.runtime.provenance import base_header, describe_hardware, differences, num_cores
+from jepa_jax.tuning.advice import batch_sentences, what_limits
+from jepa_jax.tuning.recommendation import (
+    Choice,
+    Recommendation,
+    choice_sentences,
+    chosen_fields,
+    recommend,
+)
 from jepa_jax.tuning.rows import TrialResult, rows_to_json
 from jepa_jax.tuning.search import Search, SearchOutcome
 from jepa_jax.tuning.search_space import make_space
 from jepa_jax.tuning.search_trials import Limits, Run, SearchTrial
 from jepa_jax.tuning.settings import Combination, TrialRequest
-from jepa_jax.tuning.speed_statistics import SAME, SpeedRatio, compare_speeds
-from jepa_jax.tuning.trial_process import CACHE, STOP_SECONDS, run_trial
+from jepa_jax.tuning.trial_process import CACHE, STOP_SECONDS, device_options, run_trial
 from jepa_jax.tuning.tuned_file import write_tuned
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
@@ -50,6 +55,7 @@ class TuneOptions:
     fixed_effective_batch: str = ""  # "", "config" or a number
     margin: float = 0.08
     memory_limit_gb: float | None = None
+    memory_fraction: float | None = None
     use_dummy_data: bool = False
     gpu_index: int | None = None
     resume: bool = False
@@ -108,7 +114,8 @@ class Tuning:
         space = make_space(config, options.values, fixed_batch=options.fixed_effective_batch, **data)
         memory, self.memory_source = memory_limit(options, hardware)
         settings = {"space": dataclasses.asdict(space)} | {
-            name: getattr(options, name) for name in ("use_dummy_data", "gpu_index", "memory_limit_gb", "margin")
+            name: getattr(options, name)
+            for name in ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")
         }
         self.header: dict[str, Any] = {
             **base_header(config, options.config_name, hardware),
@@ -122,7 +129,8 @@ class Tuning:
         limits = Limits(budget, self.header["memory_limit_bytes"], options.margin, is_guess)
         self.progress = Progress(budget, "s", paces=[1.0])  # the unit of work is a second of the budget
         run = run or self._run_in_process
-        data |= {"gpu_index": options.gpu_index, "recorded": recorded, "on_trial": self._on_trial}
+        self.device = device_options(hardware, options.memory_fraction)
+        data |= {"gpu_index": options.gpu_index, "recorded": recorded, "on_trial": self._on_trial, **self.device}
         self.search = Search(config, space, limits, run, **data)
         self.outcome: SearchOutcome | None = None
         self._num_started = len(recorded)
@@ -182,6 +190,7 @@ class Tuning:
             best,
             **{key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain", "text")},
             confirmed=outcome.confirmed,
+            memory_fraction=self.device["memory_fraction"],
             data_source=self.search.rows()[best].shared("data_source"),
             **{key: self.header[key] for key in copied},
         )
@@ -202,10 +211,10 @@ def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[flo
     if options.memory_limit_gb is not None:
         return options.memory_limit_gb * 2**30, "by --memory_limit_gb"
     if hardware["gpu_memory_bytes"]:
-        share = pool_fraction(os.environ)
+        share = options.memory_fraction or pool_fraction(os.environ)
         return share * hardware["gpu_memory_bytes"], (
             f"about: {100 * share:.0f} % of a {hardware['gpu_name']}, until the first trial has read what JAX takes "
-            f"({POOL_VARIABLE} sets another share)"
+            f"(--memory_fraction sets another share)"
         )
     source = f"{100 * MEMORY_SHARE:.0f} % of the free memory (--memory_limit_gb sets another limit)"
     return MEMORY_SHARE * psutil.virtual_memory().available, source
@@ -216,49 +225,31 @@ def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) ->
     rows, chosen = search.rows(), outcome.chosen
     found = recommend(list(rows.values()), config=config)
     if chosen is None:
-        return dataclasses.replace(found, best=None, text=("Nothing to recommend.", *outcome.notes))
-    row, reference = rows[chosen], rows.get(search.reference)
-    gain = None
-    if reference is not None and reference.is_measured and chosen != search.reference:
-        gain = compare_speeds(row, reference, search.model())
-    return dataclasses.replace(
-        found,
-        best=chosen,
-        samples_per_sec=row.samples_per_sec,
-        samples_per_sec_ci95=row.samples_per_sec_ci95,
-        gain=gain,
-        tied=tuple(combination for combination in outcome.finalists if combination != chosen),
-        learning_rate_advice=learning_rate_advice(config, chosen.batch_size),
-        text=tuple(outcome_sentences(config, search, outcome, chosen, gain)),
-    )
+        return Recommendation(("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
+    assert search.choice is not None  # made with the outcome
+    choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
+    sentences = outcome_sentences(config, search, outcome, choice)
+    return dataclasses.replace(found, **chosen_fields(choice, config), text=tuple(sentences))
 
 
-def outcome_sentences(
-    config: Config, search: Search, outcome: SearchOutcome, chosen: Combination, gain: SpeedRatio | None
-) -> Iterator[str]:
-    row, untried = search.rows()[chosen], outcome.untried
-    yield f"Use {chosen.label}: {rate(row)}."
-    yield gain_sentence(chosen, search, gain)
+def outcome_sentences(config: Config, search: Search, outcome: SearchOutcome, choice: Choice) -> Iterator[str]:
+    row, untried = choice.best, outcome.untried
+    yield from choice_sentences(choice, *reference_words(search))
     if outcome.confirmed:
         yield "Confirmed by a longer run with a validation pass and a checkpoint."
-    yield what_limits(row, search.limits.memory_bytes)
+    yield what_limits(row, search.limits.memory_bytes, num_cores())
     yield from outcome.notes
     if untried:
         named = "; ".join(combination.label for combination in untried[:MOST_NAMED])
         more = f"; and {len(untried) - MOST_NAMED} more" if len(untried) > MOST_NAMED else ""
         yield f"Not tried for lack of time: {named}{more}."
-    yield from batch_sentences(config, chosen)
+    yield from batch_sentences(config, row.combination)
 
 
-def gain_sentence(chosen: Combination, search: Search, gain: SpeedRatio | None) -> str:
+def reference_words(search: Search) -> tuple[str, str]:
+    """Returns what a gain refers to, and why that cannot be used, if it cannot."""
     reference = search.reference
-    given = "the config as given"
-    if reference != Combination.of(search.config):  # --fixed_effective_batch asks for another batch
-        given = f"the config with its batch made {reference.batch_size:,}"
-    if chosen == reference:
-        return f"That is {given}: nothing that was tried is faster."
-    if gain is None:
-        why = search.why_not(reference)
-        return f"{given[0].upper()}{given[1:]} ({reference.label}) does not work here: {why}."
-    same = ": the trials that there was time for do not tell it from noise" if gain.verdict == SAME else ""
-    return f"That is {gain} the speed of {given} ({reference.label}){same}."
+    same = reference == Combination.of(search.config).without_idle_workers()
+    # --fixed_effective_batch asks for another batch
+    given = "the config as given" if same else f"the config with its batch made {reference.batch_size:,}"
+    return given, search.why_not(reference)

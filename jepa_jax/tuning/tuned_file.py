@@ -5,8 +5,9 @@ What the user writes on the command line wins over the file, and the file over t
 """
 
 import dataclasses
+import os
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 from jepa_jax.base.console import Console
@@ -16,6 +17,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import scaled_learning_rate
+from jepa_jax.runtime.allocator import OLD_POOL_VARIABLE, POOL_VARIABLE, pool_fraction, pool_variables
 from jepa_jax.runtime.provenance import describe_hardware
 from jepa_jax.tuning.settings import KNOBS, Combination
 
@@ -51,12 +53,32 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
 def use_tuned(config: Config, path: str, explicit: Collection[str], console: Console) -> Config:
     """Returns a config with the settings of a file; says what it changed, and warns if the speed may not hold here."""
     tuned = read_tuned(path)
-    for line in doubts(config, tuned, describe_hardware(None)):
+    hardware = describe_hardware(None)
+    for line in doubts(config, tuned, hardware):
         console.warn(line)
+    if hardware["gpu_name"] and (said := use_memory_fraction(tuned.get("memory_fraction"), os.environ)):
+        console.line(said)
     config, lines = apply_tuned(config, tuned, explicit)
     for line in lines:
         console.line(line)
     return config
+
+
+def use_memory_fraction(tuned: Any, environment: MutableMapping[str, str]) -> str:
+    """Makes JAX, before it starts, take the share of the GPU's memory that the trials had, if no variable says else.
+
+    Returns:
+      What was done, in words; empty if there was nothing to do.
+    """
+    if not isinstance(tuned, int | float) or not 0 < tuned <= 1:
+        return ""
+    given = pool_fraction(environment)
+    if given == tuned:
+        return ""
+    if any(environment.get(name) for name in (POOL_VARIABLE, OLD_POOL_VARIABLE)):
+        return f"tuned: JAX takes {given:g} of the GPU's memory as the environment says, not {tuned:g} as in the trials"
+    environment.update(pool_variables(tuned, environment))
+    return f"tuned: JAX takes {tuned:g} of the GPU's memory ({POOL_VARIABLE}), as in the trials"
 
 
 def apply_tuned(config: Config, tuned: Mapping[str, Any], explicit: Collection[str] = ()) -> tuple[Config, list[str]]:

@@ -182,6 +182,22 @@ def test_batches_are_made_ahead_while_the_device_computes():
         assert source.calls <= 5  # three are ready and one is held until there is room; no more
 
 
+@pytest.mark.parametrize("kind", ["grain", "device"])
+def test_the_time_of_a_copy_ends_when_the_copy_does(monkeypatch, kind):
+    waited = []
+
+    def slow_copy(arrays):
+        waited.append(threading.current_thread().name)
+        time.sleep(0.05)
+        return arrays
+
+    monkeypatch.setattr(pipeline.jax, "block_until_ready", slow_copy)
+    with train_batches(config(pipeline=kind), fires(), seed=0, sharding=over_batch()) as batches:
+        _, info = next(batches)
+    assert info["transfer_seconds"] >= 0.05
+    assert waited[0] == ("batch-prefetch" if kind == "grain" else "MainThread")  # the loop does not wait
+
+
 def test_close_ends_the_thread_and_can_be_repeated():
     before = threading.active_count()
     batches = train_batches(config(), fires(), seed=0, sharding=over_batch())

@@ -44,6 +44,15 @@ def test_the_gain_of_workers_ends_at_the_cores():
     assert "data.num_workers 2 -> 4 at most 2.0x" in message and "10 would feed the device" in message
 
 
+def test_more_workers_than_cores_are_never_advised():
+    for workers, words in ((16, "data.num_workers 16 -> 2 is enough"), (2, "2 cores are all that there is")):
+        found = find_bottlenecks(record({Section.DATA_WAIT: 60.0}, device=40.0), setting(num_workers=workers, cores=2))
+        message = named(found)["data_generation"].message
+        assert (
+            words in message and "data.pipeline=device" in message and "-> 17" not in message and "-> 3" not in message
+        )
+
+
 def test_each_kind_has_its_own_name_and_gain():
     full = join_gpus([{"throttled": 1.0, "clock_mhz": 1260.0, "max_clock_mhz": 2520.0}],
                      [{"allocated_gb": 19.0, "allocated_peak_gb": 19.5, "allocator_limit_gb": 20.0}])  # fmt: skip

@@ -1,9 +1,22 @@
 """Device time by phase: names are understood, nesting is not counted twice, devices and command buffers are handled."""
 
+import pathlib
+import time
+from types import SimpleNamespace
+
 import jax
 import pytest
 
-from jepa_jax.profiling.device_time import classify, exclusive, instruction_names, read_device_time, shared_time
+from jepa_jax.profiling.device_time import (
+    NoDevicePlanes,
+    classify,
+    exclusive,
+    instruction_names,
+    read_device_time,
+    shared_time,
+    uncovered,
+)
+from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 
 HLO = """HloModule jit_train_step, is_scheduled=true
 
@@ -91,19 +104,79 @@ def test_gpus_several_devices_command_buffers_and_other_programs():
             ("eval_kernel", 80, 500, of("fusion.1", "jit_features")),  # another program
             ("update", 600, 10, of("update.2")),
         ],
-        "Stream #2(MemcpyH2D)": [("MemcpyH2D", 610, 10, {})],
+        "Stream #2(MemcpyH2D)": [("MemcpyH2D", 20, 60, {})],  # the next batch, beside the kernels
+        "Stream #3(MemcpyD2H)": [("MemcpyD2H", 610, 10, {})],  # metrics, after them
         "XLA Ops": [("dot.1", 0, 40, of("dot.1"))],  # says the same again
         "Steps": [("0", 0, 700, {})],
     }
     text = plane("/device:GPU:0", kernels) + plane("/device:GPU:1", kernels)
     text += plane("/host:CPU", {"python": [("PjitFunction", 0, 900, {})]})
-    result = read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1)
+    result = read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1, platform="gpu")
     assert result is not None
-    assert result.busy_seconds == pytest.approx(100e-6)
-    shares = {"forward": 0.4, "backward": 0.4, "optimizer": 0.1, "other": 0.1, "augment": 0.0, "ema": 0.0}
+    assert result.busy_seconds == pytest.approx(90e-6)
+    shares = {"forward": 4 / 9, "backward": 4 / 9, "optimizer": 1 / 9, "other": 0.0, "augment": 0.0, "ema": 0.0}
     assert result.phases == pytest.approx(shares)
-    assert result.attributed == pytest.approx(0.9)
-    assert [row["op"] for row in result.ops if row["phase"] == "other"] == ["MemcpyH2D"]
+    assert result.attributed == pytest.approx(1.0)
+    assert result.copy_seconds == pytest.approx(70e-6)
+
+
+def read(lines, **options):
+    text = plane("/device:GPU:0", lines)
+    return read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1, platform="gpu", **options)
+
+
+def test_a_copy_of_the_step_counts_while_no_kernel_runs():
+    lines = {
+        "Stream #1": [("gemm", 0, 80, of("dot.1"))],
+        "Stream #2": [("MemcpyD2D", 60, 40, of("copy.5"))],  # 20 us of it beside the kernel
+        "Stream #3": [("MemcpyD2D", 150, 10, {})],  # inside a command buffer
+    }
+    found = read(lines)
+    assert found.busy_seconds == pytest.approx(110e-6) and found.copy_seconds == 0
+    assert {row["op"]: row["share"] for row in found.ops} == pytest.approx(
+        {"dot.1": 80 / 110, "copy.5": 20 / 110, "MemcpyD2D": 10 / 110}
+    )
+
+
+def test_pieces_are_cut_where_others_cover_them():
+    cover = [("k", 2.0, 4.0), ("k", 3.0, 5.0), ("k", 8.0, 9.0)]
+    assert uncovered([("c", 0.0, 10.0), ("d", 3.0, 4.5), ("e", 5.0, 6.0)], cover) == [
+        ("c", 0.0, 2.0), ("c", 5.0, 8.0), ("c", 9.0, 10.0), ("e", 5.0, 6.0),
+    ]  # fmt: skip
+
+
+def test_a_gpu_without_planes_is_said_and_the_host_is_not_read_in_its_place():
+    host = plane("/host:CPU", {"thread": [("x", 0, 10, of("dot.1"))]})
+    trace = jax.profiler.ProfileData.from_text_proto(host)
+    with pytest.raises(NoDevicePlanes):
+        read_device_time(trace, HLO, steps=1, platform="gpu")
+    assert read_device_time(trace, HLO, steps=1, platform="cpu") is not None  # there the host computes
+
+
+def test_the_recorder_says_that_a_gpu_could_not_be_recorded(monkeypatch):
+    host = jax.profiler.ProfileData.from_text_proto(plane("/host:CPU", {"thread": [("x", 0, 10, of("dot.1"))]}))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    step = SimpleNamespace(were_alike=lambda steps: True, text=lambda: HLO)
+    recorder = PhaseRecorder(1, TraceWindow("", pathlib.Path()), step, time.perf_counter)
+    assert not recorder._read(host, 1) and recorder.newest is None
+    assert "holds nothing of the gpu" in recorder.notes[0] and "CUPTI" in recorder.notes[0]
+
+
+def test_kernels_have_the_speed_that_they_reach():
+    hlo = """HloModule jit_train_step
+
+ENTRY %main (a: bf16[256,512], b: bf16[512,128]) -> bf16[256,128] {
+  %a = bf16[256,512]{1,0} parameter(0)
+  %b = bf16[512,128]{1,0} parameter(1)
+  ROOT %dot.1 = bf16[256,128]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    text = plane("/device:GPU:0", {"Stream #1": [("gemm", 0, 20, of("dot.1")), ("gemm", 30, 20, of("dot.1"))]})
+    found = read_device_time(jax.profiler.ProfileData.from_text_proto(text), hlo, steps=1, platform="gpu")
+    (row,) = found.ops
+    assert row["calls"] == 2  # 40 us together
+    assert row["gflop_per_second"] == pytest.approx(2 * 2 * 256 * 512 * 128 / 40e-6 / 1e9)
+    assert row["gb_per_second"] == pytest.approx(2 * 2 * (256 * 512 + 512 * 128 + 256 * 128) / 40e-6 / 1e9)
 
 
 def test_a_trace_without_the_program_is_no_result():

@@ -27,8 +27,13 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
-    def nvmlDeviceGetHandleByUUID(self, name):
-        return {"GPU-b": 1}[name]
+    def nvmlDeviceGetUUID(self, handle):
+        return ("GPU-a", "GPU-b")[handle]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if handle:
+            raise RuntimeError("Not Supported")
+        return 5_000_000  # mJ
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         return types.SimpleNamespace(used=(6 + handle) * 2**30, total=24 * 2**30)
@@ -58,6 +63,7 @@ def test_gpus_are_read_and_fields_that_one_does_not_know_are_empty():
     first, second = Gpus(FakeNvml(), {}).read()
     assert first["memory_used_gb"] == 6 and first["memory_total_gb"] == 24 and first["power_watts"] == 350
     assert (first["utilization"], first["temperature_c"], first["clock_mhz"]) == (97, 71, 1800)
+    assert first["energy_joules"] == 5000 and second["energy_joules"] is None
     assert second["power_watts"] is None and (first["throttled"], second["throttled"]) == (0.0, 1.0)
 
 
@@ -105,7 +111,7 @@ def test_the_monitor_samples_in_the_background_and_ends():
     assert watch.history()[: len(samples)] == samples
     figures = system_figures(samples)
     assert 0 <= figures["ram_percent"] <= 100 and figures["process_ram_gb"] > 0.01 and figures["cpu_percent"] >= 0
-    gpus = gpu_figures(samples)
+    gpus = gpu_figures(samples, seconds=10.0)
     assert gpus[0]["memory_gb"] == 6 and gpus[1]["memory_percent"] == pytest.approx(100 * 7 / 24)
 
 
@@ -120,8 +126,25 @@ def test_the_allocator_counts_before_nvidia_smi():
     """JAX takes most of a GPU at once; what it has given out says how full it is."""
     nvml = {"memory_used_gb": 22.0, "memory_total_gb": 24.0}
     allocator = {"allocated_gb": 8.0, "allocated_peak_gb": 10.0, "allocator_limit_gb": 20.0}
-    (figures,) = gpu_figures([{"gpus": monitor.join_gpus([nvml], [allocator])}])
+    (figures,) = gpu_figures([{"time": 0.0, "gpus": monitor.join_gpus([nvml], [allocator])}])
     assert figures["memory_gb"] == 8 and figures["memory_percent"] == 40 and figures["memory_pressure"] == 0.5
+    (unknown,) = gpu_figures([{"time": 0.0, "gpus": monitor.join_gpus([nvml], [])}])
+    assert unknown["memory_gb"] == 22 and unknown["memory_pressure"] is None  # the pool is full for JAX to use
+
+
+def test_energy_is_counted_by_the_gpu_and_else_follows_from_its_power():
+    def samples(**readings):
+        rows = [dict(zip(readings, values, strict=True)) for values in zip(*readings.values(), strict=True)]
+        return [{"time": 2.0 * i, "gpus": monitor.join_gpus([row], [])} for i, row in enumerate(rows)]
+
+    (counted,) = gpu_figures(samples(energy_joules=[100.0, 700.0, 1300.0], power_watts=[10.0, 10.0, 10.0]), 20.0)
+    assert counted["power_watts"] == pytest.approx(300) and counted["energy_joules"] == pytest.approx(6000)
+    (read,) = gpu_figures(samples(energy_joules=[None, None], power_watts=[200.0, 300.0]), 20.0)
+    assert read["power_watts"] == 250 and read["energy_joules"] == pytest.approx(5000)
+    (reset,) = gpu_figures(samples(energy_joules=[1300.0, 5.0], power_watts=[200.0, 300.0]), 20.0)
+    assert reset["energy_joules"] == pytest.approx(5000)
+    (none,) = gpu_figures(samples(energy_joules=[None], power_watts=[None]), 20.0)
+    assert none["energy_joules"] is None and none["power_watts"] is None
 
 
 def test_a_long_run_keeps_evenly_spaced_samples():

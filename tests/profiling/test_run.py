@@ -17,7 +17,7 @@ from jepa_jax.cli.main import main
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary
-from jepa_jax.profiling.peak import measured_cpu_flops, peak_flops
+from jepa_jax.profiling.peak import mfu, peak_flops
 from jepa_jax.profiling.sections import EpochSection, Section
 from jepa_jax.profiling.trace import TraceWindow, short_window
 from jepa_jax.reports.run_report import write_report
@@ -242,6 +242,10 @@ def test_gpus_have_numbered_names():
     samples = [sample(gpus=[gpu, gpu])]
     metrics = epoch_metrics(dataclasses.replace(record(samples=samples), gpus=gpu_figures(samples)))
     assert metrics["gpu_1_memory_utilization"] == 95 and metrics["bottleneck_gpu_1_memory"] == 1
+    assert metrics["gpu_0_power_watts"] == 300 and metrics["gpu_0_energy_joules"] is None
+    counted = epoch_metrics(record(samples=samples))  # of 100 steps of 64 images in 100 s
+    assert counted["gpu_1_energy_joules"] == pytest.approx(30_000)
+    assert counted["images_per_joule"] == pytest.approx(6400 / 60_000)
     assert metrics["epoch_max_gpu_0_memory"] == 19 and metrics["gpu_0_memory_pressure"] == 0.95
 
 
@@ -253,11 +257,15 @@ def test_profiles_are_compared_in_one_json_line(finished, capsys):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_the_peak_of_a_processor_is_measured_once_and_kept(tmp_path):
-    path = tmp_path / "cache" / "cpu_peak.json"
-    flops = measured_cpu_flops(path)
-    assert 1e9 < flops < 1e14
-    (machine,) = json.loads(path.read_text())
-    path.write_text(json.dumps({machine: 5e9}))
-    assert measured_cpu_flops(path) == 5e9
+def test_the_peak_of_a_processor_is_measured_beside_the_run():
+    flops, source = peak_flops(0.0, "float32")
+    assert 1e9 < flops < 1e14 and "measured beside this run" in source
     assert peak_flops(2.0, "float32") == (2e12 * jax.device_count(), "profile.peak_tflops")
+
+
+def test_an_mfu_that_cannot_be_believed_is_unknown():
+    assert mfu(2e9, 0.01, 100, 1e12) == pytest.approx(0.2)
+    assert mfu(2e9, 0.01, 4, 1e12) is None  # four steps tell no time per step
+    assert mfu(2e9, 0.01, 100, 1e11) is None  # faster than the peak: it is not the peak
+    assert mfu(2e9, 0.01, 100, None) is None and mfu(None, 0.01, 100, 1e12) is None
+    assert mfu(2e9, None, 0, 1e12) is None

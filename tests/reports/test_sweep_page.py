@@ -63,6 +63,18 @@ def test_the_page_holds_the_choice_the_failures_and_the_provenance(document):
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
 
+def test_an_interval_that_contains_1_is_no_gain_on_the_page(document):
+    document["conclusion"] |= {
+        "best": document["rows"][0]["combination"], "gain": None, "verdict": "nothing shown: keep the config",
+        "not_shown": {"combination": document["rows"][1]["combination"], "ratio": 2.52, "interval": [0.686, 9.253]},
+        "text": ["Nothing shown: keep the config as given."],
+    }  # fmt: skip
+    page = render(sweep_page(document))
+    assert "none shown" in page and "keep the config; the fastest other: 2.52 (0.69 to 9.25) x" in page
+    assert "2.52 x" not in page  # not as a headline
+    assert re.search(r'<tr class="marked"><td data-v="64"', page)  # the config is what the page recommends
+
+
 def test_every_row_is_in_the_sortable_table_and_the_choice_is_marked(document):
     page = render(sweep_page(document))
     table = page[page.index('class="sortable"') :]

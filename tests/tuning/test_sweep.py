@@ -92,6 +92,11 @@ def test_flags_not_given_are_the_configs_own(make):
     ]  # fmt: skip
 
 
+def test_workers_that_have_nothing_to_do_are_no_combination_of_their_own(make):
+    sweep = make(num_workers="2,4", pipelines="grain,device")
+    assert [(c.num_workers, c.pipeline) for c in grid(sweep.values)] == [(2, "grain"), (0, "device"), (4, "grain")]
+
+
 @pytest.mark.parametrize(
     ("flag", "text", "words"),
     [

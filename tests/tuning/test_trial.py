@@ -33,7 +33,13 @@ from jepa_jax.tuning import measurement, trial_process
 from jepa_jax.tuning.measurement import StepLoop, measure, pipeline_fingerprint
 from jepa_jax.tuning.settings import KNOBS, Combination, TrialRequest
 from jepa_jax.tuning.trial import attempt
-from jepa_jax.tuning.trial_process import child_environment, explain_exit, finished_result, run_trial
+from jepa_jax.tuning.trial_process import (
+    child_environment,
+    device_options,
+    explain_exit,
+    finished_result,
+    run_trial,
+)
 from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
 
 MB = 10**6
@@ -325,6 +331,22 @@ def test_one_gpu_is_that_of_those_that_may_be_used(tmp_path, monkeypatch):
             ask(2)
     with pytest.raises(UserError, match="--gpu_index = 0: JAX computes on cpu"):
         measure(request_of(tiny_config(), gpu_index=0))
+
+
+def test_on_a_gpu_trials_have_the_memory_of_training_and_every_repeat_is_compiled(tmp_path, monkeypatch):
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    gpu, no_gpu = {"gpu_name": "NVIDIA GeForce RTX 4090"}, {"gpu_name": None}
+    assert device_options(no_gpu, None) == {"memory_fraction": None, "compile_anew": False}
+    assert device_options(gpu, None) == {"memory_fraction": 0.75, "compile_anew": True}
+    variables = child_environment(request_of(tiny_config(), **device_options(gpu, 0.9)), tmp_path)
+    assert variables["XLA_CLIENT_MEM_FRACTION"] == "0.9" and variables["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
+    assert device_options(gpu, None)["memory_fraction"] == 0.6
+    variables = child_environment(request_of(tiny_config(), **device_options(gpu, 0.9)), tmp_path)
+    assert variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9" and "XLA_CLIENT_MEM_FRACTION" not in variables
+    plain = child_environment(request_of(tiny_config()), tmp_path)
+    assert "JAX_ENABLE_COMPILATION_CACHE" not in plain
 
 
 def test_the_cpu_is_not_measured_in_the_name_of_a_gpu(monkeypatch):

@@ -57,6 +57,18 @@ def test_another_machine_and_another_model_are_doubts(tmp_path):
     assert tuned_file.doubts(tiny_config(), found | {"confirmed": False}, same)
 
 
+def test_training_takes_the_memory_fraction_of_the_trials_unless_the_environment_says_else(tmp_path):
+    tuned = write(tmp_path / "tuned.json", memory_fraction=0.92)
+    environment = {}
+    assert "takes 0.92 of the GPU's memory" in tuned_file.use_memory_fraction(tuned["memory_fraction"], environment)
+    assert environment == {"XLA_CLIENT_MEM_FRACTION": "0.92"}
+    assert tuned_file.use_memory_fraction(0.92, environment) == ""  # as it is
+    given = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}
+    assert "0.5 of the GPU's memory as the environment says, not 0.92" in tuned_file.use_memory_fraction(0.92, given)
+    assert given == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}
+    assert tuned_file.use_memory_fraction(None, {}) == ""  # a file of a CPU, or of an earlier version
+
+
 @pytest.mark.parametrize(
     "content",
     [
