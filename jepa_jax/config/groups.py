@@ -116,6 +116,15 @@ class ViewGroup(Operations):
 
 
 @dataclasses.dataclass(frozen=True)
+class Crops:
+    """Random crops of one size that the loader cuts out of each photograph."""
+
+    count: int
+    size: int  # pixels per side
+    crop: CropConfig
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig(Group):
     """What is trained on, and how it is loaded."""
 
@@ -125,6 +134,17 @@ class DataConfig(Group):
     )
     dir: str = key("", "folder or archive of the data; empty for shapes and wildfire")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)
+    shorter_side: int = key(
+        0,
+        "pixels that the shorter side of a photograph is resized to before its centre is cropped; 0 = image_size",
+        least=0,
+    )
+    crops: str = key(
+        "device",
+        "where random crops are cut: on the device, out of images of data.image_size, or by the loader, out of full "
+        "photographs while they are decoded (folder, shards, parquet, tfds)",
+        choices=("device", "loader"),
+    )
     channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)
     num_train: int = key(0, "train images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
     num_test: int = key(0, "test images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
@@ -156,6 +176,12 @@ class DataConfig(Group):
     def problems(self, config: "Config") -> Iterator[Problem]:
         if self.validation and self.on_error == "skip":
             yield Problem("data.on_error", "an image of the other part might stand in; with data.validation, refuse")
+        if 0 < self.shorter_side < self.image_size:
+            yield Problem("data.shorter_side", f"below data.image_size = {self.image_size}; use that or more, or 0")
+        if self.crops == "loader" and self.pipeline == "device":
+            yield Problem("data.crops", "needs the files, and data.pipeline = device reads them once; use grain")
+        if self.crops == "loader" and not config.method.num_views:
+            yield Problem("data.crops", f"{config.method.name} makes no views that a loader can cut; use device")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,9 +391,11 @@ class NamedGroup(Group):
 
     Attributes:
       reads_images: whether a method makes views of images; if not, `data.augment` has no effect and is not checked.
+      num_views: views per image that `data.augment` describes; 0 if the method cannot take them from a loader.
     """
 
     reads_images: ClassVar[bool] = True
+    num_views: ClassVar[int] = 0
 
     name: str = key("", "a name that jepa_jax knows, or package.module:Class")
 
@@ -408,6 +436,23 @@ class Config:
         sizes = (group.crop.size or self.data.image_size for group in self.view_groups.values())
         return tuple(dict.fromkeys((self.data.view_size, *sizes)))
 
+    @property
+    def loader_crops(self) -> dict[str, Crops]:
+        """What the loader cuts, by the name of the array in a batch; empty if the device cuts."""
+        if self.data.crops == "device":
+            return {}
+        main = Crops(self.method.num_views, self.data.view_size, self.data.augment.crop)
+        further = {
+            crops_name(name): Crops(group.count, group.crop.size or self.data.image_size, group.crop)
+            for name, group in self.view_groups.items()
+        }
+        return {crops_name(): main, **further}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns nested plain dicts, as config.json holds them."""
         return nested(flatten(self))
+
+
+def crops_name(group: str = "") -> str:
+    """Returns the name in a batch of the crops of a group of views; without one, of those of `data.augment`."""
+    return f"crops_{group}" if group else "crops"

@@ -125,7 +125,9 @@ def measure(
     state = program.factory.create(config.train.seed, sample)
     with (
         contextlib.closing(DeviceClock()) as device,
-        train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches,
+        train_batches(
+            config.data, source, seed=config.train.seed, sharding=sharding, crops=config.loader_crops
+        ) as batches,
         contextlib.ExitStack() as stack,
     ):
         delivery = next(batches)

@@ -13,7 +13,8 @@ from PIL import Image
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import image_spec
-from jepa_jax.data.readers import folder
+from jepa_jax.data.photos.crops import centre_crop
+from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.sources import open_source, open_splits
 
 
@@ -152,11 +153,11 @@ def test_folder_decodes_shorter_side_then_centre(tmp_path):
     for third in range(3):
         picture[:, 40 * third : 40 * (third + 1), third] = 255
     Image.fromarray(picture).save(tmp_path / "x.png")
-    decoded = folder.decode(tmp_path / "x.png", 20)
+    decoded = centre_crop(Photo((tmp_path / "x.png").read_bytes(), 3), 20)
     assert decoded.shape == (20, 20, 3)
     np.testing.assert_array_equal(decoded[:, 2:-2], np.broadcast_to(np.uint8([0, 255, 0]), (20, 16, 3)))
     Image.fromarray(picture[..., 0]).save(tmp_path / "grey.png")
-    grey = folder.decode(tmp_path / "grey.png", 20)
+    grey = centre_crop(Photo((tmp_path / "grey.png").read_bytes(), 3), 20)
     np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
 
 
@@ -206,11 +207,12 @@ def test_image_files_are_converted_to_the_channels_asked_for(tmp_path, channels)
     Image.new("RGBA", (8, 8), (200, 100, 50, 128)).save(tmp_path / "train" / "x.png")
     source = opened("folder", tmp_path, image_size=8, channels=channels)
     assert source.spec == image_spec(8, channels, labelled=False)
-    expected = {1: [124], 3: [200, 100, 50], 4: [200, 100, 50, 128]}[channels]
+    expected = {1: [189], 3: [227, 177, 152], 4: [200, 100, 50, 128]}[channels]  # half transparent, on white
     assert everything(source)["image"][0, 4, 4].tolist() == expected
 
 
 def test_image_files_have_no_two_channels(tmp_path):
+    write_image(tmp_path / "x.png", (0, 0, 0))
     with pytest.raises(UserError, match="data.channels = 2: use 1"):
         opened("folder", tmp_path, channels=2)
 
@@ -229,7 +231,7 @@ def test_folder_unreadable_image_is_refused_or_skipped(photos):
     assert batch["label"][place] == batch["label"][replaced]
     for file in (photos / "train").rglob("*.*"):
         file.write_bytes(b"nothing")
-    with pytest.raises(UserError, match="none of its 8 images can be read"):
+    with pytest.raises(UserError, match="nor any other of 8 images can be read"):
         everything(opened("folder", photos, on_error="skip"))
 
 
