@@ -130,7 +130,8 @@ class DataConfig(Group):
 
     source: str = key(
         "shapes",
-        "shapes, cifar10, idx, folder, npz, tfds:<name>, wildfire, fire_sequences, ndws, or package.module:Class",
+        "shapes, cifar10, idx, folder, shards, parquet, npz, tfds:<name>, wildfire, fire_sequences, ndws, or "
+        "package.module:Class",
     )
     dir: str = key("", "folder or archive of the data; empty for shapes and wildfire")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)

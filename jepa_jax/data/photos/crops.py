@@ -8,7 +8,7 @@ level of 255 and takes a third of the time.
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from PIL import Image
 from jepa_jax.config.groups import Config, CropConfig, Crops
 from jepa_jax.data.augment import CROP_TRIES, central_box
 from jepa_jax.data.contract import Spec
-from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.photos.decode import Photo, opencv
 
 DRAWS = 2 * CROP_TRIES + 3  # areas, aspects, row, column, whether to crop at all
 
@@ -74,10 +74,11 @@ def random_crops(photo: Photo, crops: Mapping[str, Crops], rng: np.random.Genera
             box = sample_box(uniform, height, width, one.crop) if applied else central_square(height, width)
             wanted.append((name, box, one.size))
     pixels = photo.pixels(min(min(box.height, box.width) / size for _, box, size in wanted))
-    made: dict[str, list[np.ndarray]] = {name: [] for name in crops}
+    made = {name: np.empty((one.count, one.size, one.size, pixels.shape[-1]), np.uint8) for name, one in crops.items()}
+    places = {name: iter(views) for name, views in made.items()}
     for name, box, size in wanted:
-        made[name].append(resized(part(pixels, box, photo.size), size))
-    return {name: np.stack(views) for name, views in made.items()}
+        next(places[name])[...] = resized(part(pixels, box, photo.size), size)
+    return made
 
 
 def central_square(height: int, width: int) -> Box:
@@ -98,7 +99,7 @@ def part(pixels: np.ndarray, box: Box, full_size: tuple[int, int]) -> np.ndarray
 
 def resized(pixels: np.ndarray, size: int) -> np.ndarray:
     """Returns uint8 [size, size, C] by antialiased bilinear resampling of [H, W, C]."""
-    cv2, shape = _cv2(), (size, size, pixels.shape[-1])
+    cv2, shape = opencv(), (size, size, pixels.shape[-1])
     shrink_rows, shrink_columns = pixels.shape[0] / size, pixels.shape[1] / size
     if max(shrink_rows, shrink_columns) > 1:
         rows, columns = low_pass(shrink_rows), low_pass(shrink_columns)
@@ -141,12 +142,3 @@ def centre_crop(photo: Photo, size: int, shorter_side: int = 0) -> np.ndarray:
         return resized(part(photo.pixels(), box, photo.size), size)
     image = photo.image(1 / (2 * scale)).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image.crop((left, top, left + size, top + size))).reshape(size, size, -1)
-
-
-@functools.cache
-def _cv2() -> Any:
-    """Imports OpenCV on first use; its threads would compete with the processes that decode."""
-    import cv2
-
-    cv2.setNumThreads(1)
-    return cv2

@@ -16,6 +16,7 @@ from PIL import Image
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
 # Of what the files hold, whatever their names say; Pillow would run a program for some others.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+JPEG_END = b"\xff\xd9"
 NPY_MAGIC = b"\x93NUMPY"
 TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 ORIENTATION = 0x0112  # tag of EXIF
@@ -54,6 +55,7 @@ class Photo:
             return
         if channels not in MODES:
             raise ValueError(f"image files have 1, 3 or 4 channels, data.channels is {channels}")
+        self._content = content
         self._stored = Image.open(io.BytesIO(content), formats=FORMATS)
         width, height = self._stored.size
         self._orientation = self._stored.getexif().get(ORIENTATION, 1)
@@ -66,7 +68,26 @@ class Photo:
 
     def pixels(self, most_shrink: float = 1.0) -> np.ndarray:
         """Returns uint8 [H, W, channels], not more than `most_shrink` times smaller than the file's."""
-        return self._array if self._array is not None else np.asarray(self.image(most_shrink)).reshape(self._shape())
+        if self._array is not None:
+            return self._array
+        if most_shrink < SHRINKS[-1] and (plain := self._plain_jpeg()) is not None:
+            return plain
+        image = self.image(most_shrink)
+        return np.asarray(image).reshape(image.height, image.width, self._channels)
+
+    def _plain_jpeg(self) -> np.ndarray | None:
+        """Returns the pixels of a whole, upright RGB file by OpenCV, without the copies of Pillow; None for others.
+
+        Both use libjpeg-turbo and give the same pixels. OpenCV fills up what a truncated file lacks: such files are
+        left to Pillow, which refuses them.
+        """
+        stored, content = self._stored, self._content
+        if (stored.format, stored.mode, self._channels, self._orientation) != ("JPEG", "RGB", 3, 1):
+            return None
+        if not content.endswith(JPEG_END):
+            return None
+        cv2 = opencv()
+        return cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
 
     def image(self, most_shrink: float = 1.0) -> Image.Image:
         """Returns the upright image in the mode of the channels, not more than `most_shrink` times smaller."""
@@ -78,12 +99,7 @@ class Photo:
         image = in_mode(stored, MODES[self._channels])
         if self._orientation in UPRIGHT:
             image = image.transpose(UPRIGHT[self._orientation])
-        self._upright = image.size
         return image
-
-    def _shape(self) -> tuple[int, int, int]:
-        width, height = self._upright
-        return height, width, self._channels
 
 
 def in_mode(stored: Image.Image, mode: str) -> Image.Image:
@@ -157,3 +173,12 @@ def _tifffile() -> Any:
     except ImportError as error:
         raise ValueError("TIFF files of other than 1, 3 or 4 channels need pip install 'jepa_jax[tiff]'") from error
     return tifffile
+
+
+@functools.cache
+def opencv() -> Any:
+    """Imports OpenCV on first use; its threads would compete with the processes that decode."""
+    import cv2
+
+    cv2.setNumThreads(1)
+    return cv2

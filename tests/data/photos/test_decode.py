@@ -122,3 +122,12 @@ def test_tiff_files_have_any_number_of_bands(planar):
     stored = bands if planar == "contig" else np.moveaxis(bands, -1, 0)
     tifffile.imwrite(buffer, stored, planarconfig=planar, photometric="minisblack")
     np.testing.assert_array_equal(Photo(buffer.getvalue(), 5).pixels(), bands >> 8)
+
+
+def test_the_fast_decoder_gives_the_pixels_of_pillow():
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 256, (30, 40, 3), np.uint8)).resize((321, 243), Image.Resampling.BICUBIC)
+    for options in ({}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}):
+        photo = Photo(saved(picture, "JPEG", **options), 3)
+        assert photo._plain_jpeg() is not None
+        np.testing.assert_array_equal(photo.pixels(), np.asarray(photo.image()))
