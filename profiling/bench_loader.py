@@ -142,13 +142,16 @@ def decode_bound(folder: pathlib.Path, arguments: argparse.Namespace) -> float:
 
 
 def bench(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.config.groups import DataConfig
+    from jepa_jax.data.readers.folder import FolderSource
     from jepa_jax.data.readers.shards import write_shards
 
     with tempfile.TemporaryDirectory() as temporary:
         folder, shards = pathlib.Path(temporary, "folder"), pathlib.Path(temporary, "shards")
         console.line("writing photographs")
         make_photos(folder, arguments)
-        write_shards(str(folder), shards, on_image=lambda done, total: None)
+        data = DataConfig(source="folder", dir=str(folder))
+        write_shards({split: FolderSource(data, split) for split in ("train", "test")}, shards)
         rates: dict[str, list[float]] = {name: [] for name in ("folder", "shards", *VARIANTS)}
         versions: dict[str, str] = {}
         for number in range(arguments.rounds):
@@ -200,8 +203,5 @@ def in_words(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-BENCH = Command("bench_loader", __doc__, add_flags, bench)
-main = BENCH.main
-
 if __name__ == "__main__":
-    main()
+    sys.exit(Command("profiling/bench_loader.py", __doc__, add_flags, bench, program="python").main())

@@ -5,8 +5,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from jepa_jax.base.processes import num_cores
 from jepa_jax.config.schema import Group, Problem, flatten, key, nested, subgroup
 
+WORKERS_PER_CORE = 2  # more only wait for one another
+MOST_AUTO_WORKERS = 16
 PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}
 
 
@@ -98,7 +101,7 @@ class AugmentConfig(Operations):
             return
         channels = config.data.channels
         for name in ("mean", "std"):
-            if len(getattr(self, name)) != channels:
+            if len(getattr(self, name)) != channels and config.data.statistics == "config":
                 yield Problem(f"data.augment.{name}", f"needs data.channels = {channels} numbers, one per channel")
         yield from self.colour_problems(channels, "data.augment")
 
@@ -159,7 +162,12 @@ class DataConfig(Group):
     seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
-    num_workers: int = key(0, "processes that load batches, beside each training process; 0 loads in a thread", least=0)
+    num_workers: int = key(
+        0,
+        "processes that load batches, beside each training process; 0 loads in a thread; auto (-1): by the cores",
+        least=-1,
+        words={"auto": -1},
+    )
     worker_timeout: float = key(
         300.0, "seconds without a batch after which a worker counts as stuck; above the time of any batch", least=0.1
     )
@@ -167,12 +175,25 @@ class DataConfig(Group):
     pipeline: str = key(
         "grain", "grain loads batches; device keeps the whole set on the device", choices=("grain", "device")
     )
+    statistics: str = key(
+        "config",
+        "mean and std of data.augment: as the config says, or of the set, computed of 1,000 images and kept beside it",
+        choices=("config", "set"),
+    )
     augment: AugmentConfig = subgroup(AugmentConfig)
 
     @property
     def view_size(self) -> int:
         """Pixels per side of a view."""
         return self.augment.crop.size or self.image_size
+
+    @property
+    def workers(self) -> int:
+        """Worker processes on this machine: `num_workers`, but not more than the cores can use."""
+        cores = num_cores()
+        if self.num_workers < 0:
+            return 0 if self.pipeline == "device" else min(cores - 1, MOST_AUTO_WORKERS)
+        return min(self.num_workers, WORKERS_PER_CORE * cores)
 
     def problems(self, config: "Config") -> Iterator[Problem]:
         if self.validation and self.on_error == "skip":

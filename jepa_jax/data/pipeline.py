@@ -119,8 +119,10 @@ def _grain_batches(
 ) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
     elements, close = loaded_batches(loader, start_step), lambda: None
-    if data.num_workers:
-        pool = WorkerPool(loader, start_step, data.num_workers, timeout=data.worker_timeout, warn=warn)
+    if data.workers < data.num_workers:
+        warn(f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto")
+    if data.workers:
+        pool = WorkerPool(loader, start_step, data.workers, timeout=data.worker_timeout, warn=warn)
         elements, close = pool, pool.close
     ahead = _Prefetcher(elements, functools.partial(_to_device, sharding), data.prefetch, close)
     try:
@@ -280,4 +282,4 @@ def batches_ready(data: DataConfig) -> int:
     Those are the prefetched ones, the one that waits to follow them, and two per worker process: one in the memory
     that it shares, one in its hands.
     """
-    return 0 if data.pipeline == "device" else data.prefetch + 1 + 2 * data.num_workers
+    return 0 if data.pipeline == "device" else data.prefetch + 1 + 2 * data.workers

@@ -18,6 +18,7 @@ from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
 from jepa_jax.data.readers.folder import FolderSource
 from jepa_jax.data.readers.idx import read_idx
 from jepa_jax.data.readers.npz import read_npz
+from jepa_jax.data.readers.parquet import ParquetSource
 from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.synthetic import ShapesSource
@@ -28,6 +29,7 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "idx": functools.partial(open_arrays, read_idx, ()),
     "folder": FolderSource,
     "shards": ShardSource,
+    "parquet": ParquetSource,
     "npz": functools.partial(open_arrays, read_npz, ()),
     "tfds:<name>": TfdsSource,
     "wildfire": WildfireSource,

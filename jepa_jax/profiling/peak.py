@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
+from jepa_jax.base.processes import num_cores
 from jepa_jax.runtime import hardware
-from jepa_jax.runtime.provenance import num_cores, processor
+from jepa_jax.runtime.provenance import processor
 from jepa_jax.runtime.start import cache_folder
 
 MATRIX = 1024  # rows of the square float32 product that is timed

@@ -257,7 +257,7 @@ def pipeline_fingerprint(data: Any, dummy: bool) -> str:
     source = "dummy" if dummy else data.source
     if data.pipeline == "device":
         return f"device: {source} whole on the device, no loader"
-    where = f"{data.num_workers} worker processes" if data.num_workers else "the main process"
+    where = f"{data.workers} worker processes" if data.workers else "the main process"
     return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
 
 

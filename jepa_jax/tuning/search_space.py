@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.data.facts import data_facts
 from jepa_jax.program.config import changed_config
-from jepa_jax.runtime.provenance import num_cores
 from jepa_jax.tuning.settings import Combination, grid_values
 
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway

@@ -136,9 +136,14 @@ def centre_crop(photo: Photo, size: int, shorter_side: int = 0) -> np.ndarray:
     height, width = max(shorter_side, round(height * scale)), max(shorter_side, round(width * scale))
     top, left = (height - size) // 2, (width - size) // 2
     if photo.is_array:
-        rows, columns = photo.size
-        kept = round(min(rows, columns) * size / shorter_side)
-        box = Box((rows - kept) // 2, (columns - kept) // 2, kept, kept)
-        return resized(part(photo.pixels(), box, photo.size), size)
+        return centre_of(photo.pixels(), size, shorter_side)
     image = photo.image(1 / (2 * scale)).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image.crop((left, top, left + size, top + size))).reshape(size, size, -1)
+
+
+def centre_of(pixels: np.ndarray, size: int, shorter_side: int = 0) -> np.ndarray:
+    """Returns what `centre_crop` does, of an array [H, W, C] of any number of channels."""
+    height, width, _ = pixels.shape
+    kept = round(min(height, width) * size / (shorter_side or size))
+    top, left = (height - kept) // 2, (width - kept) // 2
+    return resized(pixels[top : top + kept, left : left + kept], size)

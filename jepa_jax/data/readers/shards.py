@@ -1,8 +1,8 @@
 """Photographs in ArrayRecord shards: files of many images with random access, for sets of millions of images.
 
-`write_shards` makes them of a folder: D/train-00000.array_record, ..., D/test-00000.array_record, and D/manifest.json,
-which lists every shard with its number of images, size and SHA-256, the classes, and the labels of all images. A record
-is the image file as it was.
+`write_shards` makes them of another source: D/train-*.array_record, D/test-*.array_record, and D/manifest.json, which
+lists every shard with its number of images, size, SHA-256 and labels, and the classes. A record is the image file as it
+was; the number in the name of a shard is that of its first image.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
 from jepa_jax.data.photos.source import PhotoSource
 from jepa_jax.data.readers.bounded import open_regular
-from jepa_jax.data.readers.folder import FolderSource
 
 MANIFEST = "manifest.json"
 FORMAT = "jepa_jax shards 1"
@@ -150,17 +149,20 @@ def file_sha256(file: pathlib.Path) -> str:
 
 
 def write_shards(
-    folder: str, output: pathlib.Path, *, shard_bytes: int = SHARD_BYTES, on_image: Callable[[int, int], None]
+    sources: Mapping[str, PhotoSource],
+    output: pathlib.Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Writes the images of a folder, as they are, into shards; returns the manifest, which is written last.
+    """Writes the images of the train and test split, as they are, into shards; returns the manifest, written last.
 
     Args:
-      on_image: called with the images written and their number.
+      on_image: called with the images written and their number after each shard.
     """
     if (output / MANIFEST).exists():
         raise UserError(f"{output / MANIFEST}: exists; remove the folder, or write to another one")
     output.mkdir(parents=True, exist_ok=True)
-    sources = {split: FolderSource(DataConfig(source="folder", dir=folder), split) for split in ("train", "test")}
     total, done = sum(map(len, sources.values())), 0
     splits: dict[str, list[dict[str, Any]]] = {}
     for split, source in sources.items():
@@ -174,7 +176,7 @@ def write_shards(
     return manifest
 
 
-def _write_split(source: FolderSource, output: pathlib.Path, split: str, shard_bytes: int) -> Any:
+def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_bytes: int) -> Any:
     """Yields the entry of the manifest of each shard of a split when it is written, and its number of images."""
     begin = 0
     while begin < len(source):
