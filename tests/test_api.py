@@ -40,6 +40,14 @@ def test_configs_by_name_with_changes(monkeypatch, tmp_path):
         jepa_jax.get_config("quickstart", optim__learning_rate=0.1)
 
 
+def test_the_tutorial_runs_as_it_stands(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL)
+    result = run_python("\n".join(blocks), tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "nearest neighbour of each image: [1 0 3 2 5 4]" in result.stdout
+    assert (tmp_path / "runs/tutorial/report.html").exists() and (tmp_path / "runs/pictures/statistics.json").exists()
+
+
 @pytest.mark.slow
 def test_the_lines_of_the_readme(tmp_path):
     (tmp_path / "jepa_jax").mkdir()
