@@ -37,6 +37,12 @@ def test_the_navigation_of_the_site_lists_every_page():
     assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
 
 
+def test_the_notebook_is_the_tutorial(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    made = importlib.import_module("write_notebook").text_of((ROOT / "docs" / "tutorial.md").read_text())
+    assert (ROOT / "docs" / "tutorial.ipynb").read_text() == made, "run python docs/write_notebook.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_files_and_configs_that_a_page_names_exist(page):
     text = page.read_text()

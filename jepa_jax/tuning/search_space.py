@@ -172,7 +172,7 @@ def worker_counts(cores: int) -> list[int]:
 
 def fits_on_device(data: Any, dummy: bool) -> bool:
     """Returns whether it is worth a try to keep a data set on the device, by what is known before it is read."""
-    if not dummy and data.source not in IN_MEMORY_SOURCES:
+    if data.crops == "loader" or (not dummy and data.source not in IN_MEMORY_SOURCES):
         return False
     facts = data_facts(data, assume=True)
     return facts.num_train * element_bytes(facts.spec) <= MOST_RESIDENT_BYTES
