@@ -5,16 +5,18 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.ready-run
 PLAN := $(VENV)/.ready-plan
 DEV := $(VENV)/.ready-dev
+DOCS := $(VENV)/.ready-docs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: help setup demo plan test test-all lint format clean
+.PHONY: help setup demo plan test test-all lint format docs clean
 help:
 	@echo "make demo      train the quickstart config on embedded data, print accuracy before and after, write a report"
 	@echo "make plan      predict whether configs/rapid.py fits an RTX 4090, and how fast it can be; needs no GPU"
 	@echo "make test      run the tests"
 	@echo "make test-all  run the tests and then those marked slow"
 	@echo "make lint      check with ruff, mypy and import-linter; make format fixes what ruff can"
+	@echo "make docs      build the documentation into site/; every broken link is an error"
 	@echo "make clean     remove caches (not runs/)"
 	@echo "make setup     create $(VENV) with everything a developer needs"
 
@@ -33,6 +35,10 @@ $(PLAN): $(RUN)
 $(DEV): $(RUN)
 	$(INSTALL) '.[dev]'
 	@touch $@ $(PLAN)
+
+$(DOCS): $(RUN)
+	$(INSTALL) '.[docs]'
+	@touch $@
 
 demo: $(RUN)
 	$(BIN)/jepa-jax train --config=quickstart --workdir=runs/quickstart
@@ -59,5 +65,9 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 clean:
-	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build
+	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build site

@@ -6,7 +6,8 @@ DIR holds the folders train and val of Imagenette. Encoder, crops, augmentation,
 length are those of stable-pretraining's benchmark, which publishes 87.1 % for its best online linear probe and 85.4 %
 for k-NN. Unlike it: the loss is LeJEPA's, 0.95 invariance + 0.05 SIGReg, where SIGReg is the mean over views (there:
 invariance + 0.02 SIGReg, with the views of all images as one sample); no drop-path, no linear layer before the
-projector; crops are taken from a centre crop of 256 pixels; bfloat16 instead of float16. Not reproduced here.
+projector; crops are taken from a centre crop of 256 pixels (with data.crops=loader from the whole photograph); bfloat16
+instead of float16. Not reproduced here.
 """
 
 

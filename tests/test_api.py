@@ -14,9 +14,12 @@ from jepa_jax.base.errors import UserError
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def run_python(program, folder):
+FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def run_python(program, folder, flags=""):
     """Runs a program in `folder`, where the package is found as an editable install finds it: after `folder`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
     return subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -38,6 +41,14 @@ def test_configs_by_name_with_changes(monkeypatch, tmp_path):
     assert (config.optim.lr, config.train.seed, config.data.batch_size) == (0.25, 3, 32)
     with pytest.raises(UserError, match="learning_rate"):
         jepa_jax.get_config("quickstart", optim__learning_rate=0.1)
+
+
+def test_the_tutorial_runs_as_it_stands(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL)
+    result = run_python("\n".join(blocks), tmp_path, FAST_TO_COMPILE)
+    assert result.returncode == 0, result.stderr
+    assert "nearest neighbour of each image: [1 0 3 2 5 4]" in result.stdout
+    assert (tmp_path / "runs/tutorial/report.html").exists() and (tmp_path / "runs/pictures/statistics.json").exists()
 
 
 @pytest.mark.slow

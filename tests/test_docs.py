@@ -24,6 +24,25 @@ def test_a_page_is_finished_and_its_links_exist(page):
     assert all((page.parent / link).exists() for link in links), links
 
 
+def test_pages_of_the_site_link_to_one_another_only():
+    """The site holds nothing but docs/."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in link]
+        outside = [link for link in links if not (page.parent / link).resolve().is_relative_to(ROOT / "docs")]
+        assert not outside, (page, outside)
+
+
+def test_the_navigation_of_the_site_lists_every_page():
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+
+
+def test_the_notebook_is_the_tutorial(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    made = importlib.import_module("write_notebook").text_of((ROOT / "docs" / "tutorial.md").read_text())
+    assert (ROOT / "docs" / "tutorial.ipynb").read_text() == made, "run python docs/write_notebook.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_files_and_configs_that_a_page_names_exist(page):
     text = page.read_text()

@@ -222,6 +222,11 @@ def same_file(descriptor: int, path: pathlib.Path) -> bool:
         return False
 
 
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def python_path(first: pathlib.Path) -> str:
     """Returns a PYTHONPATH with which another Python finds the modules in `first` before others."""
     return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH", "")]))

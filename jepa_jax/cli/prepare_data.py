@@ -1,18 +1,29 @@
-"""Downloads a data set, verifies it and prints the flags that use it.
+"""Prepares data: downloads CIFAR-10, packs photographs into shards, or computes the statistics of a set.
 
   jepa-jax prepare-data cifar10 --dir=data/cifar10
+  jepa-jax prepare-data shards PHOTOS --dir=data/shards
+  jepa-jax prepare-data statistics PHOTOS [--source=folder] [--image_size=224] [--channels=3]
 
-An interrupted download continues where it stopped. Exit codes: 0 ready, 2 not possible (the message says what to do),
-130 interrupted.
+cifar10 uses what --dir holds already, in any of the official layouts; an interrupted download continues where it
+stopped. shards takes a folder of images, or of parquet files, and writes ArrayRecord files with a manifest of their
+checksums. statistics keeps mean and standard deviation of each channel beside the data, where data.statistics=set finds
+them. Exit codes: 0 ready, 2 not possible (the message says what to do), 130 interrupted.
 """
 
 import argparse
+import contextlib
 import pathlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 from jepa_jax.data.download import RemoteFile, download
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import DataConfig
 
 ARCHIVES = {
     "cifar10": RemoteFile(
@@ -22,33 +33,120 @@ ARCHIVES = {
     ),
 }
 IMAGE_SIZE = {"cifar10": 32}
+SPLITS = ("train", "test")
+Progress = Callable[[int, int], None]  # called with what is done and the whole
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("name", choices=sorted(ARCHIVES), help="the data set")
-    parser.add_flag("dir", "DIR", "folder to keep it in; created if missing", required=True)
+    parser.add_argument("name", choices=[*sorted(ARCHIVES), "shards", "statistics"], help="what to prepare")
+    parser.add_argument("input", nargs="?", help="the data, for shards and statistics: what data.dir would be")
+    parser.add_flag("dir", "DIR", "folder to write to, for cifar10 and shards; created if missing")
+    parser.add_flag("source", "NAME", "data.source of the input; by default folder, or parquet where such files are")
+    parser.add_flag("image_size", "N", "for statistics: pixels per side that images are delivered at", 224, least=4)
+    parser.add_flag("channels", "N", "for statistics: channels of an image", 3, least=1)
+    parser.add_flag("images", "N", "for statistics: how many images to read; 0 = all", 1000, least=0)
 
 
 def prepare_data(arguments: argparse.Namespace, console: Console) -> Result:
-    directory = pathlib.Path(arguments.dir).expanduser()
-    archive = download_with_bar(ARCHIVES[arguments.name], directory)
-    counts = {split: count_images(arguments.name, directory, split) for split in ("train", "test")}
+    if arguments.name in ARCHIVES:
+        return prepare_archive(arguments.name, pathlib.Path(required(arguments, "dir")).expanduser())
+    prepare = {"shards": prepare_shards, "statistics": prepare_statistics}[arguments.name]
+    with progress_bar(arguments.name, "images") as on_progress:
+        return prepare(arguments, on_progress)
+
+
+def required(arguments: argparse.Namespace, name: str) -> str:
+    """Returns a flag or argument that this kind of preparation needs."""
+    if not (value := getattr(arguments, name)):
+        shown = "--dir" if name == "dir" else "the folder of the data"
+        raise UserError(f"missing: {shown}; see jepa-jax prepare-data --help")
+    return value
+
+
+def prepare_archive(name: str, directory: pathlib.Path) -> Result:
+    """Downloads a data set unless it is there, and verifies it."""
+    remote = ARCHIVES[name]
+    found, counts = f"{directory}: found", None
+    if not (directory / remote.name).exists():  # an archive is compared with its checksum
+        with contextlib.suppress(UserError):
+            counts = {split: count_images(name, directory, split) for split in SPLITS}
+    if counts is None:
+        with progress_bar(remote.name) as on_progress:
+            found = f"{download(remote, directory, on_progress)}: checksum verified,"
+        counts = {split: count_images(name, directory, split) for split in SPLITS}
     text = (
-        f"{archive}: {counts['train']:,} train and {counts['test']:,} test images, checksum verified. Use it with\n"
-        f"  --config.data.source={arguments.name} --config.data.dir={directory}"
+        f"{found} {counts['train']:,} train and {counts['test']:,} test images. Use it with\n"
+        f"  --config.data.source={name} --config.data.dir={directory}"
     )
-    return Result([{"source": arguments.name, "dir": str(directory), **counts}], text)
+    return Result([{"source": name, "dir": str(directory), **counts}], text)
 
 
-def download_with_bar(remote: RemoteFile, directory: pathlib.Path) -> pathlib.Path:
-    """Downloads a file with a progress bar on standard error."""
+def prepare_shards(arguments: argparse.Namespace, on_progress: Progress) -> Result:
+    """Packs the images of a source into shards and compares them with their checksums."""
+    from jepa_jax.data.photos.source import PhotoSource
+    from jepa_jax.data.readers.shards import verify_shards, write_shards
+    from jepa_jax.data.sources import open_source
+
+    output, data = pathlib.Path(required(arguments, "dir")).expanduser(), input_data(arguments)
+    sources = {}
+    for split in SPLITS:
+        source = open_source(data, split)
+        if not isinstance(source, PhotoSource):
+            raise UserError(f"--source={data.source}: holds arrays, not image files; use folder, parquet or tfds")
+        sources[split] = source
+    manifest = write_shards(sources, output, on_image=on_progress)
+    shards = verify_shards(output)
+    counts = {split: sum(shard["images"] for shard in manifest["splits"][split]) for split in SPLITS}
+    text = (
+        f"{output}: {counts['train']:,} train and {counts['test']:,} test images in {shards} shards, verified. "
+        f"Use them with\n  --config.data.source=shards --config.data.dir={output}"
+    )
+    return Result([{"source": "shards", "dir": str(output), "shards": shards, **counts}], text)
+
+
+def prepare_statistics(arguments: argparse.Namespace, on_progress: Progress) -> Result:
+    """Computes mean and standard deviation of each channel of the train split and keeps them beside the data."""
+    import dataclasses
+
+    from jepa_jax.base.files import write_json
+    from jepa_jax.data.sources import open_source
+    from jepa_jax.data.statistics import channel_statistics, statistics_file
+
+    data = input_data(arguments)
+    found = channel_statistics(open_source(data, "train"), arguments.images, on_progress)
+    file = statistics_file(data)
+    write_json(file, dataclasses.asdict(found))
+    mean, std = (",".join(f"{number:g}" for number in numbers) for numbers in (found.mean, found.std))
+    text = (
+        f"{file}: of {found.images:,} images, used with --config.data.statistics=set. As flags:\n"
+        f"  --config.data.augment.mean={mean} --config.data.augment.std={std}"
+    )
+    return Result([{"file": str(file), **dataclasses.asdict(found)}], text)
+
+
+def input_data(arguments: argparse.Namespace) -> "DataConfig":
+    """Returns the settings by which the input is read."""
+    from jepa_jax.config.groups import DataConfig
+
+    directory = required(arguments, "input")
+    place = pathlib.Path(directory).expanduser()
+    has_parquet = any(folder.is_dir() and any(folder.glob("*.parquet")) for folder in (place, place / "data"))
+    source = arguments.source or ("parquet" if has_parquet else "folder")
+    return DataConfig(source=source, dir=directory, image_size=arguments.image_size, channels=arguments.channels)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, unit: str = "") -> Iterator[Progress]:
+    """Shows a progress bar on standard error, of bytes if no unit is given."""
     from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
-    columns = (TextColumn(remote.name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, console=RichConsole(stderr=True)) as bar:
-        task = bar.add_task("download", total=remote.size)
-        return download(remote, directory, lambda done, total: bar.update(task, completed=done, total=total))
+    amount = MofNCompleteColumn() if unit else DownloadColumn()
+    columns = (TextColumn(what), BarColumn(), amount, TextColumn(unit), TimeRemainingColumn())
+    with Bars(*columns, transient=True, console=RichConsole(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def count_images(name: str, directory: pathlib.Path, split: str) -> int:

@@ -5,8 +5,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from jepa_jax.base.processes import num_cores
 from jepa_jax.config.schema import Group, Problem, flatten, key, nested, subgroup
 
+WORKERS_PER_CORE = 2  # more only wait for one another
+MOST_AUTO_WORKERS = 16
 PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}
 
 
@@ -98,7 +101,7 @@ class AugmentConfig(Operations):
             return
         channels = config.data.channels
         for name in ("mean", "std"):
-            if len(getattr(self, name)) != channels:
+            if len(getattr(self, name)) != channels and config.data.statistics == "config":
                 yield Problem(f"data.augment.{name}", f"needs data.channels = {channels} numbers, one per channel")
         yield from self.colour_problems(channels, "data.augment")
 
@@ -116,15 +119,36 @@ class ViewGroup(Operations):
 
 
 @dataclasses.dataclass(frozen=True)
+class Crops:
+    """Random crops of one size that the loader cuts out of each photograph."""
+
+    count: int
+    size: int  # pixels per side
+    crop: CropConfig
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig(Group):
     """What is trained on, and how it is loaded."""
 
     source: str = key(
         "shapes",
-        "shapes, cifar10, idx, folder, npz, tfds:<name>, wildfire, fire_sequences, ndws, or package.module:Class",
+        "shapes, cifar10, idx, folder, shards, parquet, npz, tfds:<name>, wildfire, fire_sequences, ndws, or "
+        "package.module:Class",
     )
     dir: str = key("", "folder or archive of the data; empty for shapes and wildfire")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)
+    shorter_side: int = key(
+        0,
+        "pixels that the shorter side of a photograph is resized to before its centre is cropped; 0 = image_size",
+        least=0,
+    )
+    crops: str = key(
+        "device",
+        "where random crops are cut: on the device, out of images of data.image_size, or by the loader, out of full "
+        "photographs while they are decoded (folder, shards, parquet, tfds)",
+        choices=("device", "loader"),
+    )
     channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)
     num_train: int = key(0, "train images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
     num_test: int = key(0, "test images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
@@ -138,13 +162,23 @@ class DataConfig(Group):
     seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
-    num_workers: int = key(0, "processes that load batches, beside each training process; 0 loads in a thread", least=0)
+    num_workers: int = key(
+        0,
+        "processes that load batches, beside each training process; 0 loads in a thread; auto (-1): by the cores",
+        least=-1,
+        words={"auto": -1},
+    )
     worker_timeout: float = key(
         300.0, "seconds without a batch after which a worker counts as stuck; above the time of any batch", least=0.1
     )
     prefetch: int = key(2, "batches kept ready on the device", least=1)
     pipeline: str = key(
         "grain", "grain loads batches; device keeps the whole set on the device", choices=("grain", "device")
+    )
+    statistics: str = key(
+        "config",
+        "mean and std of data.augment: as the config says, or of the set, computed of 1,000 images and kept beside it",
+        choices=("config", "set"),
     )
     augment: AugmentConfig = subgroup(AugmentConfig)
 
@@ -153,9 +187,23 @@ class DataConfig(Group):
         """Pixels per side of a view."""
         return self.augment.crop.size or self.image_size
 
+    @property
+    def workers(self) -> int:
+        """Worker processes on this machine: `num_workers`, but not more than the cores can use."""
+        cores = num_cores()
+        if self.num_workers < 0:
+            return 0 if self.pipeline == "device" else min(cores - 1, MOST_AUTO_WORKERS)
+        return min(self.num_workers, WORKERS_PER_CORE * cores)
+
     def problems(self, config: "Config") -> Iterator[Problem]:
         if self.validation and self.on_error == "skip":
             yield Problem("data.on_error", "an image of the other part might stand in; with data.validation, refuse")
+        if 0 < self.shorter_side < self.image_size:
+            yield Problem("data.shorter_side", f"below data.image_size = {self.image_size}; use that or more, or 0")
+        if self.crops == "loader" and self.pipeline == "device":
+            yield Problem("data.crops", "needs the files, and data.pipeline = device reads them once; use grain")
+        if self.crops == "loader" and not config.method.num_views:
+            yield Problem("data.crops", f"{config.method.name} makes no views that a loader can cut; use device")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,9 +413,11 @@ class NamedGroup(Group):
 
     Attributes:
       reads_images: whether a method makes views of images; if not, `data.augment` has no effect and is not checked.
+      num_views: views per image that `data.augment` describes; 0 if the method cannot take them from a loader.
     """
 
     reads_images: ClassVar[bool] = True
+    num_views: ClassVar[int] = 0
 
     name: str = key("", "a name that jepa_jax knows, or package.module:Class")
 
@@ -408,6 +458,23 @@ class Config:
         sizes = (group.crop.size or self.data.image_size for group in self.view_groups.values())
         return tuple(dict.fromkeys((self.data.view_size, *sizes)))
 
+    @property
+    def loader_crops(self) -> dict[str, Crops]:
+        """What the loader cuts, by the name of the array in a batch; empty if the device cuts."""
+        if self.data.crops == "device":
+            return {}
+        main = Crops(self.method.num_views, self.data.view_size, self.data.augment.crop)
+        further = {
+            crops_name(name): Crops(group.count, group.crop.size or self.data.image_size, group.crop)
+            for name, group in self.view_groups.items()
+        }
+        return {crops_name(): main, **further}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns nested plain dicts, as config.json holds them."""
         return nested(flatten(self))
+
+
+def crops_name(group: str = "") -> str:
+    """Returns the name in a batch of the crops of a group of views; without one, of those of `data.augment`."""
+    return f"crops_{group}" if group else "crops"

@@ -9,7 +9,9 @@ import ast
 import difflib
 import functools
 import importlib.util
+import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -55,6 +57,12 @@ def recipe_path(reference: str) -> pathlib.Path:
     raise UserError(
         f"--config={reference}: no such file or shipped config; the shipped ones are {', '.join(recipes)}{hint}"
     )
+
+
+def by_machine(gpu: T, cpu: T) -> T:
+    """Returns the first value on a machine with an NVIDIA GPU that JAX may use, the second one elsewhere."""
+    has_gpu = shutil.which("nvidia-smi") is not None and os.environ.get("JAX_PLATFORMS", "") != "cpu"
+    return gpu if has_gpu else cpu
 
 
 def summary_of(path: pathlib.Path) -> str:

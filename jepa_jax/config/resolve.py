@@ -155,6 +155,8 @@ def checked(name: str, value: Any, key: Key) -> Any:
 
 def converted(value: Any, key: Key) -> Any:
     """Returns a value, or the text of one from a command line, as the type of its key; raises if it is none."""
+    if isinstance(value, str) and value in key.words:
+        return key.words[value]
     if isinstance(value, str) and key.kind is bool:
         return {"true": True, "1": True, "false": False, "0": False}[value.strip().lower()]
     if key.members is not None:

@@ -34,6 +34,7 @@ class Key:
       length: how many numbers a tuple has; None for any.
       increasing: whether a tuple is (smallest, largest).
       default_from: dotted key whose value is the default, e.g. "data.batch_size"; `default` where there is no such key.
+      words: words that stand for a number, e.g. {"auto": -1}.
       variants: further keys by choice.
       members: the key lists names, and a group of this class lies beside it under each of them.
     """
@@ -47,6 +48,7 @@ class Key:
     length: int | None = None
     increasing: bool = False
     default_from: str = ""
+    words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     variants: Mapping[str, "type[Group] | None"] = dataclasses.field(default_factory=dict)
     members: "type[Group] | None" = None
 

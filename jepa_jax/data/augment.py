@@ -76,9 +76,30 @@ def augment_views(
     return normalise_levels(jnp.stack(planes, axis=-1), config.mean, config.std)
 
 
+def augment_crops(key: Array, crops: Array, config: AugmentConfig, operations: Operations | None = None) -> Array:
+    """Returns normalised views [V, B, h, w, C] of random crops uint8 [B, V, h, w, C] that a loader has cut.
+
+    The draws are those of `augment_views`, but for the crop, which is done.
+    """
+    operations = operations or config
+    draws = draw(key, (crops.shape[1], len(crops)))
+
+    def one_view(inputs: tuple[dict[str, Array], Array]) -> Planes:
+        numbers, view = inputs
+        rows = jnp.swapaxes(levels(view), 2, 3)  # [B, h, C, w]
+        if operations.flip.probability > 0:
+            with jax.named_scope("crop"):
+                mirrored = numbers["flip"] < operations.flip.probability
+                rows = jnp.where(mirrored[:, None, None, None], rows[..., ::-1], rows)
+        return change_planes(numbers, rows, operations)
+
+    planes = jax.lax.map(one_view, (draws, jnp.swapaxes(crops, 0, 1)))
+    return normalise_levels(jnp.stack(planes, axis=-1), config.mean, config.std)
+
+
 def augment_planes(draws: dict[str, Array], rows: Array, config: Operations) -> Planes:
     """Returns one view of each image, made of rows [B, H, C, W] in 0..255 and the numbers drawn for it."""
-    _, height, channels, width = rows.shape
+    _, height, _, width = rows.shape
     crop = config.crop
     out_height, out_width = (crop.size, crop.size) if crop.size else (height, width)
     if crop.probability > 0 or config.flip.probability > 0 or (out_height, out_width) != (height, width):
@@ -86,7 +107,12 @@ def augment_planes(draws: dict[str, Array], rows: Array, config: Operations) -> 
             boxes = sample_boxes(draws["crop"], height, width, crop.scale, crop.ratio)
             boxes = choose(draws["crop_applied"] < crop.probability, boxes, (0, 0, height, width))
             rows = resize_boxes(rows, boxes, draws["flip"] < config.flip.probability, out_height, out_width)
-    planes: Planes = tuple(rows[..., channel, :] for channel in range(channels))
+    return change_planes(draws, rows, config)
+
+
+def change_planes(draws: dict[str, Array], rows: Array, config: Operations) -> Planes:
+    """Applies what follows the crop to rows [B, h, C, w] in 0..255."""
+    planes: Planes = tuple(rows[..., channel, :] for channel in range(rows.shape[2]))
     if config.jitter.probability > 0:
         with jax.named_scope("jitter"):
             jitter = sample_jitter(draws["jitter"], config.jitter)

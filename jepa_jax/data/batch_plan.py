@@ -7,14 +7,15 @@ number of workers give the same batches, and a run resumes exactly by starting a
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grain
 import numpy as np
 
 from jepa_jax.base.errors import DataLost, UserError
-from jepa_jax.data.contract import Bucketed, Source
+from jepa_jax.config.groups import Crops
+from jepa_jax.data.contract import Bucketed, Cropping, Source
 
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop
 
@@ -73,6 +74,7 @@ class BatchLoader:
     source: Source
     process_index: int = 0
     process_count: int = 1
+    crops: Mapping[str, Crops] = dataclasses.field(default_factory=dict)  # of a Cropping source; empty for images
 
     def __call__(self, step: int) -> dict[str, Any]:
         start = time.perf_counter()
@@ -80,6 +82,8 @@ class BatchLoader:
         indices, source = self.plan.indices(step), self.source
         if isinstance(source, Bucketed):  # the bucket of the whole batch: every process has the same shapes
             source = source.in_bucket(int(source.buckets[indices].max()))
+        if isinstance(source, Cropping) and self.crops:
+            source = source.cropped(self.crops, self.plan.seed, step // self.plan.steps_per_epoch)
         own = indices[self.process_index * local : (self.process_index + 1) * local]
         try:
             loaded = source.batch(own)
@@ -87,7 +91,7 @@ class BatchLoader:
             what = f"{error.filename or 'config.data.dir'}: cannot be read any more ({error.strerror or error})"
             raise DataLost(f"{what}; check the file and the disk it is on") from error
         return {
-            "batch": {key: loaded[key] for key in self.source.spec},
+            "batch": {key: loaded[key] for key in source.spec},
             "skipped": list(loaded.get("skipped", ())),
             "seconds": time.perf_counter() - start,
         }

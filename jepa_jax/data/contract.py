@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jepa_jax.config.groups import Crops
 from jepa_jax.runtime.mesh import batch_sharding
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
@@ -64,6 +65,18 @@ class Grouped(Source, Protocol):
 
     @property
     def groups(self) -> np.ndarray: ...
+
+
+@runtime_checkable
+class Cropping(Source, Protocol):
+    """A source of photographs of any size, out of which a loader can cut random crops."""
+
+    def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Source:
+        """Returns the same elements with crops of the full photograph instead of "image".
+
+        The crops of an element depend on (seed, epoch, index) alone, not on who loads it or when.
+        """
+        ...
 
 
 def image_spec(size: int, channels: int = 3, *, labelled: bool = True) -> dict[str, jax.ShapeDtypeStruct]:

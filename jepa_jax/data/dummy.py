@@ -1,12 +1,15 @@
 """Stand-in data for measurements: as many elements as a data set has, drawn anew for every batch."""
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 
-from jepa_jax.config.groups import DataConfig
+from jepa_jax.config.groups import Crops, DataConfig
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.photos.crops import cropped_spec
 from jepa_jax.data.synthetic import SMALLEST, SPLIT_STREAMS, render_shapes
 
 
@@ -27,6 +30,13 @@ class DummySource:
     def batch(self, indices: np.ndarray) -> Arrays:
         rng = np.random.default_rng([SPLIT_STREAMS[self._split], int(indices[0])])
         return {key: self._draw(key, one, np.asarray(indices), rng) for key, one in self.spec.items()}
+
+    def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> "DummySource":
+        """Returns as many elements with random pixels for the crops."""
+        del seed, epoch
+        return DummySource(
+            cropped_spec(self.spec, crops), self._count, num_classes=len(self.classes), split=self._split
+        )
 
     def _draw(self, key: str, one: jax.ShapeDtypeStruct, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if key == "label" and self.classes:

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypedDict
 
 import jax
@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import DataLost, UserError
-from jepa_jax.config.groups import DataConfig
+from jepa_jax.config.groups import Crops, DataConfig
 from jepa_jax.data.batch_plan import BatchLoader, BatchPlan, loaded_batches
-from jepa_jax.data.contract import Bucketed, Source, Spec, element_bytes
+from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ def train_batches(
     start_step: int = 0,
     process_index: int = 0,
     process_count: int = 1,
+    crops: Mapping[str, Crops] | None = None,
     warn: Callable[[str], object] = logger.warning,
 ) -> TrainBatches:
     """Returns an endless iterator of (batch, info) from step `start_step` on.
@@ -85,6 +86,7 @@ def train_batches(
     A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
     Batches of a Bucketed source have the size of their bucket, or that of `spec` if the set stays on the device.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
+    With `crops` (`config.loader_crops`), a batch has crops of full photographs instead of "image".
     `warn` is called, from a thread, with what happened to a worker.
 
     Iterating raises DataLost if a file can no longer be read, or if workers keep dying or getting stuck.
@@ -93,7 +95,12 @@ def train_batches(
     if data.pipeline == "device":
         _check_room(len(source) * element_bytes(source.spec), sharding)
         return TrainBatches(_device_batches(plan, source, sharding, start_step))
-    loader = BatchLoader(plan, source, process_index, process_count)
+    if crops and not isinstance(source, Cropping):
+        raise UserError(
+            f"config.data.crops = loader: {data.source} delivers images of one size, not photographs; use data.crops = "
+            "device"
+        )
+    loader = BatchLoader(plan, source, process_index, process_count, crops or {})
     return TrainBatches(_grain_batches(loader, data, sharding, start_step, warn))
 
 
@@ -112,8 +119,10 @@ def _grain_batches(
 ) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
     elements, close = loaded_batches(loader, start_step), lambda: None
-    if data.num_workers:
-        pool = WorkerPool(loader, start_step, data.num_workers, timeout=data.worker_timeout, warn=warn)
+    if data.workers < data.num_workers:
+        warn(f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto")
+    if data.workers:
+        pool = WorkerPool(loader, start_step, data.workers, timeout=data.worker_timeout, warn=warn)
         elements, close = pool, pool.close
     ahead = _Prefetcher(elements, functools.partial(_to_device, sharding), data.prefetch, close)
     try:
@@ -275,4 +284,4 @@ def batches_ready(data: DataConfig) -> int:
     Those are the prefetched ones, the one that waits to follow them, and two per worker process: one in the memory
     that it shares, one in its hands.
     """
-    return 0 if data.pipeline == "device" else data.prefetch + 1 + 2 * data.num_workers
+    return 0 if data.pipeline == "device" else data.prefetch + 1 + 2 * data.workers

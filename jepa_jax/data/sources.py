@@ -1,15 +1,15 @@
 """Opens the data set that a config names, and parts of it."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Bucketed, Grouped, Source, fixed_order, known_labels
+from jepa_jax.config.groups import Crops, DataConfig
+from jepa_jax.data.contract import Bucketed, Cropping, Grouped, Source, fixed_order, known_labels
 from jepa_jax.data.fires.ndws import NdwsSource
 from jepa_jax.data.fires.sequences import FireSequences
 from jepa_jax.data.fires.wildfire import WildfireSource
@@ -18,6 +18,8 @@ from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
 from jepa_jax.data.readers.folder import FolderSource
 from jepa_jax.data.readers.idx import read_idx
 from jepa_jax.data.readers.npz import read_npz
+from jepa_jax.data.readers.parquet import ParquetSource
+from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.synthetic import ShapesSource
 
@@ -26,6 +28,8 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "cifar10": functools.partial(open_arrays, read_cifar10, CLASSES),
     "idx": functools.partial(open_arrays, read_idx, ()),
     "folder": FolderSource,
+    "shards": ShardSource,
+    "parquet": ParquetSource,
     "npz": functools.partial(open_arrays, read_npz, ()),
     "tfds:<name>": TfdsSource,
     "wildfire": WildfireSource,
@@ -166,9 +170,22 @@ class BucketedSubset(Subset):
         return subset(self._source.in_bucket(bucket), self._indices, self._on_skipped)
 
 
+class CroppingSubset(Subset):
+    """Some photographs of a source."""
+
+    _source: Cropping
+
+    def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Subset:
+        return subset(self._source.cropped(crops, seed, epoch), self._indices, self._on_skipped)
+
+
 def subset(source: Source, indices: np.ndarray, on_skipped: OnSkipped = _ignore) -> Subset:
-    """Returns some elements of a source, with their buckets if it has any."""
-    kind = BucketedSubset if isinstance(source, Bucketed) else Subset
+    """Returns some elements of a source, with its buckets if it has any, or as photographs that can be cropped."""
+    kind = Subset
+    if isinstance(source, Bucketed):
+        kind = BucketedSubset
+    elif isinstance(source, Cropping):
+        kind = CroppingSubset
     return kind(source, np.asarray(indices), on_skipped)
 
 

@@ -5,7 +5,7 @@ Reference: Zbontar et al., "Barlow Twins", ICML 2021. The defaults are the paper
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -20,6 +20,8 @@ from jepa_jax.models.heads import Projector
 
 @dataclasses.dataclass(frozen=True)
 class BarlowTwinsConfig(NamedGroup):
+    num_views: ClassVar[int] = 2
+
     projector: tuple[int, ...] = key((8192, 8192, 8192), "widths of the projector's layers", least=1)
     redundancy_weight: float = key(0.0051, "lambda: weight of the correlations between dimensions", least=0)
 
@@ -41,7 +43,7 @@ class BarlowTwins(ImageMethod):
 
     def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step
-        (features, first), (_, second) = [self.embed(model, view) for view in self.views(batch["image"], key, 2)]
+        (features, first), (_, second) = [self.embed(model, view) for view in self.batch_views(batch, key, 2)]
         with jax.named_scope("loss"):
             loss, terms = barlow_twins_loss(first, second, redundancy_weight=self.config.redundancy_weight)
         return Output(loss, terms, features)

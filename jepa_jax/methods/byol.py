@@ -5,7 +5,7 @@ Reference: Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020. The defaults
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -21,6 +21,8 @@ from jepa_jax.models.heads import Projector
 
 @dataclasses.dataclass(frozen=True)
 class ByolConfig(NamedGroup):
+    num_views: ClassVar[int] = 2
+
     projector: tuple[int, ...] = key((4096, 256), "widths of the projector's layers", least=1)
     predictor: int = key(4096, "hidden width of the predictor", least=1)
     ema_start: float = key(0.996, "momentum of the copy at the first step", **PROBABILITY)
@@ -51,7 +53,7 @@ class Byol(ImageMethod):
 
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
-        views = self.views(batch["image"], key, 2)
+        views = self.batch_views(batch, key, 2)
         online = [self.embed(model, view) for view in views]
         with jax.named_scope("predictor"):
             predicted = [model.predictor(z, train=True) for _, z in online]

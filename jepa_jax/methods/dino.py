@@ -6,7 +6,7 @@ paper's for ViT-S, without its local crops, which are a group of views; what it 
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from jepa_jax.methods.schedules import cosine, linear
 
 @dataclasses.dataclass(frozen=True)
 class DinoConfig(NamedGroup):
+    num_views: ClassVar[int] = 2
+
     view_groups: tuple[str, ...] = key(
         (),
         "names of groups of views that only the student sees, e.g. local; each has keys of its own",
@@ -106,10 +108,10 @@ class Dino(ImageMethod):
         return DinoModel(encoder, head, self.config.prototypes)
 
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
-        views = self.views(batch["image"], key, 2)
+        views = self.batch_views(batch, key, 2)
         local = [
-            self.views(batch["image"], jax.random.fold_in(key, index), group.count, group)
-            for index, group in enumerate(self.run_config.view_groups.values())
+            self.batch_views(batch, jax.random.fold_in(key, index), group.count, name)
+            for index, (name, group) in enumerate(self.run_config.view_groups.items())
         ]
         with jax.named_scope("encoder"):
             encoded = [self.encode(model.encoder, view) for same_size in (views, *local) for view in same_size]

@@ -25,7 +25,7 @@ from jepa_jax.losses.jepa import prediction_loss, standardised
 from jepa_jax.losses.sigreg import SigregKeys, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
-from jepa_jax.methods.image_method import EncoderWith, Images
+from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
 from jepa_jax.models.pooling import EncoderOutputs, area_means
@@ -64,6 +64,10 @@ class HJepaConfig(JepaConfig):
         "what spreads image-level features",
         variants={"none": None, "vicreg": RegulariserVicregKeys, "sigreg": RegulariserSigregKeys},
     )
+
+    @property
+    def num_views(self) -> int:  # type: ignore[override]
+        return 1 if self.regulariser == "none" else 2
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if not 2 <= len(self.level_weights) <= 4:
@@ -140,7 +144,7 @@ class HJepa(JepaMethod):
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
         view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
-        view = self.view(batch["image"], view_key)
+        view = self.view(batch, view_key)
         masks = self.sample_masks(mask_key, view)
         goal = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
@@ -156,7 +160,7 @@ class HJepa(JepaMethod):
                 start=jnp.zeros([]),
             )
         if self.config.regulariser != "none":
-            other = self._second_context(model.encoder, batch["image"], second_key)
+            other = self._second_context(model.encoder, batch, second_key)
             with jax.named_scope("loss"):
                 z = jnp.stack([image_feature(context[:: self.config.masks_per_image]), image_feature(other)])
                 regulariser, more = self._regulariser(z, slice_key)
@@ -179,7 +183,7 @@ class HJepa(JepaMethod):
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, all targets, and the view as each coarser level sees it."""
         view_key, mask_key, _, _ = jax.random.split(key, 4)
-        view = self.view(batch["image"], view_key)
+        view = self.view(batch, view_key)
         masks = self.first_masks(mask_key, view)
         size = self.view_size
         flat = view.reshape(len(view), size * size, -1)
@@ -199,10 +203,10 @@ class HJepa(JepaMethod):
         outputs = encoder.encode(tokens * visible.astype(tokens.dtype), train=True)
         return take_tokens(outputs[:, encoder.num_cls :], index)
 
-    def _second_context(self, encoder: ViT, images: Images, key: jax.Array) -> Tokens:
+    def _second_context(self, encoder: ViT, batch: Batch, key: jax.Array) -> Tokens:
         """Returns outputs of the visible patches of another view of the same images."""
         view_key, mask_key = jax.random.split(key)
-        view = self.view(images, view_key)
+        view = self.view(batch, view_key, number=1)
         with jax.named_scope("encoder"):
             return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
 

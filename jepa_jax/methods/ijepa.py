@@ -53,7 +53,7 @@ class IJepa(JepaMethod):
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del step
         view_key, mask_key = jax.random.split(key)
-        view = self.view(batch["image"], view_key)
+        view = self.view(batch, view_key)
         masks = self.sample_masks(mask_key, view)
         wanted = masks.targets.reshape(len(masks.targets), -1)  # [B M, targets * target_tokens]
 
@@ -70,7 +70,7 @@ class IJepa(JepaMethod):
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, and each of the target blocks."""
         view_key, mask_key = jax.random.split(key)
-        view = self.view(batch["image"], view_key)
+        view = self.view(batch, view_key)
         masks = self.first_masks(mask_key, view)
         targets = [self.shown(view, masks.targets[:, i]) for i in range(self.masks.num_targets)]
         return jnp.stack([view, self.shown(view, masks.context), *targets])

@@ -21,7 +21,7 @@ from jepa_jax.losses.sigreg import BcsKeys, SigregKeys, bcs_loss, random_slices,
 from jepa_jax.losses.tcr import TcrKeys, tcr_loss
 from jepa_jax.losses.vicreg import VicregKeys, vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
-from jepa_jax.methods.image_method import EncoderWith, ImageMethod, Images
+from jepa_jax.methods.image_method import EncoderWith, ImageMethod
 from jepa_jax.models.heads import Projector
 
 LOSSES = {"vicreg": VicregKeys, "sigreg": SigregKeys, "bcs": BcsKeys, "infonce": InfoNceKeys, "tcr": TcrKeys}
@@ -46,6 +46,10 @@ class ImageJepaConfig(NamedGroup):
     projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1)
     loss: str = key("vicreg", "what keeps embeddings from collapsing", variants=LOSSES)
 
+    @property
+    def num_views(self) -> int:  # type: ignore[override]
+        return self.views
+
     def problems(self, config: Config) -> Iterator[Problem]:
         if not self.projector:
             yield Problem("method.projector", "needs at least one width, e.g. (2048, 2048, 2048)")
@@ -59,7 +63,7 @@ class MadeViews(NamedTuple):
     views: int
     size: int
     role: str
-    operations: Operations
+    group: str  # name of the group of views; "" for those of `data.augment`
 
 
 class ImageJepa(ImageMethod):
@@ -69,9 +73,9 @@ class ImageJepa(ImageMethod):
 
     def __init__(self, config: Config, total_steps: int):
         super().__init__(config, total_steps)
-        size, further = config.data.image_size, config.view_groups.values()
-        groups = [MadeViews(config.method.views, config.data.view_size, "both", config.data.augment)]
-        groups += [MadeViews(group.count, group.crop.size or size, group.role, group) for group in further]
+        size, further = config.data.image_size, config.view_groups
+        groups = [MadeViews(config.method.views, config.data.view_size, "both", "")]
+        groups += [MadeViews(one.count, one.crop.size or size, one.role, name) for name, one in further.items()]
         # Groups of one size follow each other, because they are encoded together.
         self._groups = sorted(groups, key=lambda made: config.view_sizes.index(made.size))
         roles = [made.role for made in self._groups for _ in range(made.views)]
@@ -90,7 +94,7 @@ class ImageJepa(ImageMethod):
     def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step
         view_key, slice_key = jax.random.split(key)
-        views = self._views(batch["image"], view_key)
+        views = self._views(batch, view_key)
         if self.config.per_view_statistics:
             outputs = [self.embed(model, view) for one_size in views for view in one_size]
             features, z = outputs[0][0], jnp.stack([z for _, z in outputs])  # [V, B, D]
@@ -102,17 +106,17 @@ class ImageJepa(ImageMethod):
 
     def example_views(self, batch: Batch, key: jax.Array) -> Views:
         """Returns one of each of the views, all at the size of the first."""
-        first, *others = self._views(batch["image"], key)
+        first, *others = self._views(batch, key)
         size = first.shape[2:4]
         resized = [jax.image.resize(v, (*v.shape[:2], *size, v.shape[-1]), "nearest") for v in others]
         return jnp.concatenate([first, *resized])
 
-    def _views(self, images: Images, key: jax.Array) -> list[Views]:
+    def _views(self, batch: Batch, key: jax.Array) -> list[Views]:
         """Returns the views of each size."""
         by_size: dict[int, list[jax.Array]] = {}
         for index, made in enumerate(self._groups):
             own_key = jax.random.fold_in(key, index) if index else key
-            by_size.setdefault(made.size, []).append(self.views(images, own_key, made.views, made.operations))
+            by_size.setdefault(made.size, []).append(self.batch_views(batch, own_key, made.views, made.group))
         return [jnp.concatenate(parts) for parts in by_size.values()]
 
     def _embed_together(self, model: Any, views: list[Views]) -> tuple[Float[Array, "b f"], Float[Array, "v b d"]]:

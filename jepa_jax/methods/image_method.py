@@ -7,8 +7,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from jepa_jax.config.groups import Operations
-from jepa_jax.data.augment import Boxes, augment_views, cropped_view, fixed_boxes, normalise, whole_view
+from jepa_jax.config.groups import Operations, crops_name
+from jepa_jax.data.augment import (
+    Boxes,
+    augment_crops,
+    augment_views,
+    cropped_view,
+    fixed_boxes,
+    normalise,
+    whole_view,
+)
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES, build_encoder
@@ -68,6 +76,22 @@ class ImageMethod(Method):
         """Returns random, normalised views of each image; `operations` replace those of `data.augment`."""
         with jax.named_scope("augment"):
             return augment_views(key, images, self.run_config.data.augment, count, operations)
+
+    def batch_views(
+        self, batch: Batch, key: jax.Array, count: int, group: str = "", *, first: int = 0
+    ) -> Float[Array, "v b h w c"]:
+        """Returns random, normalised views of the elements of a batch, of crops that the loader has cut if it has any.
+
+        Args:
+          group: name of the group of views that says how they are made; "" for `data.augment`.
+          first: number of the first of these views, for a method that takes those of an image one by one.
+        """
+        operations = self.run_config.view_groups[group] if group else None
+        crops = batch.get(crops_name(group))
+        if crops is None:
+            return self.views(batch["image"], key, count, operations)
+        with jax.named_scope("augment"):
+            return augment_crops(key, crops[:, first : first + count], self.run_config.data.augment, operations)
 
     def whole(self, images: Images, size: int | None = None) -> Float[Array, "b h w c"]:
         """Returns images as they are, normalised; resized to `size` pixels per side if given."""
@@ -132,4 +156,4 @@ class ImageMethod(Method):
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns two random views of each image."""
-        return self.views(batch["image"], key, 2)
+        return self.batch_views(batch, key, 2)

@@ -71,7 +71,7 @@ class MaskedAutoencoder(MaskedMethod):
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step  # the averaged weights are for use, not for learning
         view_key, mask_key = jax.random.split(key)
-        view = self.view(batch["image"], view_key)
+        view = self.view(batch, view_key)
         visible, hidden = random_split(mask_key, len(view), self.tokens, self.visible_tokens)
         painted = self._paint(model, view, visible, hidden, train=True)
         with jax.named_scope("loss"):
@@ -87,7 +87,7 @@ class MaskedAutoencoder(MaskedMethod):
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view and what the encoder sees of it."""
         view_key, mask_key = jax.random.split(key)
-        view = self.view(batch["image"], view_key)
+        view = self.view(batch, view_key)
         visible, _ = random_split(mask_key, len(view), self.tokens, self.visible_tokens)
         return jnp.stack([view, self.shown(view, visible)])
 

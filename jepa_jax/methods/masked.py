@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Integer
 from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key, subgroup
 from jepa_jax.methods import schedules
-from jepa_jax.methods.contract import Ema
-from jepa_jax.methods.image_method import Features, ImageMethod, Images
+from jepa_jax.methods.contract import Batch, Ema
+from jepa_jax.methods.image_method import Features, ImageMethod
 from jepa_jax.methods.masking import BlockMasks, MaskConfig, Masks, covers
 from jepa_jax.models.pooling import EncoderOutputs
 from jepa_jax.models.tokens import patchify, unpatchify
@@ -26,6 +26,8 @@ View = Float[Array, "b h w c"]
 @dataclasses.dataclass(frozen=True)
 class MaskedConfig(NamedGroup):
     """Base of the groups of masked methods."""
+
+    num_views: ClassVar[int] = 1
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if not isinstance(config.model, VitConfig):
@@ -83,9 +85,9 @@ class MaskedMethod(ImageMethod):
     def predictor_options(self, rngs: nnx.Rngs) -> dict[str, Any]:
         return {"grid": self.grid, "dtype": self.dtype, "remat": self.remat, "rngs": rngs}
 
-    def view(self, images: Images, key: jax.Array) -> View:
-        """Returns one normalised view of each image."""
-        return self.views(images, key, 1)[0]
+    def view(self, batch: Batch, key: jax.Array, number: int = 0) -> View:
+        """Returns one normalised view of each image; `number` counts those that a method takes."""
+        return self.batch_views(batch, key, 1, first=number)[0]
 
     def shown(self, view: View, index: Integer[Array, "b ..."]) -> View:
         """Returns the view with only the patches at `index` visible."""

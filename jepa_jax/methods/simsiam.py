@@ -6,7 +6,7 @@ there, the projection is batch-normalised without parameters and the predictor's
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from jepa_jax.models.heads import Projector
 
 @dataclasses.dataclass(frozen=True)
 class SimSiamConfig(NamedGroup):
+    num_views: ClassVar[int] = 2
+
     projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1)
     predictor: int = key(512, "hidden width of the predictor", least=1)
     constant_predictor_lr: bool = key(True, "whether the predictor keeps the peak rate for the whole run")
@@ -52,7 +54,7 @@ class SimSiam(ImageMethod):
 
     def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step
-        outputs = [self.embed(model, view) for view in self.views(batch["image"], key, 2)]
+        outputs = [self.embed(model, view) for view in self.batch_views(batch, key, 2)]
         projected = [batch_standardised(z) for _, z in outputs]
         with jax.named_scope("predictor"):
             predicted = [model.predictor(z, train=True) for z in projected]

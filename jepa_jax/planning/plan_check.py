@@ -9,6 +9,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.planning.planner import Plan
 from jepa_jax.planning.step_compiler import program_for
 from jepa_jax.planning.step_facts import trace_step
@@ -42,7 +43,7 @@ def check_flops(config: Config, data: DataFacts) -> PlanCheck:
     """Compares the operations of a step on one CPU device with XLA's analysis; both count a loop body once."""
     config = changed_config(config, {"mesh.data": -1, "mesh.fsdp": 1})
     program = program_for(config, data, jax.devices("cpu")[:1])
-    traced = trace_step(program, abstract_batch(data.spec, config.data.batch_size))
+    traced = trace_step(program, abstract_batch(batch_spec(config, data.spec), config.data.batch_size))
     counted = jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cpu", loops_once=True, elementwise=True))
     xla = traced.lower().cost_analysis()["flops"]
     return PlanCheck("operations per step on CPU, against XLA's count", counted, xla)
@@ -59,10 +60,12 @@ def check_peak(plan: Plan, data: DataFacts) -> PlanCheck:
             f"{len(devices)} x {devices[0].device_kind}; check a plan on the GPUs it is for"
         )
     program = program_for(config, data, devices[:wanted])
-    shapes = abstract_batch(data.spec, config.data.batch_size)
-    batch = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+    sample, batch = (
+        {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract_batch(spec, config.data.batch_size).items()}
+        for spec in (data.spec, batch_spec(config, data.spec))
+    )
     try:
-        state = program.factory.create(config.train.seed, batch)
+        state = program.factory.create(config.train.seed, sample)
         for _ in range(MEASURED_STEPS):
             state, metrics = program.train_step(state, batch)
         jax.block_until_ready(metrics)

@@ -70,7 +70,7 @@ def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counte
         return None, "the data is not there"
     sharding = batch_sharding(make_mesh(1, 1, jax.devices()[:1]))
     try:
-        with train_batches(config.data, source, seed=0, sharding=sharding) as batches:
+        with train_batches(config.data, source, seed=0, sharding=sharding, crops=config.loader_crops) as batches:
             for _ in range(1 + batches_ready(config.data)):  # workers start; what is ready was made before
                 jax.block_until_ready(next(batches)[0])
             started, images = clock(), 0

@@ -23,6 +23,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Spec, abstract_batch
 from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.planning.absent_gpus import WHEELS, absent_devices, num_devices, require_wheels, target_config
 from jepa_jax.planning.step_facts import COMPILER_OPTIONS, StepFacts, compile_step, trace_step
 from jepa_jax.program.build import Program, build_program
@@ -106,7 +107,8 @@ class StepCompiler:
         if kept := self._read(by_config):
             return pool.submit(self._write, kept)
         program = program_for(request.config, self.data, absent_devices(request.gpu, request.topology))
-        batch = abstract_batch(request.elements or self.data.spec, request.config.data.batch_size)
+        elements = batch_spec(request.config, request.elements or self.data.spec)
+        batch = abstract_batch(elements, request.config.data.batch_size)
         traced = trace_step(program, batch)
         lowered = traced.lower()
         by_program = _digest(request, lowered.as_text(), _code_digest(*READERS))

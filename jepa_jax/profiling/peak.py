@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from jepa_jax.base.processes import num_cores
 from jepa_jax.runtime import hardware
-from jepa_jax.runtime.provenance import num_cores
 
 MATRIX = 768  # rows of the square float32 product that is timed
 REPEATS = 5

@@ -91,7 +91,7 @@ class Profiler(NullProfiler):
         super().__init__(timeline)
         self._config, self._length, self._compiled = config, length, compiled
         self._setting = Setting(
-            num_workers=config.data.num_workers,
+            num_workers=config.data.workers,
             pipeline=config.data.pipeline,
             cores=num_cores(),
             platform=jax.default_backend(),

@@ -1,5 +1,6 @@
 """Configs of runs: recipes, overrides and defaults made complete with the keys of the chosen method and encoder."""
 
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.config.recipe import read_recipe, recipe_path
 from jepa_jax.config.resolve import overlay, resolve
 from jepa_jax.config.schema import Problem, flatten
+from jepa_jax.data.statistics import Statistics, set_statistics
 from jepa_jax.methods.registry import build_method, method_config
 from jepa_jax.models.registry import model_config
 
@@ -34,11 +36,20 @@ def load_config(reference: str, overrides: Mapping[str, Any] | None = None) -> C
     """
     values = recipe_values(reference)
     config = resolve_config(values)
-    if not overrides:
-        return config
-    # The rate of a recipe is meant for the batch of the recipe, also if another batch is chosen.
-    values = {**values, "optim.reference_batch": config.optim.reference_batch}
-    return resolve_config(overlay(values, flatten(overrides), OWNERS))
+    if overrides:
+        # The rate of a recipe is meant for the batch of the recipe, also if another batch is chosen.
+        values = {**values, "optim.reference_batch": config.optim.reference_batch}
+        config = resolve_config(overlay(values, flatten(overrides), OWNERS))
+    return with_set_statistics(config) if config.data.statistics == "set" else config
+
+
+def with_set_statistics(config: Config) -> Config:
+    """Returns the config with mean and standard deviation of its data set; of middle grey if the set is not there."""
+    data, channels = config.data, config.data.channels
+    known = Statistics((0.5,) * channels, (0.25,) * channels, 0)
+    if data.dir and pathlib.Path(data.dir).expanduser().exists():
+        known = set_statistics(data)
+    return changed_config(config, {"data.augment.mean": known.mean, "data.augment.std": known.std})
 
 
 def recipe_values(reference: str, above: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from flax import nnx
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_on
 from jepa_jax.data.facts import data_facts
+from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.dead_parameters import dead_parameters
 from jepa_jax.program.flops import Rules, count_flops
@@ -27,6 +28,7 @@ def describe(config: Config) -> dict[str, Any]:
     data = data_facts(config.data, assume=True)
     mesh = make_mesh(1, 1, jax.local_devices())
     batch = abstract_on(mesh, data.spec, config.data.batch_size)
+    trained_on = abstract_on(mesh, batch_spec(config, data.spec), config.data.batch_size)
     program = build_program(config, num_train=data.num_train, num_classes=data.num_classes, sample=batch, mesh=mesh)
     state = program.factory.abstract
     params = state.params["model"]
@@ -34,10 +36,10 @@ def describe(config: Config) -> dict[str, Any]:
         "params_by_module": parameter_table(params),
         "params_total": count(params) + count(state.target) + fixed_parameters(program),
         "params_trainable": count(params),
-        "params_dead": [one._asdict() for one in dead_parameters(program, batch)],
+        "params_dead": [one._asdict() for one in dead_parameters(program, trained_on)],
         "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
-        "flops_per_image": count_flops(program.useful_step, state, batch) / config.data.batch_size,
+        "flops_per_image": count_flops(program.useful_step, state, trained_on) / config.data.batch_size,
         "encoder_macs_per_image": encoder_macs(program, batch) / config.data.batch_size,
         "feature_dim": feature_width(program.method, program.factory.graphdef, abstract_model(program), batch) or None,
         "images_per_epoch": data.num_train,

@@ -60,7 +60,7 @@ def default_text(key: Key) -> str:
 
 def meaning(key: Key) -> str:
     """Returns the meaning of a key with its choices or limits."""
-    text = key.meaning.replace("|", "\\|")
+    text = key.meaning.replace("|", "\\|").replace("<", "&lt;")
     if key.choices:
         return f"{text}: {', '.join(f'`{choice}`' for choice in key.choices)}"
     limits = {"at least": key.least, "at most": key.most}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash, differing_keys, flatten
 from jepa_jax.runtime.gpus import first_gpu
@@ -37,11 +38,6 @@ def processor() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def num_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment() -> dict[str, Any]:

@@ -102,6 +102,8 @@ def start_folder(run: Run) -> None:
         run.console.line(line)
     if caveat := getattr(run.sources[0], "caveat", ""):
         run.console.warn(caveat)
+    if run.config.train.precision == "bfloat16" and jax.default_backend() == "cpu":
+        run.console.warn("config.train.precision = bfloat16: slower than float32 on a CPU; use float32")
     if unused := unused_gpu():
         run.console.warn(unused)
     if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones

@@ -11,8 +11,9 @@ import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Grouped, Source, abstract_on, sample
+from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, sample
 from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
@@ -81,8 +82,13 @@ class Run:
     def some_elements(self, split: int, count: int = PICTURED) -> dict[str, np.ndarray]:
         """Returns a sample of the elements of a split (0 = train, 1 = test)."""
         source = self.sources[split]
-        elements = source.batch(sample(len(source), count))
-        return {name: elements[name] for name in source.spec}
+        chosen = sample(len(source), count)
+        elements = source.batch(chosen)
+        shown = {name: elements[name] for name in source.spec}
+        if self.config.loader_crops and isinstance(source, Cropping):
+            crops = source.cropped(self.config.loader_crops, self.config.train.seed, 0)
+            shown |= {name: array for name, array in crops.batch(chosen).items() if name in crops.spec}
+        return shown
 
     def batches(self, start_step: int) -> TrainBatches:
         """Returns the training batches from a step on; nothing is loaded before the first one is asked for."""
@@ -94,12 +100,15 @@ class Run:
             start_step=start_step,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
+            crops=self.config.loader_crops,
             warn=self.console.warn,
         )
 
     def dead_parameters(self) -> list[DeadParameter]:
         """Returns the parameters that training cannot change."""
-        batch = abstract_on(self.program.mesh, self.sources[0].spec, self.config.data.batch_size)
+        batch = abstract_on(
+            self.program.mesh, batch_spec(self.config, self.sources[0].spec), self.config.data.batch_size
+        )
         return dead_parameters(self.program, batch)
 
     def in_words(self) -> list[str]:

@@ -127,7 +127,9 @@ def measure(
     state = program.factory.create(config.train.seed, sample)
     with (
         contextlib.closing(DeviceClock()) as device,
-        train_batches(config.data, source, seed=config.train.seed, sharding=sharding) as batches,
+        train_batches(
+            config.data, source, seed=config.train.seed, sharding=sharding, crops=config.loader_crops
+        ) as batches,
         contextlib.ExitStack() as stack,
     ):
         delivery = next(batches)
@@ -268,7 +270,7 @@ def pipeline_fingerprint(data: Any, dummy: bool) -> str:
     source = "dummy" if dummy else data.source
     if data.pipeline == "device":
         return f"device: {source} whole on the device, no loader"
-    where = f"{data.num_workers} worker processes" if data.num_workers else "the main process"
+    where = f"{data.workers} worker processes" if data.workers else "the main process"
     return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
 
 

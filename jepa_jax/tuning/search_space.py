@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.data.facts import data_facts
 from jepa_jax.program.config import changed_config
-from jepa_jax.runtime.provenance import num_cores
 from jepa_jax.tuning.settings import Combination, grid_values
 
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
@@ -167,7 +167,7 @@ def worker_counts(cores: int) -> list[int]:
 
 def fits_on_device(data: Any, dummy: bool) -> bool:
     """Returns whether it is worth a try to keep a data set on the device, by what is known before it is read."""
-    if not dummy and data.source not in IN_MEMORY_SOURCES:
+    if data.crops == "loader" or (not dummy and data.source not in IN_MEMORY_SOURCES):
         return False
     facts = data_facts(data, assume=True)
     return facts.num_train * element_bytes(facts.spec) <= MOST_RESIDENT_BYTES

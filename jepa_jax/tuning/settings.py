@@ -57,6 +57,7 @@ class Combination:
     def of(cls, config: Config) -> "Combination":
         """Returns the settings that a config has by itself."""
         flat = flatten(config)
+        flat["data.num_workers"] = config.data.workers  # "auto" in numbers
         return cls(**{name: flat[key] for name, key in KNOBS.items()})
 
     def without_idle_workers(self) -> "Combination":
@@ -113,7 +114,7 @@ def grid_values(config: Config, texts: Mapping[str, str | None]) -> dict[str, li
         if text is None:
             values[flag] = [getattr(own, knob)]
         elif key.kind is int:
-            values[flag] = parse_numbers(flag, text, int, key.least or 0)
+            values[flag] = parse_numbers(flag, text, int, max(0, key.least or 0))
         else:
             values[flag] = parse_choices(flag, text, key.choices)
     values["batch_sizes"].sort()

@@ -251,3 +251,18 @@ def test_a_set_too_large_for_the_device_is_refused():
     pipeline._check_room(2**28, sharding)
     with pytest.raises(UserError, match="takes 0.8 of the device's 1.0 GiB; use config.data.pipeline = grain"):
         pipeline._check_room(3 * 2**28, sharding)
+
+
+def test_workers_are_counted_by_the_cores(monkeypatch):
+    from jepa_jax.config import groups
+    from jepa_jax.config.resolve import checked
+    from jepa_jax.config.schema import entries
+
+    monkeypatch.setattr(groups, "num_cores", lambda: 8)
+    key = entries(DataConfig, "data.")["data.num_workers"].key
+    auto = checked("data.num_workers", "auto", key)
+    assert DataConfig(num_workers=auto).workers == 7
+    assert DataConfig(num_workers=auto, pipeline="device").workers == 0
+    assert [DataConfig(num_workers=count).workers for count in (0, 5, 16, 64)] == [0, 5, 16, 16]
+    monkeypatch.setattr(groups, "num_cores", lambda: 1)
+    assert DataConfig(num_workers=auto).workers == 0

@@ -13,7 +13,8 @@ from PIL import Image
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import image_spec
-from jepa_jax.data.readers import folder
+from jepa_jax.data.photos.crops import centre_crop
+from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.sources import open_source, open_splits
 
 
@@ -152,11 +153,11 @@ def test_folder_decodes_shorter_side_then_centre(tmp_path):
     for third in range(3):
         picture[:, 40 * third : 40 * (third + 1), third] = 255
     Image.fromarray(picture).save(tmp_path / "x.png")
-    decoded = folder.decode(tmp_path / "x.png", 20)
+    decoded = centre_crop(Photo((tmp_path / "x.png").read_bytes(), 3), 20)
     assert decoded.shape == (20, 20, 3)
     np.testing.assert_array_equal(decoded[:, 2:-2], np.broadcast_to(np.uint8([0, 255, 0]), (20, 16, 3)))
     Image.fromarray(picture[..., 0]).save(tmp_path / "grey.png")
-    grey = folder.decode(tmp_path / "grey.png", 20)
+    grey = centre_crop(Photo((tmp_path / "grey.png").read_bytes(), 3), 20)
     np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
 
 
@@ -206,11 +207,12 @@ def test_image_files_are_converted_to_the_channels_asked_for(tmp_path, channels)
     Image.new("RGBA", (8, 8), (200, 100, 50, 128)).save(tmp_path / "train" / "x.png")
     source = opened("folder", tmp_path, image_size=8, channels=channels)
     assert source.spec == image_spec(8, channels, labelled=False)
-    expected = {1: [124], 3: [200, 100, 50], 4: [200, 100, 50, 128]}[channels]
+    expected = {1: [189], 3: [227, 177, 152], 4: [200, 100, 50, 128]}[channels]  # half transparent, on white
     assert everything(source)["image"][0, 4, 4].tolist() == expected
 
 
 def test_image_files_have_no_two_channels(tmp_path):
+    write_image(tmp_path / "x.png", (0, 0, 0))
     with pytest.raises(UserError, match="data.channels = 2: use 1"):
         opened("folder", tmp_path, channels=2)
 
@@ -229,7 +231,7 @@ def test_folder_unreadable_image_is_refused_or_skipped(photos):
     assert batch["label"][place] == batch["label"][replaced]
     for file in (photos / "train").rglob("*.*"):
         file.write_bytes(b"nothing")
-    with pytest.raises(UserError, match="none of its 8 images can be read"):
+    with pytest.raises(UserError, match="nor any other of 8 images can be read"):
         everything(opened("folder", photos, on_error="skip"))
 
 
@@ -298,9 +300,10 @@ def test_npz_of_other_channels_than_configured_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"image": npz_arrays()[0] / 255, "label": np.zeros(5, int)}, "images are float64, expected uint8"),
+        ({"image": npz_arrays()[0] / 2.0, "label": np.zeros(5, int)}, "images are floats from 0 to .*scale them"),
+        ({"image": npz_arrays()[0].astype(int) - 9, "label": np.zeros(5, int)}, "images are int64 from -"),
         ({"image": npz_arrays(channels=(3, 1))[0], "label": np.zeros(5, int)}, r"shape \(5, 12, 12, 3, 1\)"),
-        ({"image": npz_arrays()[0], "target": np.zeros(5, int)}, "holds image, target; expected an array named label"),
+        ({"image": npz_arrays()[0], "kind": np.zeros(5, int)}, "holds image, kind; expected an array named label"),
         ({"image": npz_arrays()[0], "label": np.zeros(4, int)}, r"labels are int64 \(4,\) for 5 images"),
         ({"image": npz_arrays()[0], "label": np.zeros(5)}, "labels are float64"),
         ({"image": npz_arrays()[0], "label": np.full(5, -1)}, "expected integers from 0 on"),
@@ -313,6 +316,44 @@ def test_npz_wrong_content_is_named(tmp_path, arrays, message):
     np.savez(tmp_path / "train.npz", **arrays)
     with pytest.raises(UserError, match=f"train.npz: .*{message}"):
         opened("npz", tmp_path, image_size=12)
+
+
+def test_npz_under_the_usual_names(tmp_path):
+    images, labels = npz_arrays(40)
+    for train in (
+        dict(X_train=images, Y_train=labels, x_val=images[:3], y_val=labels[:3]),
+        dict(train_images=images, train_labels=labels, test_images=images[:3], test_labels=labels[:3]),
+    ):
+        np.savez(tmp_path / "both.npz", **train)
+        found, test = open_splits(config("npz", tmp_path / "both.npz", image_size=12))
+        np.testing.assert_array_equal(everything(found)["image"], images)
+        np.testing.assert_array_equal(everything(test)["label"], labels[:3])
+    np.savez(tmp_path / "folder_train.npz", images=images)
+    (tmp_path / "folder_train.npz").rename(tmp_path / "train.npz")
+    np.savez(tmp_path / "val.npz", x=images[:2])
+    assert [len(part) for part in open_splits(config("npz", tmp_path, image_size=12))] == [40, 2]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_npz_without_splits_is_divided(tmp_path, labelled):
+    images, labels = npz_arrays(40)
+    np.savez(tmp_path / "all.npz", x=images, **({"y": labels} if labelled else {}))
+    train, test = open_splits(config("npz", tmp_path / "all.npz", image_size=12))
+    assert (len(train), len(test), bool(train.classes)) == (36, 4, labelled)
+    rows = {image.tobytes() for part in (train, test) for image in everything(part)["image"]}
+    assert rows == {image.tobytes() for image in images}
+
+
+def test_npz_of_floats_and_of_another_size_are_converted(tmp_path):
+    images, labels = npz_arrays(4)
+    np.savez(tmp_path / "train.npz", image=images / 255, label=labels)
+    np.testing.assert_array_equal(everything(opened("npz", tmp_path, image_size=12))["image"], images)
+    np.savez(tmp_path / "train.npz", image=np.repeat(np.repeat(images, 2, 1), 3, 2), label=labels)  # 24 x 36
+    smaller = everything(opened("npz", tmp_path, image_size=8))["image"]
+    assert smaller.shape == (4, 8, 8, 3)
+    flat = np.broadcast_to(np.uint8([9, 99, 199]), (4, 30, 50, 3))
+    np.savez(tmp_path / "train.npz", image=flat, label=labels)
+    np.testing.assert_array_equal(everything(opened("npz", tmp_path, image_size=16))["image"], flat[:, :16, :16])
 
 
 def test_npz_missing_and_truncated(tmp_path):

@@ -1,4 +1,4 @@
-"""Folders of JPEG, PNG or WebP images, decoded batch by batch.
+"""Folders of images (EXTENSIONS), decoded batch by batch.
 
 `data.dir` D holds D/train and D/test (or D/val), or the images of both splits, of which a hash of the path then makes
 one in ten a test image. If these folders hold sub-folders, each is a class; if they hold the images themselves, the set
@@ -6,41 +6,34 @@ is unlabelled. A folder with both is refused.
 """
 
 import hashlib
-import io
-import multiprocessing
 import os
 import pathlib
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
-from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import image_spec
 from jepa_jax.data.in_memory import num_used
+from jepa_jax.data.photos.decode import MODES
+from jepa_jax.data.photos.source import PhotoSource
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-# Of what the files hold, whatever their names say; Pillow would run a program for some others.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
+ANY_CHANNELS = (".npy", ".tif", ".tiff")  # files that may have any number of channels
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
 TEST_SHARE = 10  # without split folders, one image in ten is a test image
 
 
-class FolderSource:
-    """Lazily decoded images: the shorter side resized to `data.image_size`, then the centre cropped."""
+class FolderSource(PhotoSource):
+    """The images of one split of a folder."""
 
     def __init__(self, data: DataConfig, split: str):
-        check_file_channels(data)
-        self._on_error = data.on_error
         self._root, self.classes, paths = list_images(data.dir, split)
+        check_file_channels(data, paths)
+        super().__init__(data, labelled=bool(self.classes))
         del paths[num_used(data, split, len(paths)) :]
         # Fixed-width arrays: a million names go to a worker in one memory copy.
         self._names = np.array([os.fsencode(path) for path in paths])
-        self.spec = image_spec(data.image_size, data.channels, labelled=bool(self.classes))
-        self.labels: np.ndarray | None = None
         if self.classes:
             number = {name: i for i, name in enumerate(self.classes)}
             self.labels = np.array([number[path.partition("/")[0]] for path in paths], np.int32)
@@ -48,55 +41,22 @@ class FolderSource:
     def __len__(self) -> int:
         return len(self._names)
 
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        if multiprocessing.parent_process() is None:  # decoding releases the interpreter lock
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                decoded = list(pool.map(self._readable, indices))
-        else:  # one of several worker processes: they are the parallelism
-            decoded = list(map(self._readable, indices))
-        images, used, skipped = zip(*decoded, strict=True)
-        batch: dict[str, Any] = {"image": np.stack(images)}
-        if self.labels is not None:
-            batch["label"] = self.labels[np.array(used)]
-        return batch | {"skipped": [name for names in skipped for name in names]}
+    def name_of(self, index: int) -> str:
+        return str(self._root / os.fsdecode(self._names[index]))
 
-    def _readable(self, index: int) -> tuple[np.ndarray, int, list[str]]:
-        """Returns the image at `index` or, when skipping, the next readable one, its index, and the files skipped."""
-        skipped: list[str] = []
-        size, _, channels = self.spec["image"].shape
-        for candidate in range(index, index + len(self)):
-            candidate %= len(self)
-            file = self._root / os.fsdecode(self._names[candidate])
-            try:
-                return decode(file, size, channels), candidate, skipped
-            except Exception as error:  # image libraries raise nearly anything on damaged files
-                if self._on_error == "refuse":
-                    raise UserError(
-                        f"{file}: cannot be read as an image ({type(error).__name__}: {error}); "
-                        "remove the file, or set data.on_error = skip"
-                    ) from error
-                skipped.append(str(file))
-        raise UserError(f"{self._root}: none of its {len(self)} images can be read; check the files")
+    def content(self, index: int) -> bytes:
+        with open(self.name_of(index), "rb") as file:
+            return file.read()
 
 
-def check_file_channels(data: DataConfig) -> None:
-    """Raises UserError for a number of channels that image files cannot be converted to."""
-    if data.channels not in MODES:
-        raise UserError(f"config.data.channels = {data.channels}: use 1 (grey), 3 (RGB) or 4 (RGBA) for image files")
-
-
-def decode(file: pathlib.Path | io.BytesIO, size: int, channels: int = 3) -> np.ndarray:
-    """Returns uint8 [size, size, channels]: the shorter side resized (antialiased bilinear), the centre cropped."""
-    with Image.open(file, formats=FORMATS) as stored:
-        # Lets JPEG decode at a fraction of the size; no effect on other formats.
-        stored.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
-        image = stored.convert(MODES[channels])
-    width, height = image.size
-    scale = size / min(width, height)
-    width, height = max(size, round(width * scale)), max(size, round(height * scale))
-    left, top = (width - size) // 2, (height - size) // 2
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + size, top + size))).reshape(size, size, channels)
+def check_file_channels(data: DataConfig, names: Iterable[str] = ("image",)) -> None:
+    """Raises UserError for a number of channels that some of these files cannot have."""
+    plain = (name for name in names if not name.lower().endswith(ANY_CHANNELS))
+    if data.channels not in MODES and (name := next(plain, None)):
+        raise UserError(
+            f"config.data.channels = {data.channels}: use 1 (grey), 3 (RGB) or 4 (RGBA) for image files like {name}; "
+            f"{', '.join(ANY_CHANNELS)} may have any number"
+        )
 
 
 def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ...], list[str]]:

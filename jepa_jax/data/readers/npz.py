@@ -1,4 +1,4 @@
-"""Images and labels in numpy's .npz: train.npz and test.npz in a folder, or one file with both splits."""
+"""Images and labels in numpy's .npz: train.npz and test.npz in a folder, or one file, with both splits or undivided."""
 
 import math
 import os
@@ -10,23 +10,33 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import fixed_order
 from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.photos.crops import centre_of
+from jepa_jax.data.photos.decode import eight_bits
 from jepa_jax.data.readers.bounded import DEFLATE_RATIO, check_fits, open_regular
 
-ONE_SPLIT = {"image": ("image", "images", "x"), "label": ("label", "labels", "y")}
-BOTH_SPLITS = {"image": ("x_{}", "{}_images"), "label": ("y_{}", "{}_labels")}
+# Names of arrays, in any case; {} is the name of a split.
+ONE_SPLIT = {"image": ("image", "images", "x", "data"), "label": ("label", "labels", "y", "target", "targets")}
+BOTH_SPLITS = {
+    "image": ("x_{}", "{}_x", "{}_images", "images_{}", "{}_data"),
+    "label": ("y_{}", "{}_y", "{}_labels", "labels_{}", "{}_targets"),
+}
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
+TEST_SHARE = 10  # of a file without splits, one image in ten is a test image
 MOST_CLASSES = 1_000_000
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_npz(data: DataConfig, split: str) -> Arrays:
-    """Reads images uint8 [N, H, W, C] (C = 1 for stored [N, H, W]) and labels int32 [N] of one split.
+    """Reads images uint8 [N, size, size, C] (C = 1 for stored [N, H, W]) and labels int32 [N] of one split.
 
-    A file that holds images alone is unlabelled. A file with any other array must have labels for the split, so that
-    labels under an unexpected name are not dropped silently.
+    Images of another size are resized as photographs are: the shorter side, then the centre. A file that holds images
+    alone is unlabelled. A file with any other array must have labels for the split, so that labels under an unexpected
+    name are not dropped silently.
 
-    `data.dir` is a folder with train.npz and test.npz, whose arrays are named as in ONE_SPLIT, or one file with the
-    names of BOTH_SPLITS.
+    `data.dir` is a folder with train.npz and test.npz (or val.npz), whose arrays are named as in ONE_SPLIT; one file
+    with the names of BOTH_SPLITS; or one file with the names of ONE_SPLIT, of which one image in ten is a test image.
     """
     place = pathlib.Path(data.dir).expanduser()
     if not data.dir or not place.exists():
@@ -34,19 +44,53 @@ def read_npz(data: DataConfig, split: str) -> Arrays:
             f"config.data.dir = {data.dir!r}: no such file or folder; npz needs a .npz file or a folder with train.npz "
             "and test.npz"
         )
-    file = place / f"{split}.npz" if place.is_dir() else place
-    names = ONE_SPLIT if place.is_dir() else {k: tuple(n.format(split) for n in v) for k, v in BOTH_SPLITS.items()}
-    if not file.exists():
-        raise UserError(f"{file}: missing; a folder of npz data holds train.npz and test.npz")
+    file = _file_of(place, split)
     stored = array_names(file)
+    of_split = {kind: _named(names, split) for kind, names in BOTH_SPLITS.items()}
+    divided = place.is_file() and not any(name.lower() in of_split["image"] for name in stored)
+    if divided and not any(name.lower() in ONE_SPLIT["image"] for name in stored):
+        divided = False  # says that the names of both splits are missing
+    names = ONE_SPLIT if place.is_dir() or divided else of_split
     chosen = [_pick(stored, names["image"], file)]
     if not _holds_images_alone(stored):
         chosen.append(_pick(stored, names["label"], file))
     arrays = read_npz_file(file, chosen)
-    images = _checked_images(arrays[chosen[0]], file)
-    if len(chosen) == 1:
-        return {"image": images}
-    return {"image": images, "label": _checked_labels(arrays[chosen[1]], len(images), file)}
+    found = {"image": _checked_images(arrays[chosen[0]], file)}
+    if len(chosen) > 1:
+        found["label"] = _checked_labels(arrays[chosen[1]], len(found["image"]), file)
+    if divided:
+        part = _part(len(found["image"]), split, file)
+        found = {name: array[part] for name, array in found.items()}
+    return found | {"image": at_size(found["image"], data.image_size, data.shorter_side)}
+
+
+def _file_of(place: pathlib.Path, split: str) -> pathlib.Path:
+    if not place.is_dir():
+        return place
+    files = [place / f"{name}.npz" for name in SPLIT_NAMES[split]]
+    if found := [file for file in files if file.exists()]:
+        return found[0]
+    raise UserError(f"{files[0]}: missing; a folder of npz data holds train.npz and test.npz")
+
+
+def _named(patterns: tuple[str, ...], split: str) -> tuple[str, ...]:
+    return tuple(pattern.format(name) for pattern in patterns for name in SPLIT_NAMES[split])
+
+
+def _part(count: int, split: str, file: pathlib.Path) -> np.ndarray:
+    """Returns which images of a file without splits form a split."""
+    if count < 2:
+        raise UserError(f"{file}: one image cannot be divided into a train and a test split; add images")
+    order = fixed_order(count)
+    test = max(1, count // TEST_SHARE)
+    return np.sort(order[:test] if split == "test" else order[test:])
+
+
+def at_size(images: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
+    """Returns images [N, H, W, C] at `size`; unchanged if they have it."""
+    if images.shape[1:3] == (size, size) and shorter_side in (0, size):
+        return images
+    return np.stack([centre_of(image, size, shorter_side) for image in images])
 
 
 def array_names(file: pathlib.Path) -> list[str]:
@@ -102,26 +146,27 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_size: int,
 
 
 def _holds_images_alone(stored: Collection[str]) -> bool:
-    both = {name.format(split) for name in BOTH_SPLITS["image"] for split in ("train", "test")}
-    return set(stored) <= both | set(ONE_SPLIT["image"])
+    both = {name for split in SPLIT_NAMES for name in _named(BOTH_SPLITS["image"], split)}
+    return {name.lower() for name in stored} <= both | set(ONE_SPLIT["image"])
 
 
 def _pick(stored: Collection[str], names: tuple[str, ...], file: pathlib.Path) -> str:
+    lower = {name.lower(): name for name in stored}
     for name in names:
-        if name in stored:
-            return name
+        if name in lower:
+            return lower[name]
     raise UserError(f"{file}: holds {', '.join(stored) or 'nothing'}; expected an array named {' or '.join(names)}")
 
 
 def _checked_images(images: np.ndarray, file: pathlib.Path) -> np.ndarray:
-    if images.dtype != np.uint8:
-        raise UserError(
-            f"{file}: images are {images.dtype}, expected uint8 (0..255); convert them when writing the file"
-        )
     if images.ndim not in (3, 4):
         raise UserError(f"{file}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, C]")
     if not images.size:
         raise UserError(f"{file}: holds no image")
+    try:
+        images = eight_bits(images)
+    except ValueError as error:
+        raise UserError(f"{file}: images are {error}") from error
     return images[..., None] if images.ndim == 3 else images
 
 

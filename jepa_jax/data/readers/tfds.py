@@ -1,6 +1,5 @@
 """Image sets prepared by TFDS as ArrayRecord, read without TensorFlow."""
 
-import io
 import pathlib
 from typing import Any
 
@@ -8,17 +7,19 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import image_spec, sample
+from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
-from jepa_jax.data.readers.folder import check_file_channels, decode
+from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.readers.folder import check_file_channels
 
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing
 
 
-class TfdsSource:
+class TfdsSource(PhotoSource):
     """A split of a prepared set; images are decoded on first use and kept when all of them fit in memory."""
 
+    fix = "prepare the set again"
     _records: Any  # opened on first use
     _cached: Arrays | None  # the elements decoded so far
     _known: np.ndarray  # which of them are decoded
@@ -37,49 +38,46 @@ class TfdsSource:
         available = builder.info.splits[self._split].num_examples
         self._chosen = sample(available, num_used(data, split, available))
         self.classes = tuple(features["label"].names) if "label" in features else ()
-        self.spec = image_spec(data.image_size, data.channels, labelled="label" in features)
+        super().__init__(data, labelled="label" in features)
         self._forget()
 
     def __len__(self) -> int:
         return len(self._chosen)
 
-    def batch(self, indices: np.ndarray) -> Arrays:
-        indices = np.asarray(indices)
-        if self._cached is None:
-            return self._decode(indices)
-        missing = np.unique(indices[~self._known[indices]])
-        if len(missing):
-            for key, array in self._decode(missing).items():
-                self._cached[key][missing] = array
-            self._known[missing] = True
-        return {key: array[indices] for key, array in self._cached.items()}
+    def name_of(self, index: int) -> str:
+        return f"tfds:{self._name}, {self._split} record {self._chosen[index]}"
 
-    def _decode(self, indices: np.ndarray) -> Arrays:
+    def content(self, index: int) -> bytes:
         if self._records is None:
             self._records = _open_records(_open_builder(self._name, self._directory), self._split)
         try:
-            records = self._records.__getitems__(self._chosen[indices].tolist())
+            record = self._records[int(self._chosen[index])]
         except Exception as error:  # the reader of records raises nearly anything on damaged files
             raise UserError(
                 f"tfds:{self._name}, {self._split}: records cannot be read ({type(error).__name__}: {error}); prepare "
                 "the set again"
             ) from error
-        size, _, channels = self.spec["image"].shape
-        batch = {key: np.empty((len(indices), *one.shape), one.dtype) for key, one in self.spec.items()}
-        for place, record in enumerate(records):
-            try:
-                batch["image"][place] = decode(io.BytesIO(record["image"]), size, channels)
-            except Exception as error:  # image libraries raise nearly anything on damaged data
-                raise UserError(
-                    f"tfds:{self._name}, {self._split} record {self._chosen[indices[place]]}: cannot be read as an "
-                    f"image ({type(error).__name__}: {error}); prepare the set again"
-                ) from error
-            if "label" in batch:
-                batch["label"][place] = record["label"]
-        return batch
+        self._labels[index] = record.get("label", 0)
+        return record["image"]
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        return self._labels[indices]
+
+    def batch(self, indices: np.ndarray) -> Arrays:
+        indices = np.asarray(indices)
+        if self._cached is None:
+            return super().batch(indices)
+        missing = np.unique(indices[~self._known[indices]])
+        if len(missing):
+            decoded = super().batch(missing)
+            for key, array in self._cached.items():
+                array[missing] = decoded[key]
+            self._known[missing] = True
+        return {key: array[indices] for key, array in self._cached.items()}
 
     def _forget(self) -> None:
         self._records = None
+        self._labels = np.zeros(len(self), np.int32)  # of what has been read
         self._cached = None
         if len(self) * self.spec["image"].size <= CACHE_LIMIT_BYTES:
             # The pages of np.empty cost nothing until they are written.
@@ -87,7 +85,8 @@ class TfdsSource:
             self._known = np.zeros(len(self), bool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_records", "_cached", "_known")}
+        opened = ("_records", "_labels", "_cached", "_known")
+        return {key: value for key, value in self.__dict__.items() if key not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

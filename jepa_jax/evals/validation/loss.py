@@ -4,6 +4,7 @@ import types
 
 import jax
 
+from jepa_jax.data.contract import Cropping, Source
 from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
 from jepa_jax.methods.contract import Batch
@@ -35,8 +36,11 @@ class ValidationLoss(Evaluator):
         return named and (moment.stage == Stage.FINAL or moment.ends(self.context.config.eval.every_epochs))
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
-        config, source = self.context.config, self.context.validation
+        config = self.context.config
+        source: Source | None = self.context.validation
         assert source is not None  # otherwise there is no such evaluator
+        if config.loader_crops and isinstance(source, Cropping):
+            source = source.cropped(config.loader_crops, config.train.seed, 0)  # the same crops each time
         size, total = config.data.batch_size // config.train.accum_steps, 0.0
         self.context.progress.start("validation loss", len(source))
         sharding, processes = batch_sharding(self.context.program.mesh), jax.process_count()

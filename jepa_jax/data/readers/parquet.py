@@ -1,0 +1,172 @@
+"""Image data sets of Hugging Face on disk: parquet files with a column of images, read row group by row group.
+
+`data.dir` D holds D/train-*.parquet and D/test-*.parquet (or validation-*, val-*), in D itself or in D/data; without
+test files, one image in ten is a test image. The column of images holds structs with `bytes`, as the library datasets
+writes them, or bytes. Labels are integers; their names come from the description that the files carry.
+"""
+
+import collections
+import json
+import pathlib
+import re
+import threading
+from typing import Any
+
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import fixed_order, sample
+from jepa_jax.data.in_memory import num_used
+from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.readers.bounded import open_regular
+
+SPLITS = {"train": ("train",), "test": ("test", "validation", "val", "valid")}
+IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
+CACHE_BYTES = 2**28  # of row groups that each process keeps
+TEST_SHARE = 10  # without test files, one image in ten is a test image
+
+
+class ParquetSource(PhotoSource):
+    """The images of one split of a folder of parquet files."""
+
+    fix = "download the file again, or set data.on_error = skip"
+
+    def __init__(self, data: DataConfig, split: str):
+        files, divided = split_files(data.dir, split)
+        self._groups: list[tuple[str, int]] = []  # file and number of each row group
+        counts: list[int] = []
+        schema = open_parquet(files[0]).schema_arrow
+        for file in files:
+            opened = open_parquet(file)
+            for group in range(opened.num_row_groups):
+                self._groups.append((str(file), group))
+                counts.append(opened.metadata.row_group(group).num_rows)
+        self._ends = np.cumsum(counts)
+        available = int(self._ends[-1]) if counts else 0
+        if not available:
+            raise UserError(f"{files[0]}: holds no image; check the files")
+        self._image = _column(schema, IMAGE_COLUMNS, files[0])
+        rows = part_of_all(available, split) if divided else np.arange(available)
+        self._chosen = rows[sample(len(rows), num_used(data, split, len(rows)))]
+        label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+        super().__init__(data, labelled=label is not None)
+        if label is not None:
+            labels = read_labels(files, label)
+            self.classes = class_names(schema, label, labels)
+            self.labels = labels[self._chosen]
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def name_of(self, index: int) -> str:
+        number, place = self._place(index)
+        file, group = self._groups[number]
+        return f"{file}, row {place} of row group {group}"
+
+    def content(self, index: int) -> bytes:
+        number, place = self._place(index)
+        stored = self._row_group(number)[place].as_py()
+        content = stored.get("bytes") if isinstance(stored, dict) else stored
+        if not isinstance(content, bytes):
+            raise ValueError("holds no bytes; images beside the parquet file are not read")
+        return content
+
+    def _place(self, index: int) -> tuple[int, int]:
+        row = int(self._chosen[index])
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        return number, row - (int(self._ends[number - 1]) if number else 0)
+
+    def _row_group(self, number: int) -> Any:
+        """Returns the images of a row group; the latest ones are kept."""
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+            file, group = self._groups[number]
+            column = open_parquet(pathlib.Path(file)).read_row_group(group, columns=[self._image]).column(0)
+            self._kept[number] = column
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > CACHE_BYTES:
+                self._kept.popitem(last=False)
+            return column
+
+    def _forget(self) -> None:
+        self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_kept", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def split_files(directory: str, split: str) -> tuple[list[pathlib.Path], bool]:
+    """Returns the files of a split, and whether they are those of both splits, of which a part is meant."""
+    root = pathlib.Path(directory).expanduser()
+    folders = [folder for folder in (root, root / "data") if folder.is_dir()] if directory else []
+    files = sorted(file for folder in folders for file in folder.glob("*.parquet"))
+    found = {
+        kind: [file for file in files if re.match(rf"({'|'.join(names)})\b", file.name)]
+        for kind, names in SPLITS.items()
+    }
+    if not found["train"]:
+        raise UserError(
+            f"config.data.dir = {directory!r}: no train-*.parquet there or in its folder data; give the folder of a "
+            "data set of Hugging Face"
+        )
+    return (found[split], False) if found["test"] else (found["train"], True)
+
+
+def part_of_all(count: int, split: str) -> np.ndarray:
+    """Returns which rows form a split of files that are not divided."""
+    test = max(1, count // TEST_SHARE)
+    order = fixed_order(count)
+    return np.sort(order[:test] if split == "test" else order[test:])
+
+
+def open_parquet(file: pathlib.Path) -> Any:
+    """Returns an opened parquet file; raises UserError if that is not possible."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise UserError(
+            f"config.data.source = parquet: needs a package that is missing ({error}); pip install 'jepa_jax[parquet]'"
+        ) from error
+    open_regular(file).close()
+    try:
+        return parquet.ParquetFile(file)
+    except Exception as error:  # damaged files raise nearly anything
+        raise UserError(f"{file}: not a readable parquet file ({error}); download it again") from error
+
+
+def read_labels(files: list[pathlib.Path], name: str) -> np.ndarray:
+    """Returns the labels of all rows, int32 [N]."""
+    parts = []
+    for file in files:
+        column = open_parquet(file).read(columns=[name]).column(0)
+        values = column.to_numpy() if column.null_count == 0 else np.array([np.nan])
+        if values.dtype.kind not in "iu" or (values.size and values.min() < 0):
+            gaps = f"{column.null_count} gaps"
+            raise UserError(f"{file}: column {name} is {column.type} with {gaps}; labels are integers from 0 on")
+        parts.append(values)
+    return np.concatenate(parts).astype(np.int32)
+
+
+def class_names(schema: Any, label: str, labels: np.ndarray) -> tuple[str, ...]:
+    """Returns the names that the files give the classes; numbers if they give none."""
+    try:
+        described = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
+    except (TypeError, KeyError, ValueError):
+        described = []
+    known = [str(name) for name in described]
+    return tuple(known + [str(number) for number in range(len(known), int(labels.max()) + 1)])
+
+
+def _column(schema: Any, names: tuple[str, ...], file: pathlib.Path) -> str:
+    for name in names:
+        if name in schema.names:
+            return name
+    raise UserError(f"{file}: has the columns {', '.join(schema.names)}; images are in {' or '.join(names)}")

@@ -1,0 +1,196 @@
+"""Photographs in ArrayRecord shards: files of many images with random access, for sets of millions of images.
+
+`write_shards` makes them of another source: D/train-*.array_record, D/test-*.array_record, and D/manifest.json, which
+lists every shard with its number of images, size, SHA-256 and labels, and the classes. A record is the image file as it
+was; the number in the name of a shard is that of its first image.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import write_atomically
+from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import sample
+from jepa_jax.data.in_memory import num_used
+from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.readers.bounded import open_regular
+
+MANIFEST = "manifest.json"
+FORMAT = "jepa_jax shards 1"
+SHARD_BYTES = 2**28  # after which a new shard begins
+MANIFEST_LIMIT = 2**31
+
+
+class ShardSource(PhotoSource):
+    """The images of one split of a folder of shards."""
+
+    fix = "write the shards again, or set data.on_error = skip"
+
+    def __init__(self, data: DataConfig, split: str):
+        self._root = pathlib.Path(data.dir).expanduser()
+        manifest = read_manifest(self._root, data.dir)
+        shards = manifest["splits"][split]
+        self._files = [str(check_shard(self._root, shard)) for shard in shards]
+        self._ends = np.cumsum([shard["images"] for shard in shards])
+        available = int(self._ends[-1]) if len(shards) else 0
+        if not available:
+            raise UserError(f"{self._root / MANIFEST}: lists no image of the {split} split; write the shards again")
+        self._chosen = sample(available, num_used(data, split, available))
+        self.classes = tuple(manifest["classes"])
+        super().__init__(data, labelled=bool(self.classes))
+        if self.classes:
+            self.labels = np.concatenate([shard["labels"] for shard in shards]).astype(np.int32)[self._chosen]
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def name_of(self, index: int) -> str:
+        shard, place = self._place(index)
+        return f"{self._files[shard]}, record {place}"
+
+    def content(self, index: int) -> bytes:
+        shard, place = self._place(index)
+        with self._lock:  # readers hold a position
+            if shard not in self._readers:
+                self._readers[shard] = array_record().ArrayRecordReader(self._files[shard])
+            return self._readers[shard].read([place])[0]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        number = int(self._chosen[index])
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        return shard, number - (int(self._ends[shard - 1]) if shard else 0)
+
+    def _forget(self) -> None:
+        self._readers: dict[int, Any] = {}  # opened on first use, in each process
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_readers", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def array_record() -> Any:
+    """Returns the module that reads and writes ArrayRecord files; raises UserError if the package is missing."""
+    try:
+        from array_record.python import array_record_module
+    except ImportError as error:
+        raise UserError(
+            f"config.data.source = shards: needs a package that is missing ({error}); pip install array-record"
+        ) from error
+    return array_record_module
+
+
+def read_manifest(root: pathlib.Path, directory: str) -> dict[str, Any]:
+    """Returns the manifest of a folder of shards; raises UserError if there is none or it is damaged."""
+    if not directory or not (root / MANIFEST).is_file():
+        raise UserError(
+            f"config.data.dir = {directory!r}: no {MANIFEST} there; make shards of a folder of images with "
+            "jepa-jax prepare-data shards FOLDER --dir=DIR"
+        )
+    try:
+        with open_regular(root / MANIFEST) as file:
+            manifest = json.loads(file.read(MANIFEST_LIMIT))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']!r}, expected {FORMAT!r}")
+        for shard in (shard for split in ("train", "test") for shard in manifest["splits"][split]):
+            if manifest["classes"] and not _are_labels(shard, len(manifest["classes"])):
+                raise ValueError(f"labels of {shard['file']} do not fit its images")
+    except UserError:
+        raise
+    except Exception as error:  # any kind of damage
+        raise UserError(
+            f"{root / MANIFEST}: damaged ({type(error).__name__}: {error}); write the shards again"
+        ) from error
+    return manifest
+
+
+def _are_labels(shard: dict[str, Any], classes: int) -> bool:
+    labels = shard["labels"]
+    return len(labels) == shard["images"] and all(isinstance(n, int) and 0 <= n < classes for n in labels)
+
+
+def check_shard(root: pathlib.Path, shard: dict[str, Any]) -> pathlib.Path:
+    """Returns the file of a shard; raises UserError if it is not there or has another size than the manifest says."""
+    file = root / pathlib.PurePath(shard["file"]).name
+    with open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+    if size != shard["bytes"]:
+        raise UserError(f"{file}: {size:,} bytes, {MANIFEST} says {shard['bytes']:,}; copy or write the shards again")
+    return file
+
+
+def verify_shards(root: pathlib.Path, on_shard: Callable[[str], None] = lambda name: None) -> int:
+    """Compares all shards with their checksums; returns how many there are. Raises UserError for one that differs."""
+    manifest, count = read_manifest(root, str(root)), 0
+    for shard in (shard for shards in manifest["splits"].values() for shard in shards):
+        file = check_shard(root, shard)
+        on_shard(file.name)
+        if file_sha256(file) != shard["sha256"]:
+            raise UserError(f"{file}: its SHA-256 is not that of {MANIFEST}; copy or write the shards again")
+        count += 1
+    return count
+
+
+def file_sha256(file: pathlib.Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_shards(
+    sources: Mapping[str, PhotoSource],
+    output: pathlib.Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Writes the images of the train and test split, as they are, into shards; returns the manifest, written last.
+
+    Args:
+      on_image: called with the images written and their number after each shard.
+    """
+    if (output / MANIFEST).exists():
+        raise UserError(f"{output / MANIFEST}: exists; remove the folder, or write to another one")
+    output.mkdir(parents=True, exist_ok=True)
+    total, done = sum(map(len, sources.values())), 0
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for split, source in sources.items():
+        splits[split] = []
+        for shard, images in _write_split(source, output, split, shard_bytes):
+            splits[split].append(shard)
+            done += images
+            on_image(done, total)
+    manifest = {"format": FORMAT, "classes": list(sources["train"].classes), "splits": splits}
+    write_atomically(output / MANIFEST, json.dumps(manifest).encode())
+    return manifest
+
+
+def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_bytes: int) -> Any:
+    """Yields the entry of the manifest of each shard of a split when it is written, and its number of images."""
+    begin = 0
+    while begin < len(source):
+        file = output / f"{split}-{begin:09}.array_record"
+        writer = array_record().ArrayRecordWriter(str(file), "group_size:1,uncompressed")
+        written, end = 0, begin
+        while end < len(source) and written < shard_bytes:
+            content = source.content(end)
+            writer.write(content)
+            written += len(content)
+            end += 1
+        writer.close()
+        labels = [] if source.labels is None else source.labels[begin:end].tolist()
+        count = end - begin
+        entry = {"file": file.name, "images": count, "bytes": file.stat().st_size, "sha256": file_sha256(file)}
+        yield {**entry, "labels": labels}, count
+        begin = end

@@ -1,0 +1,83 @@
+"""Shards hold what the folder held, and any damage is named."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import CropConfig, Crops, DataConfig
+from jepa_jax.data.readers.shards import verify_shards, write_shards
+from jepa_jax.data.sources import open_source, open_splits
+from tests.data.photos.pictures import write_photos
+
+CROPS = {"crops": Crops(2, 16, CropConfig())}
+
+
+def settings(source, place, **more):
+    return DataConfig(source=source, dir=str(place), image_size=16, **more)
+
+
+def packed(tmp_path, classes=2, **options):
+    write_photos(tmp_path / "photos", 40, classes)
+    data = settings("folder", tmp_path / "photos")
+    sources = {split: open_source(data, split) for split in ("train", "test")}
+    return sources, write_shards(sources, tmp_path / "shards", **options)
+
+
+@pytest.mark.parametrize("classes", [2, 0])
+def test_shards_give_the_images_labels_and_crops_of_the_folder(tmp_path, classes):
+    sources, manifest = packed(tmp_path, classes, shard_bytes=5000)
+    assert len(manifest["splits"]["train"]) > 2
+    for split, folder in sources.items():
+        shards = open_source(settings("shards", tmp_path / "shards"), split)
+        assert (shards.spec, shards.classes, len(shards)) == (folder.spec, folder.classes, len(folder))
+        order = np.random.default_rng(0).permutation(len(folder))
+        for one, other in ((shards, folder), (shards.cropped(CROPS, 3, 1), folder.cropped(CROPS, 3, 1))):
+            batch, expected = one.batch(order), other.batch(order)
+            for name in other.spec:
+                np.testing.assert_array_equal(batch[name], expected[name])
+        again = pickle.loads(pickle.dumps(shards))
+        np.testing.assert_array_equal(again.batch(order)["image"], shards.batch(order)["image"])
+    assert verify_shards(tmp_path / "shards") == sum(map(len, manifest["splits"].values()))
+    assert len(open_source(settings("shards", tmp_path / "shards", num_train=7), "train")) == 7
+
+
+def test_damaged_shards_are_named(tmp_path):
+    packed(tmp_path)
+    root = tmp_path / "shards"
+    with pytest.raises(UserError, match=r"no manifest.json there; make shards .* jepa-jax prepare-data shards"):
+        open_source(settings("shards", tmp_path), "train")
+    with pytest.raises(UserError, match="manifest.json: exists; remove the folder"):
+        write_shards({}, root)
+    shard = next(root.glob("train-*"))
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-3])
+    with pytest.raises(UserError, match=f"{shard.name}: .* bytes, manifest.json says"):
+        open_splits(settings("shards", root))
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 255
+    shard.write_bytes(bytes(flipped))
+    with pytest.raises(UserError, match=f"{shard.name}: its SHA-256 is not that of manifest.json"):
+        verify_shards(root)
+    shard.unlink()
+    with pytest.raises(UserError, match=f"{shard.name}: cannot be read"):
+        open_source(settings("shards", root), "train")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(format="other"), "format 'other'"),
+        (lambda m: m.pop("splits"), "KeyError"),
+        (lambda m: m["splits"]["train"][0]["labels"].pop(), "labels of .* do not fit"),
+        (lambda m: m["splits"]["train"][0]["labels"].__setitem__(0, 9), "labels of .* do not fit"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(tmp_path, change, message):
+    _, manifest = packed(tmp_path)
+    change(manifest)
+    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"manifest.json: damaged .*{message}"):
+        open_source(settings("shards", tmp_path / "shards"), "train")
