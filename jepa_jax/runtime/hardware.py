@@ -13,6 +13,8 @@ from jepa_jax.base.files import read_toml
 TABLE_FILE = pathlib.Path(__file__).with_name("hardware.toml")
 # By compute capability: shared memory per multiprocessor and per block that asks for it, threads, float32 units.
 MULTIPROCESSORS = {
+    (7, 0): (98304, 98304, 2048, 64),
+    (7, 5): (65536, 65536, 1024, 64),
     (8, 0): (167936, 166912, 2048, 64),
     (8, 6): (102400, 101376, 1536, 128),
     (8, 9): (102400, 101376, 1536, 128),
@@ -38,6 +40,12 @@ class Gpu:
     l2_bytes: int
     clock_ghz: float
     interconnect_gb_per_second: float
+    source: str = ""  # where the figures are from
+
+    @property
+    def operations_per_second(self) -> float:
+        """Additions or multiply-adds of float32 per second outside of matrix products."""
+        return self.cores * MULTIPROCESSORS[self.compute_capability][3] * self.clock_ghz * 1e9
 
     def tflops(self, precision: str) -> float:
         """Returns the rate of matrix products in `train.precision`; JAX runs float32 products as TF32 on GPUs."""
@@ -66,16 +74,17 @@ def _parse_gpu(path: pathlib.Path, key: str, values: Any) -> Gpu:
                 f"{path}: [{key}] {name}: unknown; " + (f"did you mean {close[0]}?" if close else "remove it")
             )
     for name in fields:
-        if name not in values:
+        if name not in values and name != "source":
             raise UserError(f"{path}: [{key}] {name}: missing; see {TABLE_FILE.name} for an example")
-        if name not in ("name", "compute_capability"):
+        if name not in ("name", "compute_capability", "source"):
             _check_number(f"{path}: [{key}] {name}", values[name], whole=name in _WHOLE)
     capability = values["compute_capability"]
     capability = tuple(capability) if isinstance(capability, list) else capability
     if capability not in list(MULTIPROCESSORS):  # by comparison: a value of any type is answered
         known = ", ".join(str(list(c)) for c in MULTIPROCESSORS)
         raise UserError(f"{path}: [{key}] compute_capability = {values['compute_capability']!r}: not one of {known}")
-    return Gpu(key, **{**values, "name": str(values["name"]), "compute_capability": capability})
+    texts = {name: str(values.get(name, "")) for name in ("name", "source")}
+    return Gpu(key, **{**values, **texts, "compute_capability": capability})
 
 
 def _check_number(name: str, value: Any, *, whole: bool) -> None:
