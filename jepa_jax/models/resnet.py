@@ -170,7 +170,7 @@ class ResNet(nnx.Module):
         if self.imagenet_stem:
             x = max_pool(x, window=3, stride=2, padding=1)
 
-        def apply(blocks: nnx.List[ResidualBlock], x: Map) -> Map:
+        def apply(blocks: nnx.List[ResidualBlock], x: Map) -> OutputMap:
             for block in blocks[:-1]:
                 x = block(x, train, kept=False)
             return blocks[-1](x, train)

@@ -77,14 +77,19 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        if self.need.total > self.capacity:
-            return NO
-        return FITS if self.need.total <= FITS_BELOW * self.capacity else TIGHT
+        return verdict_of(self.need.total, self.capacity)
 
     @property
     def fits(self) -> bool:
         """Whether the memory suffices, if only just."""
         return self.verdict != NO
+
+
+def verdict_of(needed: int, capacity: int) -> str:
+    """Returns FITS, TIGHT or NO."""
+    if needed > capacity:
+        return NO
+    return FITS if needed <= FITS_BELOW * capacity else TIGHT
 
 
 def memory_need(facts: StepFacts, config: Config, data_bytes: int = 0) -> MemoryNeed:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
+from jepa_jax.runtime.gpus import Gpus
 
 TABLE_FILE = pathlib.Path(__file__).with_name("hardware.toml")
 # By compute capability: shared memory per multiprocessor and per block that asks for it, threads, float32 units.
@@ -94,14 +95,35 @@ def _check_number(name: str, value: Any, *, whole: bool) -> None:
 
 
 def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
-    """Returns the GPUs with these keys; one string may hold several, separated by commas."""
+    """Returns the GPUs with these keys; one string may hold several, separated by commas.
+
+    "here" is the first GPU of this machine, "all" the whole table.
+    """
     found = []
     for name in (part.strip() for joined in names for part in joined.split(",")):
+        if name == "all":
+            found += table.values()
+            continue
+        if name == "here":
+            found.append(gpu_here(table))
+            continue
         if name not in table:
             close = difflib.get_close_matches(name, table, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UserError(f"--gpu={name}: unknown; {hint}known are {', '.join(table)}; --gpu_table=FILE adds others")
         found.append(table[name])
+    return found
+
+
+def gpu_here(table: Mapping[str, Gpu], gpus: Gpus | None = None) -> Gpu:
+    """Returns the entry of the first GPU of this machine."""
+    gpus = Gpus() if gpus is None else gpus
+    name, memory = gpus.first_name_and_memory()
+    if name is None:
+        raise UserError(f"--gpu=here: this machine shows no GPU ({gpus.problem or 'none is visible'}); name one")
+    found = gpu_of_device(name, memory, table)
+    if found is None:
+        raise UserError(f"--gpu=here: {name} is not in the table; --gpu_table=FILE adds it")
     return found
 
 
