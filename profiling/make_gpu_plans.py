@@ -30,20 +30,20 @@ ONE, EIGHT = "1x1x1", "1x1x8"
 LARGE = [("a100-80,h100", ONE), ("a100-80,h100", EIGHT)]
 WANTED = {
     "rapid": [("rtx4090", ONE)],
+    "ijepa_in1k_vitb": LARGE,
+    "emberformer_small": [("rtx3090", ONE)],
+    "emberformer": [("rtx3090", ONE)],
     "full": [("rtx4090", ONE)],
     "jepa_pretrain_gpu": [("a6000", ONE)],
+    "vicreg_cifar10": [("rtx4090", ONE)],
+    "lejepa_imagenette": [("rtx4090", ONE)],
+    "ijepa_cifar10_gpu": [("rtx4090", ONE)],
+    "emp_ssl_cifar10": [("rtx4090", ONE)],
+    "mae_cifar10": LARGE,
+    "lejepa_in1k": [("a100-80", EIGHT)],
     "hjepa_quick_val": LARGE,
     "hjepa_20epoch": LARGE,
     "hjepa_100epoch": LARGE,
-    "mae_cifar10": LARGE,
-    "ijepa_in1k_vitb": LARGE,
-    "vicreg_cifar10": [("rtx4090", ONE)],
-    "ijepa_cifar10_gpu": [("rtx4090", ONE)],
-    "emp_ssl_cifar10": [("rtx4090", ONE)],
-    "lejepa_imagenette": [("rtx4090", ONE)],
-    "lejepa_in1k": [("a100-80", EIGHT)],
-    "emberformer_small": [("rtx3090", ONE)],
-    "emberformer": [("rtx3090", ONE)],
 }
 BATCHES = (512, 1024, 2048, 4096)  # of `rapid`, for the table of memory against batch
 CLAIMS = {
@@ -224,9 +224,9 @@ def explanation() -> list[str]:
     sizes = (estimate.CONTEXT_BYTES, estimate.WORKSPACE_MOST_BYTES, estimate.COLLECTIVE_BYTES)
     context, workspace, collective = (f"{size >> 20} MiB" for size in sizes)
     return [
-        "- **peak**: memory of one device in the step as compiled for the memory of this card, a lower bound: what only",
-        "  a real device decides, such as the workspace of cuDNN's convolutions, is not in it. XLA recomputes values to",
-        "  stay within about 76 % of the card; **without recomputing** is the peak if it kept them.",
+        "- **peak**: memory of one device in the step as compiled for the memory of this card, a lower bound: what",
+        "  only a real device decides, such as the workspace of cuDNN's convolutions, is not in it. XLA recomputes",
+        "  values to stay within about 76 % of the card; **without recomputing** is the peak if it kept them.",
         f"- **needed**: peak, data kept on the device and a margin: {context} for CUDA's context and libraries; for",
         f"  the workspace of convolutions what the largest one reads and writes, at most {workspace}; {collective} for",
         f"  collectives with more than one device; {100 * estimate.FRAGMENTATION:.0f} % of the peak for fragmentation.",

@@ -99,7 +99,7 @@ def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
 
     "here" is the first GPU of this machine, "all" the whole table.
     """
-    found = []
+    found: list[Gpu] = []
     for name in (part.strip() for joined in names for part in joined.split(",")):
         if name == "all":
             found += table.values()
