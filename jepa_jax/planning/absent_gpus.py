@@ -19,6 +19,7 @@ from jepa_jax.runtime.hardware import MULTIPROCESSORS, Gpu
 from jepa_jax.runtime.platforms import without_driver_remarks
 
 WHEELS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+WHEELS_13 = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")  # of an installation with jax[cuda13]
 PTXAS_VERSION = "12.9.86"
 # Far more than any GPU has. Told the real size, XLA recomputes values to stay within about 76 % of it, as it does on
 # the real card; told this one, it never does, which shows the need without recomputation.
@@ -45,6 +46,15 @@ def _counts(topology: str) -> list[int]:
     return counts
 
 
+def installed_wheels() -> tuple[str, ...]:
+    """Returns the wheels of the compiler that belong to this installation: for CUDA 13 if it has its plugin."""
+    try:
+        metadata.version(WHEELS_13[0])
+    except metadata.PackageNotFoundError:
+        return WHEELS
+    return WHEELS_13
+
+
 def require_wheels() -> pathlib.Path:
     """Returns the folder of the `ptxas` wheel.
 
@@ -55,14 +65,16 @@ def require_wheels() -> pathlib.Path:
     install = (
         f"pip install jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12=={PTXAS_VERSION}"
     )
-    for wheel in WHEELS:
+    wheels = installed_wheels()
+    for wheel in wheels:
         try:
             found = metadata.version(wheel)
         except metadata.PackageNotFoundError:
             raise UserError(f"{wheel} is not installed: plans need it, but no GPU; {install}") from None
         if wheel.startswith("jax") and found.split(".")[:2] != version.split(".")[:2]:
             raise UserError(f"{wheel} {found} does not match jax {version}; {install}")
-    folder = pathlib.Path(str(metadata.distribution(WHEELS[-1]).locate_file("nvidia/cuda_nvcc")))
+    place = "nvidia/cuda_nvcc" if wheels == WHEELS else "nvidia/cu13"
+    folder = pathlib.Path(str(metadata.distribution(wheels[-1]).locate_file(place)))
     if not (folder / "bin" / "ptxas").is_file():
         raise UserError(f"{folder} has no bin/ptxas; {install} --force-reinstall")
     return folder

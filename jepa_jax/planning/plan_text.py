@@ -8,7 +8,7 @@ from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.estimate import FITS_BELOW, Estimate
 from jepa_jax.planning.largest_batch import BATCH_GRAIN, LargestBatch
 from jepa_jax.planning.planner import Plan
-from jepa_jax.planning.run_cost import PlanContext, run_cost
+from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, evaluation_lines, run_cost
 from jepa_jax.planning.step_facts import StepFacts
 from jepa_jax.runtime.allocator import POOL_FRACTION, POOL_VARIABLE
 
@@ -27,6 +27,7 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
         f"{name} on {plan.request.describe()}",
         "",
         *memory_lines(estimate),
+        *evaluation_lines(plan, context),
         "",
         *explanation_lines(estimate.facts),
         "",
@@ -178,9 +179,9 @@ def run_lines(plan: Plan, context: PlanContext) -> list[str]:
     cost = run_cost(plan, context)
     assumed = "" if context.data.found else " (size of the data assumed: it is not there)"
     money = ""
-    if context.price_per_hour:
+    if hour := context.price_of(plan.request.gpu):
         low, high = cost.prices
-        money = f", {low:,.2f} to {high:,.2f} at {context.price_per_hour:g} per hour and GPU"
+        money = f", {low:,.2f} to {high:,.2f} at {hour:g} per hour and GPU"
     fast, slow = (duration(seconds) for seconds in cost.seconds)
     parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in cost.parts.items() if seconds)
     return [f"whole run: {cost.steps:,} steps in {fast} to {slow}{money}{assumed}", f"  of which: {parts}"]
@@ -227,18 +228,20 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "seconds_by_part": dict(estimate.speed.parts),
         "limit": estimate.speed.limit,
         "encoder_float32_products": len(facts.encoder_float32_products),
+        "evaluation_bytes": evaluation_bytes(plan, context),
         "steps": cost.steps,
         "run_seconds_predicted": list(cost.seconds),
         "run_seconds_by_part": cost.parts,
-        "price_predicted": list(cost.prices) if context.price_per_hour else None,
+        "price_predicted": list(cost.prices) if context.price_of(plan.request.gpu) else None,
         "loader_images_per_sec": context.loader_images_per_sec,
-        "variants": [{**_row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
-        "batches": [_row_json(row) for row in plan.batches],
-        "ways_out": [_row_json(row) for row in plan.ways_out],
+        "variants": [{**row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
+        "batches": [row_json(row) for row in plan.batches],
+        "ways_out": [row_json(row) for row in plan.ways_out],
     }
 
 
-def _row_json(estimate: Estimate) -> dict[str, Any]:
+def row_json(estimate: Estimate) -> dict[str, Any]:
+    """Returns an estimate as a JSON object."""
     return {
         "label": estimate.label,
         "changes": estimate.changes,

@@ -7,7 +7,7 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.planning.estimate import FITS_BELOW, Estimate, memory_need, predicted_speed
-from jepa_jax.planning.largest_batch import BatchSearch, LargestBatch
+from jepa_jax.planning.largest_batch import BatchSearch, LargestBatch, best_of
 from jepa_jax.planning.step_compiler import Request, StepCompiler
 from jepa_jax.planning.step_facts import StepFacts
 from jepa_jax.runtime.hardware import Gpu
@@ -63,7 +63,12 @@ class Planner:
         return Estimate(request, label, named, facts, need, predicted_speed(facts, request))
 
     def plans(
-        self, requests: Sequence[Request], *, batch_sizes: Sequence[int] = (), variants: bool = True
+        self,
+        requests: Sequence[Request],
+        *,
+        batch_sizes: Sequence[int] = (),
+        variants: bool = True,
+        largest: bool = True,
     ) -> list[Plan]:
         """Returns a plan for each request.
 
@@ -71,6 +76,7 @@ class Planner:
             requests: configs and GPUs.
             batch_sizes: other batches to estimate as well.
             variants: also look for the largest batch with remat, accumulation and the other precision.
+            largest: whether to look for the largest batch, and for ways out, at all.
         """
         compared = [[("as configured", {}), *(variant_changes(r) if variants else [])] for r in requests]
         others = [batch_change(size) for size in batch_sizes]
@@ -78,12 +84,13 @@ class Planner:
         estimates = iter(self.estimates([each for group in wanted for each in group]))
         rows = [[next(estimates) for _ in group] for group in wanted]
         splits = [(row[: len(group)], row[len(group) :]) for row, group in zip(rows, compared, strict=True)]
-        searched = iter(self.largest_batches([estimate for row, _ in splits for estimate in row]))
+        every = [estimate for row, _ in splits for estimate in row]
+        searched = iter(self.largest_batches(every) if largest else [best_of([estimate]) for estimate in every])
         plans = []
         for row, batches in splits:
-            largest = [(estimate, next(searched)) for estimate in self.with_unlimited(row[:1]) + row[1:]]
-            ways = [] if row[0].fits else self.ways_out(*largest[0])
-            plans.append(Plan(largest, self.with_unlimited(batches), ways))
+            found = [(estimate, next(searched)) for estimate in self.with_unlimited(row[:1]) + row[1:]]
+            ways = [] if row[0].fits or not largest else self.ways_out(*found[0])
+            plans.append(Plan(found, self.with_unlimited(batches), ways))
         return plans
 
     def with_unlimited(self, estimates: Sequence[Estimate]) -> list[Estimate]:

@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
+from jepa_jax.base.text import gib
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import FITS_BELOW
+from jepa_jax.planning.estimate import FITS_BELOW, verdict_of
 from jepa_jax.planning.planner import Plan
 from jepa_jax.program.build import Length
+from jepa_jax.runtime.hardware import Gpu
 
 COMPILE_SECONDS = 60.0  # of one program on the real GPU, the choice of kernels by measurement included: an assumption
 DISK_BYTES_PER_SECOND = 1e9  # at which a checkpoint is written: an assumption
@@ -22,9 +25,15 @@ class PlanContext:
     """What plans are told from outside: the data, a price, the loader of this machine."""
 
     data: DataFacts
-    price_per_hour: float = 0.0  # per GPU, in any currency
+    price_per_hour: float = 0.0  # per GPU, in any currency, for those without a price of their own
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by key of the GPU
     loader_images_per_sec: float | None = None  # of one host
     loader_note: str = ""  # why there is no rate
+    feature_numbers: int = 0  # of one image; 0 if unknown
+
+    def price_of(self, gpu: Gpu) -> float:
+        """Returns the price of an hour of a GPU; 0 if it is unknown."""
+        return self.prices.get(gpu.key, self.price_per_hour)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +64,8 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
             "compilation": 2 * COMPILE_SECONDS,
         })  # fmt: skip
     fast, slow = (sum(parts.values()) for parts in totals[1:])
-    prices = [context.price_per_hour * plan.request.devices * seconds / 3600 for seconds in (fast, slow)]
+    hour = context.price_of(plan.request.gpu)
+    prices = [hour * plan.request.devices * seconds / 3600 for seconds in (fast, slow)]
     return RunCost(
         length.total_steps, totals[0], (fast, slow), (prices[0], prices[1]), loading > 1 / speed.images_per_sec
     )
@@ -84,15 +94,23 @@ def checkpoints(plan: Plan, length: Length) -> int:
     return math.ceil(length.total_steps / every) if every else max(1, math.ceil(plan.request.config.optim.epochs))
 
 
-def evaluation_bytes(plan: Plan, data: DataFacts, feature_dim: int) -> int:
-    """Returns what one device holds while k-NN and the probe run: all features, similarities and the state."""
-    limit = plan.request.config.eval.max_images or data.num_train
-    train = min(limit, data.num_train)
-    features = (1 + TEST_SHARE) * train * feature_dim * FEATURE_BYTES
+def evaluation_bytes(plan: Plan, context: PlanContext) -> int:
+    """Returns what one device holds while k-NN and the probe run; 0 if the size of features is unknown."""
+    if not context.feature_numbers:
+        return 0
+    limit = plan.request.config.eval.max_images or context.data.num_train
+    train = min(limit, context.data.num_train)
+    features = (1 + TEST_SHARE) * train * context.feature_numbers * FEATURE_BYTES
     # Features are there twice, as extracted and scaled to unit length; k-NN compares a block of queries with all.
-    return round(2 * features + QUERIES * train * FEATURE_BYTES) + plan.estimate.facts.state_bytes
+    needed = 2 * features + QUERIES * train * FEATURE_BYTES
+    return round(needed) + plan.estimate.facts.state_bytes + plan.estimate.need.context
 
 
-def evaluation_fits(plan: Plan, needed: int) -> bool:
-    """Returns whether evaluation fits beside CUDA's own memory."""
-    return needed + plan.estimate.need.context <= FITS_BELOW * plan.estimate.capacity
+def evaluation_lines(plan: Plan, context: PlanContext) -> list[str]:
+    """Returns what evaluation needs, and what to set if it does not fit."""
+    needed, capacity = evaluation_bytes(plan, context), plan.estimate.capacity
+    if not needed:
+        return []
+    verdict = verdict_of(needed, capacity)
+    advice = "" if needed <= FITS_BELOW * capacity else "; set config.eval.max_images"
+    return [f"evaluation (k-NN and probe hold all features on one device): {gib(needed)}, {verdict}{advice}"]

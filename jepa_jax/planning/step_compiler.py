@@ -23,7 +23,13 @@ from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Spec, abstract_batch
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.planning.absent_gpus import WHEELS, absent_devices, num_devices, require_wheels, target_config
+from jepa_jax.planning.absent_gpus import (
+    absent_devices,
+    installed_wheels,
+    num_devices,
+    require_wheels,
+    target_config,
+)
 from jepa_jax.planning.compiled.compiling import COMPILER_OPTIONS
 from jepa_jax.planning.compiled.kernels import Kernel
 from jepa_jax.planning.step_facts import StepFacts, compile_step, trace_step
@@ -33,7 +39,7 @@ from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.mesh import check_batch, make_mesh
 from jepa_jax.runtime.start import cache_folder
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", *WHEELS)  # whose versions decide about a compiled program
+PACKAGES = ("jax", "jaxlib", "flax", "optax")  # whose versions decide about a compiled program
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 # The code that makes facts of a program.
 READERS = ("planning/step_facts.py", "planning/compiled/hlo.py", "planning/compiled/kernels.py", "program/flops.py")
@@ -159,7 +165,7 @@ def default_folder() -> pathlib.Path:
 
 def _digest(request: Request, *program: str) -> str:
     """Returns a digest of a program, its target, and everything else that decides about the compiled result."""
-    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    versions = [f"{name} {metadata.version(name)}" for name in (*PACKAGES, *installed_wheels())]
     settings = [str(jax.config.values[name]) for name in SETTINGS] + [str(COMPILER_OPTIONS)]
     target = [target_config(request.gpu, request.unlimited), request.topology, os.environ.get("XLA_FLAGS", "")]
     return hashlib.sha256("\0".join([*program, *target, *settings, *versions]).encode()).hexdigest()[:32]

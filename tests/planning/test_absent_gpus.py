@@ -37,7 +37,7 @@ def test_the_assembler_is_the_wheels_own(monkeypatch):
 
 def test_a_missing_wheel_gives_the_line_that_installs_it(monkeypatch):
     def version(name):
-        if name == "nvidia-cuda-nvcc-cu12":
+        if name in ("nvidia-cuda-nvcc-cu12", "jax-cuda13-plugin"):
             raise absent_gpus.metadata.PackageNotFoundError(name)
         return "0.10.2"
 
@@ -45,3 +45,8 @@ def test_a_missing_wheel_gives_the_line_that_installs_it(monkeypatch):
     line = "pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86"
     with pytest.raises(UserError, match=re.escape(line)):
         require_wheels()
+
+
+def test_an_installation_for_cuda_13_uses_its_own_wheels(monkeypatch):
+    monkeypatch.setattr(absent_gpus.metadata, "version", lambda name: "0.10.2")
+    assert absent_gpus.installed_wheels() == absent_gpus.WHEELS_13
