@@ -77,7 +77,8 @@ def check_predictions(arguments: argparse.Namespace, console: Console) -> Result
         }
         for i, (row, one) in enumerate(zip(rows, measurements, strict=True))
     ]
-    document = {"rows": table, **summaries(rows, errors), **compiled.extra_checks(whole)}
+    document: dict[str, Any] = {"rows": table, **summaries(rows, errors), **compiled.extra_checks(whole)}
+    passed = document["passed"] = within_bars(document)
     if arguments.factors:
         write_json(arguments.factors, factors_document(whole, document))
     if arguments.json:
@@ -93,7 +94,6 @@ def check_predictions(arguments: argparse.Namespace, console: Console) -> Result
     ]
     lines += [f"memory: {sum(r['memory']['fits'] for r in table if 'memory' in r)} of "
               f"{sum('memory' in r for r in table)} published training batches fit"]  # fmt: skip
-    passed = document["passed"] = within_bars(document)
     result = {key: document[key] for key in ("median_abs_error", "p90_abs_error", "passed")}
     return Result([result], "\n".join(lines), 0 if passed else 1)
 
