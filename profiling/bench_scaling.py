@@ -9,7 +9,7 @@ contributes to them, and whether any of them gathers activations. Expected, data
 split parameters, these are gathered and their gradients scattered.
 
 Second part: `ijepa_in1k_vitb`, and the same with a ViT-L, compiled for 8 H100s of one host and 64 of eight. Time on one
-GPU is the roofline bound of the step, which a real step exceeds; exchange is taken not to overlap with it, at the
+GPU is the predicted time of the step (docs/results/predictions.md); exchange is taken not to overlap with it, at the
 bandwidth of NVLink inside a host and of one network card of 400 Gbit/s per GPU between hosts. Both assumptions make the
 efficiency lower than it will be.
 
@@ -39,7 +39,6 @@ UNTRAINED = 0.02  # of the parameters: the probe of a method that computes no fe
 # Passes through the encoder whose gradients XLA sums one by one on CPUs; on GPUs it adds them first.
 PASSES = {"byol": 2, "dino": 2}
 MASK_BYTES = 1024  # random numbers per image that draw masks
-NETWORK_GB_PER_SECOND = 50.0  # of each GPU between hosts: 400 Gbit/s
 TOPOLOGIES = ("1x1x8", "1x8x8")
 ENCODERS = ("vit_base", "vit_large")
 
@@ -98,7 +97,7 @@ def exchange(name: str, data: int, fsdp: int) -> Exchange:
 
     from jepa_jax.data.contract import abstract_batch
     from jepa_jax.data.sources import open_source
-    from jepa_jax.planning.hlo import parse_hlo
+    from jepa_jax.planning.compiled.hlo import parse_hlo
     from jepa_jax.program.build import build_program
     from jepa_jax.program.config import changed_config
     from jepa_jax.runtime.mesh import make_mesh
@@ -119,8 +118,8 @@ def exchange(name: str, data: int, fsdp: int) -> Exchange:
 def plan_rows(encoder: str, per_gpu: int, console: Console) -> list[dict[str, Any]]:
     """Returns what is predicted for an encoder on each topology."""
     from jepa_jax.data.facts import data_facts
-    from jepa_jax.planning.absent_gpus import num_devices, num_hosts
-    from jepa_jax.planning.estimate import speed_bound
+    from jepa_jax.planning.absent_gpus import num_devices
+    from jepa_jax.planning.estimate import predicted_speed
     from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
     from jepa_jax.program.config import load_config
     from jepa_jax.runtime.hardware import load_table
@@ -128,21 +127,19 @@ def plan_rows(encoder: str, per_gpu: int, console: Console) -> list[dict[str, An
     rows = []
     gpu = load_table()["h100"]
     for topology in TOPOLOGIES:
-        devices, hosts = num_devices(topology), num_hosts(topology)
+        devices = num_devices(topology)
         config = load_config("ijepa_in1k_vitb", {"model.name": encoder, "data.batch_size": per_gpu * devices})
         compiler = StepCompiler(data_facts(config.data, assume=True), default_folder(), console.line)
         request = Request(config, gpu, topology)
         facts = compiler.all_facts([request])[0]
-        bound, sent = speed_bound(facts, request), sum(wire for _, wire in facts.collectives.values())
-        local = max(bound.compute_seconds, bound.memory_seconds)
-        inside = sent / (gpu.interconnect_gb_per_second * 1e9)
-        # Between hosts only the part that a GPU holds after the sum inside its host is exchanged.
-        outside = sent / (devices // hosts) / (NETWORK_GB_PER_SECOND * 1e9) if hosts > 1 else 0.0
+        speed, sent = predicted_speed(facts, request), sum(wire for _, wire in facts.collectives.values())
+        exchange = speed.parts.get("exchange", 0.0)
+        local = speed.seconds - exchange
         rows.append({
             "encoder": encoder, "topology": topology, "gpus": devices, "batch_size": config.data.batch_size,
-            "sent_mib": sent / 2**20, "step_ms": 1e3 * local, "exchange_ms": 1e3 * (inside + outside),
-            "efficiency": local / (local + inside + outside),
-            "images_per_sec_bound": config.data.batch_size / (local + inside + outside),
+            "sent_mib": sent / 2**20, "step_ms": 1e3 * local, "exchange_ms": 1e3 * exchange,
+            "efficiency": local / (local + exchange),
+            "images_per_sec": config.data.batch_size / (local + exchange),
             "peak_gib": facts.peak_bytes / 2**30, "collectives": facts.collectives,
         })  # fmt: skip
     return rows

@@ -2,12 +2,15 @@
 
   jepa-jax plan --config=rapid --gpu=rtx4090
   jepa-jax plan --config=ijepa_in1k_vitb --gpu=a100-80,h100 --topology=1x1x8 [--fsdp]
+  jepa-jax plan --config=rapid --gpu=all --price_table=prices.toml --html=cards.html
+  jepa-jax plan --config=rapid --gpu=rtx4090 --frontier=frontier.png --memory_budget=10
 
 Compiles the training step of the config for each GPU (pip install 'jepa_jax[plan]'). Plans are cached, so asking again
 is free. Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
 """
 
 import argparse
+import pathlib
 from typing import Any
 
 from jepa_jax.base.console import Console
@@ -25,11 +28,17 @@ def add_flags(parser: Parser) -> None:
         "--gpu",
         action="append",
         metavar="LIST",
-        help="names from the table of GPUs, separated by commas or repeated (default: rtx4090)",
+        help="names from the table of GPUs, separated by commas or repeated; here: the card of this machine, all: the "
+        "whole table (default: rtx4090)",
     )
     parser.add_flag("topology", "AxBxC", "slices x hosts x GPUs per host", "1x1x1")
     parser.add_flag("batch_sizes", "LIST", "other batch sizes to plan as well", default="")
     parser.add_flag("price_per_hour", "PRICE", "of one GPU, in any currency; adds the price of the run", 0.0, least=0)
+    parser.add_flag("price_table", "FILE", "TOML file of prices per hour, e.g. rtx4090 = 0.45", default="")
+    parser.add_flag(
+        "frontier", "FILE", "compile policies of remat and accumulation, and draw memory against time to this PNG", ""
+    )
+    parser.add_flag("memory_budget", "GIB", "that the advice of --frontier keeps to; 0 = the card", 0.0, least=0)
     parser.add_flag("gpu_table", "FILE", "TOML file with more GPUs; see jepa_jax/runtime/hardware.toml", default="")
     parser.add_argument(
         "--json",
@@ -42,6 +51,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("html", "FILE", "also write a page")
     parser.add_switch("fsdp", "also split parameters and optimizer state over all devices")
     parser.add_switch("variants", "also plan remat, accumulation and the other precision", default=True)
+    parser.add_switch("largest", "look for the largest batch (never done for more than 4 GPUs)", default=True)
     parser.add_switch("loader", "measure the loader of this machine for a second", default=True)
     parser.add_switch("check", "compare with what can be measured here: FLOPs; on a GPU also the peak memory")
 
@@ -50,22 +60,32 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     if not (arguments.check and platforms.has_nvidia_driver()):
         platforms.prepare_to_plan()
 
-    from jepa_jax.planning.plan_command import PlanOptions, make_plans
-    from jepa_jax.planning.plan_text import plan_json, plan_lines
+    from jepa_jax.planning.frontier import frontier_lines
+    from jepa_jax.planning.plan_command import PlanOptions, make_plans, plan_frontier
+    from jepa_jax.planning.plan_text import plan_json, plan_lines, row_json
     from jepa_jax.reports.page import write_page
+    from jepa_jax.reports.plans.frontier_figure import frontier_figure
     from jepa_jax.reports.plans.plan_page import plan_page
 
     config, name = config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
     lists = {"gpus": tuple(arguments.gpu or ["rtx4090"]), "batch_sizes": tuple(sizes)}
-    plans, about = make_plans(config, PlanOptions(**fields_from(arguments, PlanOptions) | lists), console)
+    options = PlanOptions(**fields_from(arguments, PlanOptions) | lists)
+    plans, about = make_plans(config, options, console)
     results = [plan_json(plan, about) for plan in plans]
     lines = [line for plan in plans for line in plan_lines(plan, about, name)]
     file = arguments.json if isinstance(arguments.json, str) else None
     if file:
         write_json(file, results)  # before the check, which may run out of memory
+    figure = b""
+    if options.frontier:
+        frontier = plan_frontier(config, plans[0], options, console)
+        frontier_figure(pathlib.Path(options.frontier), frontier, f"{name} on {plans[0].request.gpu.name}")
+        figure = pathlib.Path(options.frontier).read_bytes()
+        lines += ["", *frontier_lines(frontier)]
+        results[0]["frontier"] = [row_json(point) for point in frontier.points]
     if arguments.html:
-        write_page(arguments.html, plan_page(plans, about, name))
+        write_page(arguments.html, plan_page(plans, about, name, figure))
     if arguments.check:
         lines.append(check_first_plan(config, plans[0], about.data, results[0]))
         if file:

@@ -302,7 +302,12 @@ class TrainConfig(Group):
         "float32", "what the model computes in; parameters stay float32", choices=("float32", "bfloat16")
     )
     accum_steps: int = key(1, "parts that a batch is computed in, one after the other", least=1)
-    remat: str = key("none", "full recomputes each block in the backward pass", choices=("none", "full"))
+    remat: str = key(
+        "none",
+        "what the backward pass recomputes of each block instead of keeping it: light all but the results of "
+        "convolutions and matrix products, full everything",
+        choices=("none", "light", "full"),
+    )
     deterministic: bool = key(
         False, "whether a GPU gives the same bits in every run, at some cost of speed; a CPU always does"
     )

@@ -64,7 +64,7 @@ class EmberFormerMethod(Method):
             config.model,
             sample["static"].shape[-1],
             dtype=DTYPES[config.train.precision],
-            remat=config.train.remat == "full",
+            remat=config.train.remat,
             rngs=nnx.Rngs(params=key),
         )
 

@@ -54,8 +54,8 @@ class ImageMethod(Method):
         return DTYPES[self.run_config.train.precision]
 
     @property
-    def remat(self) -> bool:
-        return self.run_config.train.remat == "full"
+    def remat(self) -> str:
+        return self.run_config.train.remat
 
     @property
     def view_size(self) -> int:

@@ -13,6 +13,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
+from jepa_jax.models.remat import product
+
 FUSED_LENGTH, FUSED_BLOCK = 64, 64  # tokens from which on, and in blocks of which, the kernel for GPUs works
 NOTHING = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
 
@@ -25,7 +27,7 @@ def attention(
 ) -> Float[Array, "b n h d"]:
     """Returns attention outputs; keys outside `mask` are not attended to."""
     masks = () if mask is None else (mask,)
-    return lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=_on_cuda, default=_plain)
+    return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=_on_cuda, default=_plain))
 
 
 def _plain(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jepa_jax.models.remat import product
+
 Padding = int | str | tuple[tuple[int, int], tuple[int, int]]
 _Pads = tuple[tuple[int, int], tuple[int, int]]
 
@@ -26,7 +28,8 @@ def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: Padding) -> Arr
         raise TypeError(f"conv2d: x has {x.shape[-1]} channels, which do not fit a kernel of shape {kernel.shape}")
     if x.dtype != kernel.dtype:
         raise TypeError(f"conv2d: x is {x.dtype} and kernel is {kernel.dtype}; cast one of them")
-    return _conv(x, kernel, stride, _explicit_padding(padding, x.shape[1:3], kernel.shape[:2], stride))
+    pads = _explicit_padding(padding, x.shape[1:3], kernel.shape[:2], stride)
+    return product(_conv(x, kernel, stride, pads))
 
 
 def _explicit_padding(padding: Padding, size: tuple[int, ...], window: tuple[int, ...], stride: int) -> _Pads:

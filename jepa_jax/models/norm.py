@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Problem
+from jepa_jax.models.remat import statistic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class BatchNorm(nnx.BatchNorm):
         if train:
             axes = tuple(range(x.ndim - 1))
             wide = x.astype(jnp.float32)
-            mean = jnp.mean(wide, axes)
-            var = jnp.maximum(jnp.mean(jnp.square(wide), axes) - jnp.square(mean), 0.0)
+            mean = statistic(jnp.mean(wide, axes))
+            var = jnp.maximum(statistic(jnp.mean(jnp.square(wide), axes)) - jnp.square(mean), 0.0)
             self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
             self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
         else:

@@ -78,7 +78,7 @@ class PatchNet(nnx.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+        cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "PatchNet":
         """See `jepa_jax.models.registry.Encoder`."""
         del view_size, remat

@@ -31,7 +31,7 @@ class Predictor(nnx.Module):
         grid: int,
         mark_context: bool = False,
         dtype: Any = jnp.float32,
-        remat: bool = False,
+        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         self.grid, self.width, self.remat = grid, width, remat

@@ -30,7 +30,7 @@ def load_segformer(
     channels: int | None = None,
     classes: int | None = None,
     dtype: Any = jnp.float32,
-    remat: bool = False,
+    remat: str = "none",
     rngs: nnx.Rngs,
 ) -> tuple[SegFormer, list[str]]:
     """Returns a SegFormer with public weights, and sentences that say what was changed.
@@ -42,7 +42,7 @@ def load_segformer(
         channels: of the images, if they are not those of the saved model: see `adapt_channels`.
         classes: of the logits, if not those of the saved model: the classifier then starts from random weights.
         dtype: what is computed in; parameters are float32.
-        remat: whether the backward pass recomputes the inside of each block.
+        remat: what the backward pass recomputes of each block.
         rngs: for the random weights and for dropout.
 
     Raises:

@@ -12,7 +12,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 
 MODELS = {
-    **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50"), "jepa_jax.models.resnet:ResNet"),
+    **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50", "resnet101"), "jepa_jax.models.resnet:ResNet"),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
     "patchnet": "jepa_jax.models.patchnet:PatchNet",
     "emberformer": "jepa_jax.models.masks.emberformer:EmberFormer",  # no encoder of images: for the method of that name
@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
     @classmethod
     def from_config(
-        cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+        cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> Any:
         """Returns an encoder.
 
@@ -41,6 +41,7 @@ class Encoder(Protocol):
           config: the `model` group.
           sample: normalised training images, for encoders that initialise themselves from data.
           view_size: pixels per side of the images that the encoder will be trained on.
+          remat: what the backward pass recomputes (`train.remat`), for `jepa_jax.models.remat.rematerialized`.
         """
         ...
 
@@ -61,7 +62,7 @@ def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rng
         sample,
         view_size=config.data.view_size,
         dtype=DTYPES[config.train.precision],
-        remat=config.train.remat == "full",
+        remat=config.train.remat,
         rngs=rngs,
     )
     pools = getattr(encoder, "pools", ("mean",))

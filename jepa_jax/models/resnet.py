@@ -1,7 +1,7 @@
 """ResNet encoders with CIFAR and ImageNet stems, NHWC, global average pooling at the end."""
 
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,14 +13,17 @@ from jepa_jax.config.schema import key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.pooling import EncoderOutputs, pooled
+from jepa_jax.models.remat import LIGHT, NONE, product, rematerialized
 
 SIZES = {  # blocks in each of the four stages, and whether they are bottlenecks
     "resnet10": ((1, 1, 1, 1), False),
     "resnet18": ((2, 2, 2, 2), False),
     "resnet34": ((3, 4, 6, 3), False),
     "resnet50": ((3, 4, 6, 3), True),
+    "resnet101": ((3, 4, 23, 3), True),
 }
 BOTTLENECK_EXPANSION = 4
+LIGHT_BLOCKS = 2  # that light remat recomputes together: what goes from one to the next need not be kept
 Map = Float[Array, "b h w c"]
 OutputMap = Float[Array, "b p q d"]
 
@@ -77,11 +80,32 @@ class ResidualBlock(nnx.Module):
             ConvNorm(inputs, outputs, 1, stride=stride, relu=False, dtype=dtype, rngs=rngs) if project else None
         )
 
-    def __call__(self, x: Map, train: bool) -> OutputMap:
+    def __call__(self, x: Map, train: bool, kept: bool = True) -> OutputMap:
+        """Returns the output, which light remat keeps if `kept`."""
         y = x
         for layer in self.layers:
             y = layer(y, train)
-        return jax.nn.relu(y + (self.shortcut(x, train) if self.shortcut is not None else x))
+        return kept_relu(y + (self.shortcut(x, train) if self.shortcut is not None else x), kept)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def kept_relu(x: Map, kept: bool) -> Map:
+    """Returns max(x, 0); the gradient reads the result, which the next block needs anyway, instead of x."""
+    return _kept_relu_forward(x, kept)[0]
+
+
+def _kept_relu_forward(x: Map, kept: bool) -> tuple[Map, Map]:
+    y = jnp.maximum(x, 0)
+    y = product(y) if kept else y
+    return y, y
+
+
+def _kept_relu_backward(kept: bool, y: Map, dy: Map) -> tuple[Map]:
+    del kept
+    return (jnp.where(y > 0, dy, 0),)
+
+
+kept_relu.defvjp(_kept_relu_forward, _kept_relu_backward)
 
 
 class ResNet(nnx.Module):
@@ -99,7 +123,7 @@ class ResNet(nnx.Module):
         width: int = 64,
         channels: int = 3,
         dtype: Any = jnp.float32,
-        remat: bool = False,
+        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         self.remat = remat
@@ -127,7 +151,7 @@ class ResNet(nnx.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, sample: Map, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+        cls, config: Any, sample: Map, *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "ResNet":
         """See `jepa_jax.models.registry.Encoder`."""
         del view_size
@@ -140,14 +164,21 @@ class ResNet(nnx.Module):
     def outputs(self, images: Map, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """See `jepa_jax.models.registry.Encoder`."""
         del normalised
-        x = self.stem(images, train)
+        # The first convolution reads few channels: light remat computes it again instead of keeping its large result.
+        stem_remat = LIGHT if self.remat == LIGHT else NONE
+        x = rematerialized(lambda stem, x: stem(x, train), stem_remat, cheap_products=True)(self.stem, images)
         if self.imagenet_stem:
             x = max_pool(x, window=3, stride=2, padding=1)
-        run: Callable = lambda block, x: block(x, train)  # noqa: E731
-        if self.remat:
-            run = nnx.remat(run)
-        for block in self.blocks:
-            x = run(block, x)
+
+        def apply(blocks: nnx.List[ResidualBlock], x: Map) -> OutputMap:
+            for block in blocks[:-1]:
+                x = block(x, train, kept=False)
+            return blocks[-1](x, train)
+
+        run = rematerialized(apply, self.remat)
+        together = LIGHT_BLOCKS if self.remat == LIGHT else 1
+        for start in range(0, len(self.blocks), together):
+            x = run(nnx.List(self.blocks[start : start + together]), x)
         return EncoderOutputs(x)
 
     def __call__(self, images: Map, *, train: bool = False) -> Float[Array, "b f"]:

@@ -21,6 +21,7 @@ from jepa_jax.models.attention import attention
 from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.mlp import mlp
 from jepa_jax.models.pooling import EncoderOutputs, pooled
+from jepa_jax.models.remat import product, rematerialized
 from jepa_jax.models.tokens import patchify, take_tokens
 from jepa_jax.models.whitening import WhitenedPatches
 
@@ -154,7 +155,7 @@ class ViT(nnx.Module):
         whitened: WhitenedPatches | None = None,
         drop_path: float = 0.0,
         dtype: Any = jnp.float32,
-        remat: bool = False,
+        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         self.image_size, self.patch_size, self.pool, self.remat = image_size, patch_size, pool, remat
@@ -175,7 +176,7 @@ class ViT(nnx.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, sample: Images, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+        cls, config: Any, sample: Images, *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "ViT":
         """See `jepa_jax.models.registry.Encoder`."""
         width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
@@ -235,11 +236,9 @@ class ViT(nnx.Module):
         return interpolated(self.position[:, self.num_cls :], grid)
 
 
-def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: bool, train: bool = False) -> Tokens:
-    """Applies blocks one after the other; with `remat` the backward pass recomputes the inside of each."""
-    run: Any = lambda block, x: block(x, train=train)  # noqa: E731
-    if remat:
-        run = nnx.remat(run)
+def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: str, train: bool = False) -> Tokens:
+    """Applies blocks one after the other; the backward pass recomputes what `remat` says of each."""
+    run = rematerialized(lambda block, x: block(x, train=train), remat)
     for block in blocks:
         x = run(block, x)
     return x
@@ -268,13 +267,20 @@ def interpolated(positions: Float[Array, "1 old d"], grid: int) -> Float[Array, 
     return square.reshape(1, grid**2, width)
 
 
-def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
+class Linear(nnx.Linear):
+    """A dense layer whose result light remat keeps."""
+
+    def __call__(self, inputs: Array, **options: Any) -> Array:  # type: ignore[override]
+        return product(super().__call__(inputs, **options))
+
+
+def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> Linear:
     """Returns a dense layer with float32 parameters that computes in `dtype`.
 
     The initial weights keep the scale of activations at any width. The usual fixed standard deviation of 0.02 is meant
     for widths near 768: in a narrow ViT tokens would consist almost entirely of their position.
     """
-    return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
+    return Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
 
 
 def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> LayerNorm:

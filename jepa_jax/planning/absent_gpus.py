@@ -19,8 +19,10 @@ from jepa_jax.runtime.hardware import MULTIPROCESSORS, Gpu
 from jepa_jax.runtime.platforms import without_driver_remarks
 
 WHEELS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+WHEELS_13 = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")  # of an installation with jax[cuda13]
 PTXAS_VERSION = "12.9.86"
-# Far more than any GPU has: told the real size, XLA would recompute values to fit and hide the true need.
+# Far more than any GPU has. Told the real size, XLA recomputes values to stay within about 76 % of it, as it does on
+# the real card; told this one, it never does, which shows the need without recomputation.
 UNLIMITED_BYTES = 2**42
 _TOPOLOGY = re.compile(r"(\d+)x(\d+)x(\d+)")
 
@@ -44,6 +46,15 @@ def _counts(topology: str) -> list[int]:
     return counts
 
 
+def installed_wheels() -> tuple[str, ...]:
+    """Returns the wheels of the compiler that belong to this installation: for CUDA 13 if it has its plugin."""
+    try:
+        metadata.version(WHEELS_13[0])
+    except metadata.PackageNotFoundError:
+        return WHEELS
+    return WHEELS_13
+
+
 def require_wheels() -> pathlib.Path:
     """Returns the folder of the `ptxas` wheel.
 
@@ -54,22 +65,24 @@ def require_wheels() -> pathlib.Path:
     install = (
         f"pip install jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12=={PTXAS_VERSION}"
     )
-    for wheel in WHEELS:
+    wheels = installed_wheels()
+    for wheel in wheels:
         try:
             found = metadata.version(wheel)
         except metadata.PackageNotFoundError:
             raise UserError(f"{wheel} is not installed: plans need it, but no GPU; {install}") from None
         if wheel.startswith("jax") and found.split(".")[:2] != version.split(".")[:2]:
             raise UserError(f"{wheel} {found} does not match jax {version}; {install}")
-    folder = pathlib.Path(str(metadata.distribution(WHEELS[-1]).locate_file("nvidia/cuda_nvcc")))
+    place = "nvidia/cuda_nvcc" if wheels == WHEELS else "nvidia/cu13"
+    folder = pathlib.Path(str(metadata.distribution(wheels[-1]).locate_file(place)))
     if not (folder / "bin" / "ptxas").is_file():
         raise UserError(f"{folder} has no bin/ptxas; {install} --force-reinstall")
     return folder
 
 
 @functools.cache
-def absent_devices(gpu: Gpu, topology: str) -> list[Any]:
-    """Returns the devices of a topology of GPUs, none of which has to exist."""
+def absent_devices(gpu: Gpu, topology: str, unlimited: bool = False) -> list[Any]:
+    """Returns the devices of a topology of GPUs, none of which has to exist; `unlimited` gives them endless memory."""
     from jax.experimental import topologies
 
     require_wheels()
@@ -78,7 +91,7 @@ def absent_devices(gpu: Gpu, topology: str) -> list[Any]:
         jax.devices()  # makes JAX find its plugins
         try:
             description = topologies.get_topology_desc(
-                platform="cuda", topology=topology, target_config=target_config(gpu)
+                platform="cuda", topology=topology, target_config=target_config(gpu, unlimited)
             )
         except RuntimeError as error:
             raise UserError(
@@ -87,8 +100,8 @@ def absent_devices(gpu: Gpu, topology: str) -> list[Any]:
     return list(description.devices)
 
 
-def target_config(gpu: Gpu) -> str:
-    """Returns the text of XLA's `GpuTargetConfigProto` for a GPU with unlimited memory."""
+def target_config(gpu: Gpu, unlimited: bool = False) -> str:
+    """Returns the text of XLA's `GpuTargetConfigProto` for a GPU, with its own or with unlimited memory."""
     major, minor = gpu.compute_capability
     shared, shared_optin, threads, units = MULTIPROCESSORS[gpu.compute_capability]
     name = json.dumps(gpu.name)
@@ -101,7 +114,7 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
   memory_bandwidth: {round(gpu.bandwidth_gb_per_second * 1e9)} l2_cache_size: {gpu.l2_bytes}
-  clock_rate_ghz: {gpu.clock_ghz} device_memory_size: {UNLIMITED_BYTES}
+  clock_rate_ghz: {gpu.clock_ghz} device_memory_size: {UNLIMITED_BYTES if unlimited else gpu.memory_bytes}
   cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
   name: {name} runtime_version: "12.9.0" driver_version: "12.9.0"

@@ -1,15 +1,16 @@
 """Estimates from a compiled step what a device must hold and how fast the step can be.
 
 The memory of the compiled step is a lower bound: what only a real device decides (workspace of convolutions, CUDA's own
-memory, buffers of collectives) is added as a margin of stated parts. Speed is a roofline bound: the larger of the time
-of the products at the GPU's peak rate and the time of the bytes at its bandwidth, if every kernel reads and writes
-memory and nothing stays in the cache.
+memory, buffers of collectives) is added as a margin of stated parts. Kernels run one after the other: the seconds of a
+step are the sum of theirs (`speed/factors.py`), their launches and the exchanges between devices.
 """
 
 import dataclasses
 from typing import Any
 
 from jepa_jax.config.groups import Config
+from jepa_jax.planning.absent_gpus import num_hosts
+from jepa_jax.planning.speed.factors import Prediction, predict
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.planning.step_facts import StepFacts
 
@@ -19,7 +20,7 @@ WORKSPACE_MOST_BYTES = GIB  # a convolution is assumed to need as much as it rea
 COLLECTIVE_BYTES = 512 * 2**20  # NCCL's buffers, with more than one device
 FRAGMENTATION = 0.02  # of the peak: holes that the allocator cannot use
 FITS_BELOW = 0.95  # of the memory; above it the verdict is "tight"
-EFFICIENCY = (0.3, 0.7)  # of the bound: an assumption about what training programs reach
+NETWORK_GB_PER_SECOND = 50.0  # of each GPU between hosts: 400 Gbit/s, an assumption
 
 FITS, TIGHT, NO = "fits", "tight", "does not fit"
 
@@ -50,35 +51,6 @@ class MemoryNeed:
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeedBound:
-    """Seconds that a step takes at least, by what limits it."""
-
-    batch_size: int
-    compute_seconds: float
-    memory_seconds: float
-    network_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.compute_seconds, self.memory_seconds, self.network_seconds)
-
-    @property
-    def images_per_sec(self) -> float:
-        return self.batch_size / self.seconds
-
-    @property
-    def predicted(self) -> tuple[float, float]:
-        """Images per second, from and to: the bound times EFFICIENCY."""
-        return self.images_per_sec * EFFICIENCY[0], self.images_per_sec * EFFICIENCY[1]
-
-    @property
-    def limit(self) -> str:
-        parts = {"compute": self.compute_seconds, "memory bandwidth": self.memory_seconds}
-        parts["network"] = self.network_seconds
-        return max(parts, key=lambda name: parts[name])
-
-
-@dataclasses.dataclass(frozen=True)
 class Estimate:
     """A compiled variant of a config on a GPU: what was changed, what it needs, how fast it can be."""
 
@@ -87,7 +59,13 @@ class Estimate:
     changes: dict[str, Any]  # config keys and their values, or {"gpu": key}
     facts: StepFacts
     need: MemoryNeed
-    speed: SpeedBound
+    speed: Prediction
+    unlimited: StepFacts | None = None  # of the program that never recomputes, if XLA recomputes in this one
+
+    @property
+    def unlimited_peak(self) -> int:
+        """The peak if XLA kept everything; the same unless it recomputes."""
+        return (self.unlimited or self.facts).peak_bytes
 
     @property
     def batch_size(self) -> int:
@@ -99,14 +77,19 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        if self.need.total > self.capacity:
-            return NO
-        return FITS if self.need.total <= FITS_BELOW * self.capacity else TIGHT
+        return verdict_of(self.need.total, self.capacity)
 
     @property
     def fits(self) -> bool:
         """Whether the memory suffices, if only just."""
         return self.verdict != NO
+
+
+def verdict_of(needed: int, capacity: int) -> str:
+    """Returns FITS, TIGHT or NO."""
+    if needed > capacity:
+        return NO
+    return FITS if needed <= FITS_BELOW * capacity else TIGHT
 
 
 def memory_need(facts: StepFacts, config: Config, data_bytes: int = 0) -> MemoryNeed:
@@ -122,13 +105,17 @@ def memory_need(facts: StepFacts, config: Config, data_bytes: int = 0) -> Memory
     )
 
 
-def speed_bound(facts: StepFacts, request: Request) -> SpeedBound:
-    """Returns the roofline bound of a step."""
-    config, gpu = request.config, request.gpu
+def exchange_seconds(facts: StepFacts, request: Request) -> float:
+    """Returns the seconds in which a device sends what it has to, inside its host and between hosts."""
     sent = sum(wire for _, wire in facts.collectives.values())
-    return SpeedBound(
-        batch_size=config.data.batch_size,
-        compute_seconds=facts.flops / facts.devices / (gpu.tflops(config.train.precision) * 1e12),
-        memory_seconds=facts.bytes_moved / (gpu.bandwidth_gb_per_second * 1e9),
-        network_seconds=sent / (gpu.interconnect_gb_per_second * 1e9),
-    )
+    hosts = num_hosts(request.topology)
+    inside = sent / (request.gpu.interconnect_gb_per_second * 1e9)
+    # Between hosts only the part that a GPU holds after the sum inside its host is exchanged.
+    outside = sent / (facts.devices // hosts) / (NETWORK_GB_PER_SECOND * 1e9) if hosts > 1 else 0.0
+    return inside * (facts.devices > hosts) + outside
+
+
+def predicted_speed(facts: StepFacts, request: Request) -> Prediction:
+    """Returns the predicted seconds of a training step."""
+    exchange = exchange_seconds(facts, request)
+    return predict(facts.kernels, request.gpu, samples=request.config.data.batch_size, exchange_seconds=exchange)

@@ -1,7 +1,9 @@
 """The search for the largest batch that fits, with few compilations.
 
 Memory is nearly linear in the batch. The first guess assumes that only state and gradients do not grow with the batch;
-compiling it gives a second point close to the answer, and the line through both points settles the rest.
+compiling it gives a second point close to the answer, and the line through both points settles the rest. Where XLA
+recomputes to stay within the memory, the line ends: from there the batch grows by a quarter until it no longer fits,
+and the gap is halved.
 """
 
 import bisect
@@ -13,6 +15,8 @@ from jepa_jax.planning.estimate import FITS, FITS_BELOW, FRAGMENTATION, WORKSPAC
 
 BATCH_GRAIN = 8  # images per device and accumulation step: largest batches are multiples of this
 MOST_COMPILATIONS = 3
+MOST_RECOMPUTING = 6  # points of a search in which XLA recomputes
+GROWTH, CLOSE_BATCHES = 1.25, 1.07  # of a batch with which XLA recomputes; ratio of two batches that settles a search
 CLOSE_ENOUGH = 0.025  # of the memory: a batch that leaves less free is the answer
 FIRST_GUESS, LATER_GUESS = 0.99, 0.997  # of what the line predicts: a guess that fits is an answer
 MOST_GRAINS = 2**20
@@ -47,6 +51,9 @@ class BatchSearch:
         guess = next_guess(self.points, self._grain)
         self.next_batch, at_set = min(guess, self._most), guess >= self._most
         best = best_of(self.points)
+        if best.estimate is not None and best.estimate.facts.recomputed:
+            self._advance_recomputing(best)
+            return
         if best.estimate is None:
             smallest = min(point.batch_size for point in self.points)
             settled = self.next_batch >= smallest  # nothing smaller is left to try
@@ -57,6 +64,16 @@ class BatchSearch:
             settled = known or self.next_batch <= best.batch_size or close
         if settled or len(self.points) > MOST_COMPILATIONS:
             self.result = dataclasses.replace(best, at_set=at_set and 0 < best.batch_size >= self.next_batch)
+
+    def _advance_recomputing(self, best: LargestBatch) -> None:
+        """Looks above a batch that fits because XLA recomputes, where memory no longer follows a line."""
+        above = min((p.batch_size for p in self.points if p.batch_size > best.batch_size), default=None)
+        guess = best.batch_size * GROWTH if above is None else (best.batch_size + above) / 2
+        self.next_batch = min(round(guess / self._grain) * self._grain, self._most)
+        known = any(point.batch_size == self.next_batch for point in self.points)
+        close = above is not None and above <= CLOSE_BATCHES * best.batch_size
+        if known or close or len(self.points) >= MOST_RECOMPUTING:
+            self.result = dataclasses.replace(best, at_set=best.batch_size >= self._most)
 
 
 def best_of(points: Sequence[Estimate]) -> LargestBatch:

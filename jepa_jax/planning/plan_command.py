@@ -1,25 +1,33 @@
 """Makes the plans of a config for several GPUs, as `jepa-jax plan` and the table of results need them."""
 
 import dataclasses
+import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_toml
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
+from jepa_jax.models.registry import build_encoder
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
-from jepa_jax.planning.plan_text import PlanContext
+from jepa_jax.planning.frontier import Frontier, make_frontier
 from jepa_jax.planning.planner import Plan, Planner
+from jepa_jax.planning.run_cost import PlanContext
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
-from jepa_jax.runtime.hardware import find_gpus, load_table
+from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
 LOADER_SECONDS = 1.0
+FEW_GPUS = 4  # up to which the largest batch is looked for on each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +40,12 @@ class PlanOptions:
     fsdp: bool = False
     variants: bool = True
     loader: bool = True
+    largest: bool = True
     gpu_table: str = ""
     price_per_hour: float = 0.0
+    price_table: str = ""
+    frontier: str = ""
+    memory_budget: float = 0.0
 
 
 def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
@@ -55,9 +67,58 @@ def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[
     compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
-    plans = Planner(compiler, table).plans(requests, batch_sizes=options.batch_sizes, variants=options.variants)
+    prices = read_prices(options.price_table, table) if options.price_table else {}
+    planner = Planner(compiler, table)
+    wanted: dict[str, Any] = {
+        "batch_sizes": options.batch_sizes,
+        "variants": options.variants,
+        "largest": options.largest,
+    }
+    plans = planner.plans(requests, **wanted) if len(requests) <= FEW_GPUS else each_plan(planner, requests, console)
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
-    return plans, PlanContext(data, options.price_per_hour, rate, note)
+    return plans, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config))
+
+
+def each_plan(planner: Planner, requests: Sequence[Request], console: Console) -> list[Plan]:
+    """Returns plans for many GPUs, without the search for the largest batch; those that fail are reported."""
+    plans = []
+    for request in requests:
+        try:
+            plans += planner.plans([request], variants=False, largest=False)
+        except UserError as error:
+            console.warn(f"{request.gpu.key} is left out: {error}")
+    if not plans:
+        raise UserError(f"--gpu={','.join(request.gpu.key for request in requests)}: none could be planned")
+    return plans
+
+
+def read_prices(path: str, table: Mapping[str, Gpu]) -> dict[str, float]:
+    """Returns prices per hour and GPU from a TOML file of lines such as `rtx4090 = 0.45`."""
+    found = read_toml(pathlib.Path(path), f"--price_table={path}", "name a TOML file of lines such as rtx4090 = 0.45")
+    for key, price in found.items():
+        if key not in table:
+            raise UserError(f"--price_table={path}: {key}: no GPU of the table; known are {', '.join(table)}")
+        if isinstance(price, bool) or not isinstance(price, int | float) or price < 0:
+            raise UserError(f"--price_table={path}: {key} = {price!r}: a price per hour is a number of at least 0")
+    return {key: float(price) for key, price in found.items()}
+
+
+def feature_numbers(config: Config) -> int:
+    """Returns how many numbers the features of an image are; 0 for methods without an encoder of the registry."""
+    try:
+        shape = (1, config.data.view_size, config.data.view_size, config.data.channels)
+        encoder = nnx.eval_shape(lambda: build_encoder(config, jnp.zeros(shape), nnx.Rngs(0)))
+    except Exception:  # a method of another kind: its evaluation is not planned
+        return 0
+    return int(encoder.feature_dim) * (4 if config.eval.pool == "grid2" else 1)
+
+
+def plan_frontier(config: Config, plan: Plan, options: PlanOptions, console: Console) -> Frontier:
+    """Returns the frontier of memory against time of the config on the GPU of a plan."""
+    data = data_facts(config.data, assume=True)
+    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
+    planner = Planner(compiler, load_table(options.gpu_table or None))
+    return make_frontier(planner, plan.request, round(options.memory_budget * 2**30))
 
 
 def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:

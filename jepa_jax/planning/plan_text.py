@@ -1,17 +1,15 @@
 """Plans as text for the terminal and as JSON objects."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from jepa_jax.base.text import duration, gib
-from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import EFFICIENCY, FITS_BELOW, Estimate
+from jepa_jax.planning.estimate import FITS_BELOW, Estimate
 from jepa_jax.planning.largest_batch import BATCH_GRAIN, LargestBatch
 from jepa_jax.planning.planner import Plan
+from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, evaluation_lines, run_cost
 from jepa_jax.planning.step_facts import StepFacts
-from jepa_jax.program.build import Length
 from jepa_jax.runtime.allocator import POOL_FRACTION, POOL_VARIABLE
 
 FACTS_IN_JSON = (
@@ -19,16 +17,6 @@ FACTS_IN_JSON = (
     "state_bytes", "collectives", "host_calls",
 )  # fmt: skip
 ACCUMULATION = "Accumulation keeps the batch; losses and norms over a batch see one part at a time."
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanContext:
-    """What plans are told from outside: the data, a price, the loader of this machine."""
-
-    data: DataFacts
-    price_per_hour: float = 0.0  # per GPU, in any currency
-    loader_images_per_sec: float | None = None
-    loader_note: str = ""  # why there is no rate
 
 
 def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
@@ -39,6 +27,7 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
         f"{name} on {plan.request.describe()}",
         "",
         *memory_lines(estimate),
+        *evaluation_lines(plan, context),
         "",
         *explanation_lines(estimate.facts),
         "",
@@ -75,7 +64,21 @@ def memory_lines(estimate: Estimate) -> list[str]:
         "memory of one device",
         *(f"  {label:<44}{gib(size):>14}" for label, size in parts),
         f"verdict: {estimate.verdict} ({share:.0f} % of the memory is needed; {limits})",
+        *recomputation_lines(estimate),
     ]
+
+
+def recomputation_lines(estimate: Estimate) -> list[str]:
+    """Returns whether XLA recomputes to save memory, what that costs and what would be needed without it."""
+    if not estimate.facts.recomputed:
+        return ["XLA keeps everything: with more memory the step would need as much."]
+    speed = estimate.speed
+    cost = 100 * speed.recomputing_seconds / (speed.seconds - speed.recomputing_seconds)
+    line = f"XLA runs {estimate.facts.recomputed} kernels again to save memory, which costs {cost:.1f} % of time"
+    if estimate.unlimited is None:
+        return [f"{line}."]
+    kept = f"without that the peak would be {gib(estimate.unlimited_peak)} instead of {gib(estimate.need.peak)}"
+    return [f"{line}; {kept}."]
 
 
 def explanation_lines(facts: StepFacts) -> list[str]:
@@ -98,7 +101,7 @@ def explanation_lines(facts: StepFacts) -> list[str]:
 
 def table_lines(plan: Plan) -> list[str]:
     """Returns a table of the variants with their largest batches, and of the other batches that were asked for."""
-    lines = [f"{'':<28}{'batch':>8}{'peak':>12}{'needed':>12}  {'verdict':<14}{'bound samples/s':>16}  largest batch"]
+    lines = [f"{'':<28}{'batch':>8}{'peak':>12}{'needed':>12}  {'verdict':<14}{'samples/s':>12}  largest batch"]
     lines += [f"{_row(estimate)}  {largest_text(largest)}" for estimate, largest in plan.largest]
     lines += [_row(estimate) for estimate in plan.batches]
     if any("train.accum_steps" in estimate.changes for estimate, _ in plan.largest):
@@ -115,7 +118,8 @@ def table_lines(plan: Plan) -> list[str]:
 def _row(estimate: Estimate) -> str:
     return (
         f"{estimate.label:<28}{estimate.batch_size:>8,}{gib(estimate.need.peak):>12}"
-        f"{gib(estimate.need.total):>12}  {estimate.verdict:<14}{estimate.speed.images_per_sec:>16,.0f}"
+        f"{gib(estimate.need.total):>12}  {estimate.verdict:<14}{estimate.speed.images_per_sec:>12,.0f}"
+        + ("  (XLA recomputes)" if estimate.facts.recomputed else "")
     )
 
 
@@ -156,51 +160,50 @@ def pool_lines(estimate: Estimate, fraction: float = POOL_FRACTION) -> list[str]
 
 
 def speed_lines(plan: Plan, context: PlanContext) -> list[str]:
-    """Returns the bound on the speed, what the whole run would take, and what the loader must deliver."""
+    """Returns the predicted speed, what the whole run would take, and what the loader must deliver."""
     facts, speed, gpu = plan.estimate.facts, plan.estimate.speed, plan.request.gpu
-    rate = gpu.tflops(plan.request.config.train.precision)
     low, high = speed.predicted
-    steps, seconds, price = run_cost(plan, context)
-    money = f", {price[0]:,.2f} to {price[1]:,.2f} at {context.price_per_hour:g} per hour and GPU"
-    assumed = "" if context.data.found else " (size of the data assumed: it is not there)"
+    parts = sorted(speed.parts.items(), key=lambda part: -part[1])
     return [
-        f"per step: {facts.flops / 1e12:,.2f} TFLOP, {facts.bytes_moved * facts.devices / 1e9:,.1f} GB moved: "
-        f"{1e3 * speed.compute_seconds:,.1f} ms of products at {rate:g} TFLOP/s, "
-        f"{1e3 * speed.memory_seconds:,.1f} ms of memory traffic at {gpu.bandwidth_gb_per_second:,.0f} GB/s"
-        + (f", {1e3 * speed.network_seconds:,.1f} ms of exchange" if facts.collectives else ""),
-        f"bound: {speed.images_per_sec:,.0f} samples/s, set by {speed.limit}; predicted {low:,.0f} to {high:,.0f} "
-        f"({100 * EFFICIENCY[0]:.0f} to {100 * EFFICIENCY[1]:.0f} % of the bound, an assumption)",
-        f"whole run: {steps:,} steps in {duration(seconds[0])} to {duration(seconds[1])}"
-        f"{money if context.price_per_hour else ''}{assumed}",
+        f"per step: {facts.flops / 1e12:,.2f} TFLOP, {facts.bytes_moved * facts.devices / 1e9:,.1f} GB moved; "
+        f"{1e3 * speed.seconds:,.1f} ms: " + ", ".join(f"{name} {1e3 * part:,.1f}" for name, part in parts),
+        f"predicted: {speed.images_per_sec:,.0f} samples/s ({low:,.0f} to {high:,.0f}); {speed.error_text}",
+        f"bound: {speed.bound_images_per_sec:,.0f} samples/s if every kernel reached the peak rates of a {gpu.name}",
+        *run_lines(plan, context),
         _loader_line(plan, context),
     ]
+
+
+def run_lines(plan: Plan, context: PlanContext) -> list[str]:
+    """Returns the length and price of the whole run."""
+    cost = run_cost(plan, context)
+    assumed = "" if context.data.found else " (size of the data assumed: it is not there)"
+    money = ""
+    if hour := context.price_of(plan.request.gpu):
+        low, high = cost.prices
+        money = f", {low:,.2f} to {high:,.2f} at {hour:g} per hour and GPU"
+    fast, slow = (duration(seconds) for seconds in cost.seconds)
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in cost.parts.items() if seconds)
+    return [f"whole run: {cost.steps:,} steps in {fast} to {slow}{money}{assumed}", f"  of which: {parts}"]
 
 
 def _loader_line(plan: Plan, context: PlanContext) -> str:
     if plan.request.config.data.pipeline == "device":
         return "loader: none, the data set is on the device (data.pipeline = device)"
     hosts, rate = num_hosts(plan.request.topology), context.loader_images_per_sec
-    needed = plan.estimate.speed.predicted[1] / hosts
+    needed = plan.estimate.speed.images_per_sec / hosts
     where = " on each host" if hosts > 1 else ""
-    text = f"loader: must deliver {needed:,.0f} samples/s{where} to keep up with the predicted range"
+    text = f"loader: must deliver {needed:,.0f} samples/s{where} to keep up with the prediction"
     if rate is None:
         return f"{text}; not measured here ({context.loader_note})"
     verdict = "enough" if rate >= needed else f"{100 * rate / needed:.0f} % of that: the loader would set the speed"
     return f"{text}; measured on this machine: {rate:,.0f}, {verdict}"
 
 
-def run_cost(plan: Plan, context: PlanContext) -> tuple[int, list[float], list[float]]:
-    """Returns the steps of the whole run, and its seconds and price at the fastest and slowest predicted speed."""
-    config = plan.request.config
-    steps = Length.of(config, max(context.data.num_train, config.data.batch_size)).total_steps
-    seconds = [steps * config.data.batch_size / speed for speed in reversed(plan.estimate.speed.predicted)]
-    return steps, seconds, [context.price_per_hour * plan.request.devices * each / 3600 for each in seconds]
-
-
 def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """Returns the plan as a JSON object; bytes and operations are per step, memory is per device."""
     estimate, facts = plan.estimate, plan.estimate.facts
-    steps, seconds, price = run_cost(plan, context)
+    cost = run_cost(plan, context)
     return {
         "gpu": plan.request.gpu.key,
         "topology": plan.request.topology,
@@ -214,21 +217,31 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "largest_batch": plan.largest[0][1].batch_size,
         "flops_per_step": facts.flops,
         "bytes_per_step": facts.bytes_moved * facts.devices,
-        "images_per_sec_bound": estimate.speed.images_per_sec,
+        "unlimited_peak_bytes": estimate.unlimited_peak,
+        "recomputed_kernels": facts.recomputed,
+        "recomputing_seconds": estimate.speed.recomputing_seconds,
+        "images_per_sec": estimate.speed.images_per_sec,
+        "images_per_sec_bound": estimate.speed.bound_images_per_sec,
         "images_per_sec_predicted": list(estimate.speed.predicted),
+        "prediction_median_error": estimate.speed.factors.median_error,
+        "prediction_p90_error": estimate.speed.factors.p90_error,
+        "seconds_by_part": dict(estimate.speed.parts),
         "limit": estimate.speed.limit,
         "encoder_float32_products": len(facts.encoder_float32_products),
-        "steps": steps,
-        "run_seconds_predicted": seconds,
-        "price_predicted": price if context.price_per_hour else None,
+        "evaluation_bytes": evaluation_bytes(plan, context),
+        "steps": cost.steps,
+        "run_seconds_predicted": list(cost.seconds),
+        "run_seconds_by_part": cost.parts,
+        "price_predicted": list(cost.prices) if context.price_of(plan.request.gpu) else None,
         "loader_images_per_sec": context.loader_images_per_sec,
-        "variants": [{**_row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
-        "batches": [_row_json(row) for row in plan.batches],
-        "ways_out": [_row_json(row) for row in plan.ways_out],
+        "variants": [{**row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
+        "batches": [row_json(row) for row in plan.batches],
+        "ways_out": [row_json(row) for row in plan.ways_out],
     }
 
 
-def _row_json(estimate: Estimate) -> dict[str, Any]:
+def row_json(estimate: Estimate) -> dict[str, Any]:
+    """Returns an estimate as a JSON object."""
     return {
         "label": estimate.label,
         "changes": estimate.changes,
@@ -236,5 +249,7 @@ def _row_json(estimate: Estimate) -> dict[str, Any]:
         "peak_bytes": estimate.facts.peak_bytes,
         "needed_bytes": estimate.need.total,
         "verdict": estimate.verdict,
-        "images_per_sec_bound": estimate.speed.images_per_sec,
+        "images_per_sec": estimate.speed.images_per_sec,
+        "images_per_sec_bound": estimate.speed.bound_images_per_sec,
+        "recomputed_kernels": estimate.facts.recomputed,
     }

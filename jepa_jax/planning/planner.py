@@ -6,13 +6,14 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import element_bytes
-from jepa_jax.planning.estimate import FITS_BELOW, Estimate, memory_need, speed_bound
-from jepa_jax.planning.largest_batch import BatchSearch, LargestBatch
+from jepa_jax.planning.estimate import FITS_BELOW, Estimate, memory_need, predicted_speed
+from jepa_jax.planning.largest_batch import BatchSearch, LargestBatch, best_of
 from jepa_jax.planning.step_compiler import Request, StepCompiler
 from jepa_jax.planning.step_facts import StepFacts
 from jepa_jax.runtime.hardware import Gpu
 
 MOST_PARTS = 64  # accumulation steps that a step of the config is divided into
+REMATS = ("none", "light", "full")  # values of train.remat, in the order of what they recompute
 FEWEST_WAYS = 2  # below this, changes are combined
 
 Changes = dict[str, Any]  # values of config keys, or {"gpu": Gpu}
@@ -59,10 +60,15 @@ class Planner:
         named = {key: getattr(value, "key", value) for key, value in changes.items()}
         data = self.compiler.data
         need = memory_need(facts, request.config, data.num_train * element_bytes(data.spec))
-        return Estimate(request, label, named, facts, need, speed_bound(facts, request))
+        return Estimate(request, label, named, facts, need, predicted_speed(facts, request))
 
     def plans(
-        self, requests: Sequence[Request], *, batch_sizes: Sequence[int] = (), variants: bool = True
+        self,
+        requests: Sequence[Request],
+        *,
+        batch_sizes: Sequence[int] = (),
+        variants: bool = True,
+        largest: bool = True,
     ) -> list[Plan]:
         """Returns a plan for each request.
 
@@ -70,6 +76,7 @@ class Planner:
             requests: configs and GPUs.
             batch_sizes: other batches to estimate as well.
             variants: also look for the largest batch with remat, accumulation and the other precision.
+            largest: whether to look for the largest batch, and for ways out, at all.
         """
         compared = [[("as configured", {}), *(variant_changes(r) if variants else [])] for r in requests]
         others = [batch_change(size) for size in batch_sizes]
@@ -77,12 +84,21 @@ class Planner:
         estimates = iter(self.estimates([each for group in wanted for each in group]))
         rows = [[next(estimates) for _ in group] for group in wanted]
         splits = [(row[: len(group)], row[len(group) :]) for row, group in zip(rows, compared, strict=True)]
-        searched = iter(self.largest_batches([estimate for row, _ in splits for estimate in row]))
+        every = [estimate for row, _ in splits for estimate in row]
+        searched = iter(self.largest_batches(every) if largest else [best_of([estimate]) for estimate in every])
         plans = []
         for row, batches in splits:
-            largest = [(estimate, next(searched)) for estimate in row]
-            plans.append(Plan(largest, batches, [] if row[0].fits else self.ways_out(*largest[0])))
+            found = [(estimate, next(searched)) for estimate in self.with_unlimited(row[:1]) + row[1:]]
+            ways = [] if row[0].fits or not largest else self.ways_out(*found[0])
+            plans.append(Plan(found, self.with_unlimited(batches), ways))
         return plans
+
+    def with_unlimited(self, estimates: Sequence[Estimate]) -> list[Estimate]:
+        """Adds the need without recomputation to estimates; compiles again only where XLA recomputes."""
+        limited = [i for i, estimate in enumerate(estimates) if estimate.facts.recomputed]
+        requests = [dataclasses.replace(estimates[i].request, unlimited=True) for i in limited]
+        found = dict(zip(limited, self.compiler.all_facts(requests) if requests else [], strict=True))
+        return [dataclasses.replace(estimate, unlimited=found.get(i)) for i, estimate in enumerate(estimates)]
 
     def largest_batches(self, starts: Sequence[Estimate]) -> list[LargestBatch]:
         """Returns the largest batch that fits for each estimated request; the searches run side by side."""
@@ -141,18 +157,21 @@ def combined_changes(request: Request) -> list[tuple[str, Changes]]:
     parts = accumulation(request, part_counts(request)[-1:])
     if not parts:
         return []
-    combined = [*remat(request), *parts]
+    combined = [*remat(request)[-1:], *parts]
     return [(" and ".join(label for label, _ in combined), {k: v for _, keys in combined for k, v in keys.items()})]
 
 
 def remat(request: Request) -> list[tuple[str, Changes]]:
-    """Returns the change to remat, or nothing if it is on already or the config does not allow it."""
-    change = {"train.remat": "full"}
-    try:
-        request.changed(change)
-    except UserError:
-        return []
-    return [("remat", change)] if request.config.train.remat == "none" else []
+    """Returns the changes to policies that recompute more than the config's; none if the config does not allow it."""
+    found: list[tuple[str, Changes]] = []
+    for policy in REMATS[REMATS.index(request.config.train.remat) + 1 :]:
+        change = {"train.remat": policy}
+        try:
+            request.changed(change)
+        except UserError:
+            continue
+        found.append((f"remat {policy}", change))
+    return found
 
 
 def accumulation(request: Request, parts: Sequence[int]) -> list[tuple[str, Changes]]:

@@ -279,7 +279,7 @@ def size_labels(specs: Sequence[Spec]) -> list[str]:
 
 
 def mean_samples_per_sec(rows: Sequence[SizeRow]) -> float | None:
-    """Returns the bound of an epoch in which each size has its share of the elements; None if shares are unknown."""
+    """Returns the predicted speed if each size has its share of the elements; None if shares are unknown."""
     shares = [row.share for row in rows if row.share is not None]
     if len(shares) < len(rows):
         return None

@@ -24,17 +24,26 @@ from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Spec, abstract_batch
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.photos.crops import batch_spec
-from jepa_jax.planning.absent_gpus import WHEELS, absent_devices, num_devices, require_wheels, target_config
-from jepa_jax.planning.step_facts import COMPILER_OPTIONS, StepFacts, compile_step, trace_step
+from jepa_jax.planning.absent_gpus import (
+    absent_devices,
+    installed_wheels,
+    num_devices,
+    require_wheels,
+    target_config,
+)
+from jepa_jax.planning.compiled.compiling import COMPILER_OPTIONS
+from jepa_jax.planning.compiled.kernels import Kernel
+from jepa_jax.planning.step_facts import StepFacts, compile_step, trace_step
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.mesh import check_batch, make_mesh
 from jepa_jax.runtime.start import cache_folder
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", *WHEELS)  # whose versions decide about a compiled program
+PACKAGES = ("jax", "jaxlib", "flax", "optax")  # whose versions decide about a compiled program
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
-READERS = ("planning/step_facts.py", "planning/hlo.py", "program/flops.py")  # the code that makes facts of a program
+# The code that makes facts of a program.
+READERS = ("planning/step_facts.py", "planning/compiled/hlo.py", "planning/compiled/kernels.py", "program/flops.py")
 MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 
 
@@ -42,13 +51,15 @@ MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 class Request:
     """A config to compile for a GPU; `topology` is slices x hosts x GPUs per host.
 
-    `elements` are those of one bucket of the data, if batches are to have its size instead of the largest.
+    `elements` are those of one bucket of the data, if batches are to have its size instead of the largest. `unlimited`
+    pretends that the GPU has endless memory, so that XLA keeps everything that it can.
     """
 
     config: Config
     gpu: Gpu
     topology: str = "1x1x1"
     elements: Spec | None = None
+    unlimited: bool = False
 
     @property
     def devices(self) -> int:
@@ -64,9 +75,10 @@ class Request:
         train, mesh = self.config.train, self.config.mesh
         parts = [f"batch {self.config.data.batch_size:,}", train.precision]
         parts += [f"{train.accum_steps} accumulation steps"] if train.accum_steps > 1 else []
-        parts += ["remat"] if train.remat != "none" else []
+        parts += [f"remat {train.remat}"] if train.remat != "none" else []
         parts += [f"FSDP over {mesh.fsdp}"] if mesh.fsdp > 1 else []
         parts += [f"{key} {list(one.shape)}" for key, one in list((self.elements or {}).items())[:1]]
+        parts += ["without a limit of memory"] if self.unlimited else []
         count = f"{self.devices} x " if self.devices > 1 else ""
         return f"{count}{self.gpu.name}: {', '.join(parts)}"
 
@@ -106,12 +118,13 @@ class StepCompiler:
         by_config = self._config_digest(request)
         if kept := self._read(by_config):
             return pool.submit(self._write, kept)
-        program = program_for(request.config, self.data, absent_devices(request.gpu, request.topology))
+        devices = absent_devices(request.gpu, request.topology, request.unlimited)
+        program = program_for(request.config, self.data, devices)
         elements = batch_spec(request.config, request.elements or self.data.spec)
         batch = abstract_batch(elements, request.config.data.batch_size)
         traced = trace_step(program, batch)
         lowered = traced.lower()
-        by_program = _digest(request, lowered.as_text(), _code_digest(*READERS))
+        by_program = _digest(request, lowered.as_text(), code_digest(*READERS))
         if kept := self._read(by_program):
             return pool.submit(self._write, kept, by_config)
         self.compilations += 1
@@ -123,13 +136,14 @@ class StepCompiler:
         if ":" in request.config.method.name + request.config.model.name:
             return ""
         config = json.dumps(flatten(request.config), sort_keys=True, default=list)
-        return _digest(request, config, f"{self.data} {request.elements}", _code_digest("**/*.py"))
+        return _digest(request, config, f"{self.data} {request.elements}", code_digest("**/*.py"))
 
     def _read(self, digest: str) -> StepFacts | None:
         if not self.folder or not digest:
             return None
         try:
-            return StepFacts(**read_json_or_empty(self.folder / f"{digest}.json"))
+            kept = read_json_or_empty(self.folder / f"{digest}.json")
+            return StepFacts(**{**kept, "kernels": [Kernel(*one) for one in kept.get("kernels", ())]})
         except TypeError:
             return None  # missing, damaged, or of an older version: compile
 
@@ -153,14 +167,14 @@ def default_folder() -> pathlib.Path:
 
 def _digest(request: Request, *program: str) -> str:
     """Returns a digest of a program, its target, and everything else that decides about the compiled result."""
-    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    versions = [f"{name} {metadata.version(name)}" for name in (*PACKAGES, *installed_wheels())]
     settings = [str(jax.config.values[name]) for name in SETTINGS] + [str(COMPILER_OPTIONS)]
-    target = [target_config(request.gpu), request.topology, os.environ.get("XLA_FLAGS", "")]
+    target = [target_config(request.gpu, request.unlimited), request.topology, os.environ.get("XLA_FLAGS", "")]
     return hashlib.sha256("\0".join([*program, *target, *settings, *versions]).encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _code_digest(*patterns: str) -> str:
+def code_digest(*patterns: str) -> str:
     """Returns a digest of the files of this package that match the patterns."""
     paths = [path for pattern in patterns for path in sorted(pathlib.Path(__file__).parents[1].glob(pattern))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -1,22 +1,17 @@
 """Facts about one training step that its compilation for a GPU reveals: memory, traffic, operations, types."""
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jepa_jax.base.errors import UserError
-from jepa_jax.planning.absent_gpus import require_wheels
-from jepa_jax.planning.hlo import parse_hlo
+from jepa_jax.planning.compiled.compiling import compile_lowered
+from jepa_jax.planning.compiled.hlo import parse_hlo
+from jepa_jax.planning.compiled.kernels import Kernel, read_kernels
 from jepa_jax.program.build import Program
 from jepa_jax.program.flops import Rules, jaxpr_flops
-
-# Without a device XLA cannot time tiles for Triton's matrix products, and those it chooses instead do not always
-# compile; cuBLAS needs none. The peak of `rapid` differs by 0.4 %.
-COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +29,22 @@ class StepFacts:
     target_bytes: int
     batch_bytes: int
     flops: int
-    bytes_moved: int
+    kernels: list[Kernel]
     collectives: dict[str, list[int]]  # kind: [count per step, bytes that a device sends]
     largest_convolution_bytes: int
     convolutions: int
     encoder_float32_products: list[str]
     host_calls: list[str]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the kernels of a step read and write, as if nothing stayed in the cache."""
+        return sum(kernel.bytes * kernel.runs for kernel in self.kernels)
+
+    @property
+    def recomputed(self) -> int:
+        """Kernels that XLA runs again in a step, because their results would not fit."""
+        return sum(kernel.recomputed for kernel in self.kernels)
 
 
 def trace_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
@@ -57,14 +62,7 @@ def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], tr
         traced: the step as `trace_step` returns it.
         lowered: `traced.lower()`.
     """
-    # JAX's own cache cannot read programs for absent devices and says so; ours keeps the facts.
-    warnings.filterwarnings("ignore", message=".*PjRtCompiler must be constructed with a Client")
-    # The assembler of the wheel, whatever toolkit this machine or CUDA_ROOT has.
-    options = {**COMPILER_OPTIONS, "xla_gpu_cuda_data_dir": str(require_wheels())}
-    try:
-        compiled = lowered.compile(compiler_options=options)
-    except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"XLA could not compile this step for the GPU ({str(error).splitlines()[0][:200]})") from error
+    compiled = compile_lowered(lowered)
     memory = compiled.memory_analysis()
     hlo = parse_hlo(compiled.as_text())
     products = hlo.products()
@@ -81,7 +79,7 @@ def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], tr
         target_bytes=device_bytes([state.target, state.target_stats]),
         batch_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in batch.values()) // program.mesh.size,
         flops=jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda")),
-        bytes_moved=hlo.bytes_moved(),
+        kernels=read_kernels(hlo),
         collectives=hlo.collectives(),
         largest_convolution_bytes=hlo.largest_convolution_bytes(),
         convolutions=sum(p.kind == "convolution" for p in products),

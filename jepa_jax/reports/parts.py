@@ -129,13 +129,14 @@ class Piece(NamedTuple):
 
 
 class StackedBar(NamedTuple):
-    """A bar divided into pieces; `width` is in percent of the longest bar, `mark` where a line crosses it."""
+    """A bar divided into pieces; `width` is in percent of the longest bar, `mark` where a labelled line crosses it."""
 
     pieces: Sequence[Piece]
     label: str = ""
     value: str = ""
     width: float = 100.0
     mark: float | None = None
+    mark_label: str = ""
 
 
 class StackedBars(NamedTuple):

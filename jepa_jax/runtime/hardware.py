@@ -9,10 +9,13 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
+from jepa_jax.runtime.gpus import Gpus
 
 TABLE_FILE = pathlib.Path(__file__).with_name("hardware.toml")
 # By compute capability: shared memory per multiprocessor and per block that asks for it, threads, float32 units.
 MULTIPROCESSORS = {
+    (7, 0): (98304, 98304, 2048, 64),
+    (7, 5): (65536, 65536, 1024, 64),
     (8, 0): (167936, 166912, 2048, 64),
     (8, 6): (102400, 101376, 1536, 128),
     (8, 9): (102400, 101376, 1536, 128),
@@ -38,6 +41,12 @@ class Gpu:
     l2_bytes: int
     clock_ghz: float
     interconnect_gb_per_second: float
+    source: str = ""  # where the figures are from
+
+    @property
+    def operations_per_second(self) -> float:
+        """Additions or multiply-adds of float32 per second outside of matrix products."""
+        return self.cores * MULTIPROCESSORS[self.compute_capability][3] * self.clock_ghz * 1e9
 
     def tflops(self, precision: str) -> float:
         """Returns the rate of matrix products in `train.precision`; JAX runs float32 products as TF32 on GPUs."""
@@ -66,16 +75,17 @@ def _parse_gpu(path: pathlib.Path, key: str, values: Any) -> Gpu:
                 f"{path}: [{key}] {name}: unknown; " + (f"did you mean {close[0]}?" if close else "remove it")
             )
     for name in fields:
-        if name not in values:
+        if name not in values and name != "source":
             raise UserError(f"{path}: [{key}] {name}: missing; see {TABLE_FILE.name} for an example")
-        if name not in ("name", "compute_capability"):
+        if name not in ("name", "compute_capability", "source"):
             _check_number(f"{path}: [{key}] {name}", values[name], whole=name in _WHOLE)
     capability = values["compute_capability"]
     capability = tuple(capability) if isinstance(capability, list) else capability
     if capability not in list(MULTIPROCESSORS):  # by comparison: a value of any type is answered
         known = ", ".join(str(list(c)) for c in MULTIPROCESSORS)
         raise UserError(f"{path}: [{key}] compute_capability = {values['compute_capability']!r}: not one of {known}")
-    return Gpu(key, **{**values, "name": str(values["name"]), "compute_capability": capability})
+    texts = {name: str(values.get(name, "")) for name in ("name", "source")}
+    return Gpu(key, **{**values, **texts, "compute_capability": capability})
 
 
 def _check_number(name: str, value: Any, *, whole: bool) -> None:
@@ -85,14 +95,35 @@ def _check_number(name: str, value: Any, *, whole: bool) -> None:
 
 
 def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
-    """Returns the GPUs with these keys; one string may hold several, separated by commas."""
-    found = []
+    """Returns the GPUs with these keys; one string may hold several, separated by commas.
+
+    "here" is the first GPU of this machine, "all" the whole table.
+    """
+    found: list[Gpu] = []
     for name in (part.strip() for joined in names for part in joined.split(",")):
+        if name == "all":
+            found += table.values()
+            continue
+        if name == "here":
+            found.append(gpu_here(table))
+            continue
         if name not in table:
             close = difflib.get_close_matches(name, table, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UserError(f"--gpu={name}: unknown; {hint}known are {', '.join(table)}; --gpu_table=FILE adds others")
         found.append(table[name])
+    return found
+
+
+def gpu_here(table: Mapping[str, Gpu], gpus: Gpus | None = None) -> Gpu:
+    """Returns the entry of the first GPU of this machine."""
+    gpus = Gpus() if gpus is None else gpus
+    name, memory = gpus.first_name_and_memory()
+    if name is None:
+        raise UserError(f"--gpu=here: this machine shows no GPU ({gpus.problem or 'none is visible'}); name one")
+    found = gpu_of_device(name, memory, table)
+    if found is None:
+        raise UserError(f"--gpu=here: {name} is not in the table; --gpu_table=FILE adds it")
     return found
 
 

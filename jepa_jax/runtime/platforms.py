@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # the last one: WSL
 _REMARK = re.compile(r"cudart_stub\.cc|before absl::InitializeLog")
-_JAX_LOGGER, _PLUGIN_FAILED = "jax._src.xla_bridge", "jax_plugins.xla_cuda12.initialize()"
+_JAX_LOGGER = "jax._src.xla_bridge"
+_PLUGIN_FAILED = re.compile(r"jax_plugins\.xla_cuda1[23]\.initialize\(\)")
 
 
 def has_nvidia_driver() -> bool:
@@ -34,7 +35,7 @@ def import_jax() -> None:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    return _PLUGIN_FAILED not in record.getMessage()
+    return not _PLUGIN_FAILED.search(record.getMessage())
 
 
 def prepare_to_plan() -> None:

@@ -1,7 +1,10 @@
-"""A compiler for tests of the planner, whose memory is a straight line in the batch."""
+"""Compilers for tests of the planner, whose memory is known: a straight line in the batch, or one with a limit."""
+
+import dataclasses
 
 from jepa_jax.data.contract import element_bytes, image_spec
 from jepa_jax.data.facts import DataFacts
+from jepa_jax.planning.compiled.kernels import CONVOLUTION, Kernel
 from jepa_jax.planning.step_facts import StepFacts
 from jepa_jax.runtime.hardware import load_table
 
@@ -24,7 +27,7 @@ class LineCompiler:
         config, devices = request.config, request.devices
         batch = config.data.batch_size
         images = batch / devices / config.train.accum_steps
-        each = self.per_image * (0.3 if config.train.remat == "full" else 1)
+        each = self.per_image * {"none": 1, "light": 0.7, "full": 0.3}[config.train.remat]
         each *= 2 if config.train.precision == "float32" else 1
         each *= element_bytes(request.elements or self.data.spec) / element_bytes(self.data.spec)
         state = self.state // config.mesh.fsdp
@@ -32,6 +35,22 @@ class LineCompiler:
         return StepFacts(
             devices=devices, argument_bytes=state + 3072 * batch, alias_bytes=state, temp_bytes=peak - state,
             peak_bytes=peak, state_bytes=state, parameter_bytes=state // 2, optimizer_bytes=state // 2, target_bytes=0,
-            batch_bytes=3072 * batch // devices, flops=10**10 * batch, bytes_moved=round(5 * each * images),
+            batch_bytes=3072 * batch // devices, flops=10**10 * batch,
+            kernels=[Kernel(CONVOLUTION, "bf16", 10**10 * batch // devices, 0, round(5 * each * images), "encoder")],
             collectives={}, largest_convolution_bytes=0, convolutions=1, encoder_float32_products=[], host_calls=[],
         )  # fmt: skip
+
+
+class RecomputingCompiler(LineCompiler):
+    """Stays within 76 % of the card by recomputing, up to a batch of MOST."""
+
+    MOST = 8000
+
+    def _facts(self, request):
+        facts = super()._facts(request)
+        limit = round(0.76 * request.gpu.memory_bytes)
+        if request.unlimited or facts.peak_bytes <= limit:
+            return facts
+        peak = limit if request.config.data.batch_size <= self.MOST else facts.peak_bytes
+        again = facts.kernels[0]._replace(recomputed=1, runs=1, bytes=10**6, flops=0)
+        return dataclasses.replace(facts, peak_bytes=peak, kernels=[*facts.kernels, again])

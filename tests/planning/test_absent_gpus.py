@@ -18,10 +18,11 @@ def test_topologies_are_slices_hosts_and_gpus():
             num_devices(wrong)
 
 
-def test_the_compiler_is_told_of_memory_without_end():
-    """With the real size XLA would recompute values to fit, and the need would look smaller than it is."""
+def test_the_compiler_is_told_of_the_memory_of_the_card_unless_asked_for_the_need_without_a_limit():
+    """With the real size XLA recomputes values to fit, as it will on the real card."""
     text = target_config(TABLE["h100"])
-    assert "device_memory_size: 4398046511104" in text and "core_count: 132" in text
+    assert f"device_memory_size: {TABLE['h100'].memory_bytes}" in text and "core_count: 132" in text
+    assert "device_memory_size: 4398046511104" in target_config(TABLE["h100"], unlimited=True)
     assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in text
     assert "ACCELERATED" not in target_config(TABLE["rtx4090"])
 
@@ -36,7 +37,7 @@ def test_the_assembler_is_the_wheels_own(monkeypatch):
 
 def test_a_missing_wheel_gives_the_line_that_installs_it(monkeypatch):
     def version(name):
-        if name == "nvidia-cuda-nvcc-cu12":
+        if name in ("nvidia-cuda-nvcc-cu12", "jax-cuda13-plugin"):
             raise absent_gpus.metadata.PackageNotFoundError(name)
         return "0.10.2"
 
@@ -44,3 +45,8 @@ def test_a_missing_wheel_gives_the_line_that_installs_it(monkeypatch):
     line = "pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86"
     with pytest.raises(UserError, match=re.escape(line)):
         require_wheels()
+
+
+def test_an_installation_for_cuda_13_uses_its_own_wheels(monkeypatch):
+    monkeypatch.setattr(absent_gpus.metadata, "version", lambda name: "0.10.2")
+    assert absent_gpus.installed_wheels() == absent_gpus.WHEELS_13

@@ -59,9 +59,10 @@ def test_the_doubled_batch_ends_at_the_data():
 
 
 def test_what_saves_memory_comes_in_the_order_in_which_to_try_it(doubled):
-    assert [row.label for row in doubled.retreat] == ["batch 4,096", "2 accumulation steps", "remat"]
-    assert all(row.verdict == FITS for row in doubled.retreat)
-    smaller, parts, remat = doubled.retreat
+    labels = ["batch 4,096", "2 accumulation steps", "remat light", "remat full"]
+    assert [row.label for row in doubled.retreat] == labels
+    smaller, parts, light, remat = doubled.retreat
+    assert all(row.verdict == FITS for row in (smaller, parts, remat)) and light.need.total > remat.need.total
     assert parts.batch_size == remat.batch_size == 8192 and smaller.batch_size == 4096
     # Changes are those of the config, not of the largest rung: as flags they give this very row.
     assert parts.changes == {"data.batch_size": 8192, "train.accum_steps": 2}
@@ -72,7 +73,7 @@ def test_changes_are_combined_if_none_is_enough():
     assert [rung.estimate.verdict for rung in guide.rungs] == [NO]
     assert guide.retreat[1].label == "64 accumulation steps"
     guide, _ = line_guide(load_config("rapid", {"data.batch_size": 4096}), state=16 * GIB)
-    assert [row.label for row in guide.retreat][-1] == "remat and 64 accumulation steps"
+    assert [row.label for row in guide.retreat][-1] == "remat full and 64 accumulation steps"
 
 
 def test_float32_also_offers_the_other_precision():

@@ -24,6 +24,7 @@ from jepa_jax.models.masks.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.masks.unet import Enlarge, UNet
 from jepa_jax.models.mlp import gelu, mlp
 from jepa_jax.models.norm import BatchNorm, BatchNormConfig
+from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.resnet import ConvNorm
 from jepa_jax.models.tokens import patchify
 from jepa_jax.models.vit import linear
@@ -139,7 +140,7 @@ class TemporalBlock(nnx.Module):
 class HistoryEncoder(nnx.Module):
     """Maps histories to features of each patch at the last valid frame."""
 
-    def __init__(self, config: Any, channels: int, *, dtype: Any, remat: bool, rngs: nnx.Rngs):
+    def __init__(self, config: Any, channels: int, *, dtype: Any, remat: str, rngs: nnx.Rngs):
         self.patch_size, self.pixels, self.vector = (
             config.patch_size,
             config.fire_input == "pixels",
@@ -176,7 +177,7 @@ class HistoryEncoder(nnx.Module):
         def run(block: TemporalBlock, x: Array, queries: Array) -> Array:
             return block(x, queries, mask, train=train)
 
-        step: Any = nnx.remat(run) if self.remat else run
+        step = rematerialized(run, self.remat)
         for block in self.blocks[:-1]:
             x = step(block, x, x)
         # Only the last valid frame is read, so the last block computes nothing else.
@@ -202,7 +203,7 @@ class HistoryEncoder(nnx.Module):
 class SegFormerDecoder(nnx.Module):
     """SegFormer on the map of patches; returns features and a logit per cell of its first stage."""
 
-    def __init__(self, inputs: int, config: Any, *, dtype: Any, remat: bool, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, config: Any, *, dtype: Any, remat: str, rngs: nnx.Rngs):
         size = SIZES[config.decoder_size]
         size = dataclasses.replace(size, strides=(config.decoder_stride, *size.strides[1:]))
         self.width = size.head_width
@@ -220,7 +221,7 @@ class SegFormerDecoder(nnx.Module):
 class UNetDecoder(nnx.Module):
     """U-Net on the map of patches; returns features and a logit per patch."""
 
-    def __init__(self, inputs: int, config: Any, *, dtype: Any, remat: bool, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, config: Any, *, dtype: Any, remat: str, rngs: nnx.Rngs):
         del remat  # a few small maps
         self.width = config.decoder_widths[0]
         self.unet = UNet(inputs, config.decoder_widths, dtype=dtype, rngs=rngs)
@@ -266,7 +267,7 @@ class EmberFormer(nnx.Module):
 
     Keys = EmberFormerConfig
 
-    def __init__(self, config: Any, channels: int, *, dtype: Any = jnp.float32, remat: bool = False, rngs: nnx.Rngs):
+    def __init__(self, config: Any, channels: int, *, dtype: Any = jnp.float32, remat: str = "none", rngs: nnx.Rngs):
         options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         self.history = HistoryEncoder(config, channels, remat=remat, **options)
         build = SegFormerDecoder if config.decoder == "segformer" else UNetDecoder
@@ -281,7 +282,7 @@ class EmberFormer(nnx.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, sample: Any, *, view_size: int, dtype: Any, remat: bool, rngs: nnx.Rngs
+        cls, config: Any, sample: Any, *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "EmberFormer":
         """Refuses to be an image encoder; see `jepa_jax.models.registry.Encoder`."""
         raise UserError("config.model.name = emberformer: it reads histories of fires; use method.name = emberformer")

@@ -18,6 +18,7 @@ from jepa_jax.models.conv import conv2d
 from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.mlp import gelu
 from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.vit import linear
 
 Map = Float[Array, "b h w c"]
@@ -140,7 +141,7 @@ class Stage(nnx.Module):
         *,
         drop_paths: tuple[float, ...],
         dtype: Any,
-        remat: bool,
+        remat: str,
         rngs: nnx.Rngs,
     ):
         self.remat = remat
@@ -159,9 +160,7 @@ class Stage(nnx.Module):
         self.norm = _layer_norm(width, dtype, rngs)
 
     def __call__(self, x: Map, *, train: bool = False) -> OutputMap:
-        run: Any = lambda block, x: block(x, train=train)  # noqa: E731
-        if self.remat:
-            run = nnx.remat(run)
+        run = rematerialized(lambda block, x: block(x, train=train), self.remat)
         x = self.embed_norm(self.embed(x))
         for block in self.blocks:
             x = run(block, x)
@@ -178,7 +177,7 @@ class MixTransformer(nnx.Module):
         channels: int = 3,
         drop_path: float = 0.0,
         dtype: Any = jnp.float32,
-        remat: bool = False,
+        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         rates = np.split(np.linspace(0, drop_path, sum(size.depths)), np.cumsum(size.depths)[:-1])
@@ -239,7 +238,7 @@ class SegFormer(nnx.Module):
         drop_path: float = 0.0,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
-        remat: bool = False,
+        remat: str = "none",
         rngs: nnx.Rngs,
     ):
         self.encoder = MixTransformer(size, channels=channels, drop_path=drop_path, dtype=dtype, remat=remat, rngs=rngs)

@@ -24,7 +24,7 @@ HOST_TARGET = re.compile(r"callback|host_compute|HostExecute", re.IGNORECASE)
 CONVOLUTION_TARGET = re.compile(r"cudnn\$conv", re.IGNORECASE)
 MATMUL_TARGET = re.compile(r"cublas|\$gemm|__triton.*gemm|fmha", re.IGNORECASE)
 
-_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]")
+ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _ASSIGNMENT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -112,9 +112,10 @@ class CompiledProgram:
 
     def bytes_moved(self, name: str = "") -> int:
         """Returns the bytes that kernels read and write: operands and results, as if nothing stayed in the cache."""
-        return sum(self._kernel_bytes(instruction, inside) * times for instruction, inside, times in self.runs(name))
+        return sum(self.kernel_bytes(instruction, inside) * times for instruction, inside, times in self.runs(name))
 
-    def _kernel_bytes(self, instruction: Instruction, computation: Computation) -> int:
+    def kernel_bytes(self, instruction: Instruction, computation: Computation) -> int:
+        """Returns the bytes that an instruction reads and writes by itself; of loops and calls their parts count."""
         opcode = instruction.opcode
         if opcode in FREE or opcode.endswith("-done"):
             return 0
@@ -124,7 +125,9 @@ class CompiledProgram:
             return 2 * instruction.num_bytes
         if opcode == "dynamic-update-slice":
             return 2 * computation[instruction.operands[1]].num_bytes
-        return instruction.num_bytes + _operand_bytes(instruction.operands, computation)
+        if opcode == "gather":  # reads what it returns, not the whole table
+            return 2 * instruction.num_bytes + _operand_bytes(instruction.operands[1:], computation)
+        return instruction.num_bytes - workspace_bytes(instruction) + _operand_bytes(instruction.operands, computation)
 
     def _fusion_bytes(self, instruction: Instruction, computation: Computation) -> int:
         """Returns the bytes of a fusion: of an operand that it only slices, or updates in place, those of the slice."""
@@ -165,7 +168,7 @@ class CompiledProgram:
     def largest(self, kind: str) -> int:
         """Returns the bytes of the largest array that an exchange of this kind makes."""
         made = (i for i, _, _ in self.runs() if i.opcode in (kind, f"{kind}-done"))
-        return max((shape_bytes(array[0]) for i in made for array in _ARRAY.finditer(i.shape)), default=0)
+        return max((shape_bytes(array[0]) for i in made for array in ARRAY.finditer(i.shape)), default=0)
 
     def products(self) -> list[Product]:
         """Returns every convolution and matrix product of the program, including those inside fusions."""
@@ -174,7 +177,7 @@ class CompiledProgram:
         for name, computation, instruction in self._all():
             if kind := instruction.product_kind:
                 shapes = [computation[operand].shape for operand in instruction.operands[:2] if operand in computation]
-                types = tuple(_ARRAY.findall(shape)[0][0] for shape in shapes)
+                types = tuple(ARRAY.findall(shape)[0][0] for shape in shapes)
                 found.append(Product(kind, types, instruction.scope or fusions.get(name, "")))
         return found
 
@@ -189,7 +192,7 @@ class CompiledProgram:
     def largest_convolution_bytes(self) -> int:
         """Returns the bytes of operands and result of the largest convolution, a measure of its workspace."""
         kernels = [(i, inside) for i, inside, _ in self.runs() if i.product_kind == "convolution"]
-        return max((self._kernel_bytes(*kernel) for kernel in kernels), default=0)
+        return max((self.kernel_bytes(*kernel) for kernel in kernels), default=0)
 
     def _all(self) -> Iterator[tuple[str, Computation, Instruction]]:
         for name, computation in self.computations.items():
@@ -237,10 +240,18 @@ def _operand_bytes(names: tuple[str, ...] | list[str], computation: Computation)
     return sum(computation[name].num_bytes for name in names if name in computation)
 
 
+def workspace_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of a library call's result that are its scratch memory, which is no traffic."""
+    if instruction.opcode != "custom-call" or not instruction.product_kind:
+        return 0
+    parts = [array[0] for array in ARRAY.finditer(instruction.shape)][1:]
+    return sum(shape_bytes(part) for part in parts if part.startswith(("s8[", "u8[")))
+
+
 def shape_bytes(shape: str) -> int:
     """Returns the bytes of the arrays of a shape."""
     total = 0
-    for name, extents in _ARRAY.findall(shape):
+    for name, extents in ARRAY.findall(shape):
         bits = TYPE_BITS.get(name, 8 if name.startswith("f8") else 4 if name.startswith("f4") else 0)
         numbers = math.prod(int(extent.lstrip("<=")) for extent in extents.split(",") if extent)
         total += -(-numbers * bits // 8)

@@ -1,0 +1,39 @@
+"""What the backward pass of blocks computes again instead of keeping it (`train.remat`)."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+NONE, LIGHT, FULL = "none", "light", "full"
+_PRODUCT, _STATISTIC = "product", "statistic"
+Value = TypeVar("Value", bound=jax.Array)
+
+
+def product(x: Value) -> Value:
+    """Marks the result of a convolution, a matrix product or attention, which `light` keeps."""
+    return checkpoint_name(x, _PRODUCT)
+
+
+def statistic(x: Value) -> Value:
+    """Marks a small result of a reduction over large arrays, which `light` keeps."""
+    return checkpoint_name(x, _STATISTIC)
+
+
+def rematerialized(run: Callable[..., Any], remat: str, *, cheap_products: bool = False) -> Callable[..., Any]:
+    """Returns a function of modules and arrays whose backward pass recomputes what `remat` says.
+
+    Args:
+        run: the function.
+        remat: none recomputes nothing, light all but products and statistics (norms, activations, dropout), full
+            everything.
+        cheap_products: whether light recomputes products too, because they are cheap for their size.
+    """
+    if remat == NONE:
+        return run
+    if remat == FULL:
+        return nnx.remat(run)
+    kept = (_STATISTIC,) if cheap_products else (_PRODUCT, _STATISTIC)
+    return nnx.remat(run, policy=jax.checkpoint_policies.save_only_these_names(*kept))
