@@ -13,7 +13,7 @@ Numbers = Float[Array, "d"]
 
 
 class LayerNorm(nnx.LayerNorm):
-    """`nnx.LayerNorm` over the last axis, with scale and bias; statistics are computed in float32, in two passes."""
+    """`nnx.LayerNorm` over the last axis, with scale and bias; statistics are computed in float32."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any, rngs: nnx.Rngs):
         super().__init__(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
@@ -31,8 +31,8 @@ def layer_norm(x: Rows, scale: Numbers, bias: Numbers, epsilon: float) -> Rows:
 
 def _forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
-    mean = jnp.mean(wide, axis=-1, keepdims=True)
-    rate = lax.rsqrt(jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True) + epsilon)
+    mean, square = (jnp.mean(values, axis=-1, keepdims=True) for values in (wide, jnp.square(wide)))  # in one pass
+    rate = lax.rsqrt(jnp.maximum(square - jnp.square(mean), 0) + epsilon)
     return (wide - mean) * rate * scale + bias, (x, mean, rate, scale)
 
 

@@ -41,13 +41,6 @@ def test_bfloat16_goes_in_and_comes_out_with_statistics_in_float32():
     assert ours[0].dtype == ours[2].dtype == jnp.bfloat16
 
 
-def test_a_large_common_offset_does_not_swallow_the_variance():
-    x = 1e4 + jax.random.normal(jax.random.key(0), (50, 24))
-    ours, _ = both(jnp.float32)
-    normalised = (ours(x) - ours.bias[...]) / ours.scale[...]
-    np.testing.assert_allclose(np.std(normalised, axis=-1), 1, atol=1e-2)
-
-
 def test_a_constant_row_becomes_the_bias_and_has_finite_gradients():
     ours, _ = both(jnp.float32)
     values, gradients, dx = value_and_gradients(ours, jnp.full((3, 24), 5.0))

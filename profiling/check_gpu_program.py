@@ -1,0 +1,146 @@
+"""Lists what a step compiled for a GPU moves without computing: layout changes, copies, and changes of precision.
+
+  python profiling/check_gpu_program.py --config=rapid [--gpu=rtx4090] [--rows=15] [--config.KEY=VALUE ...]
+
+No GPU is needed (docs/guides/plan.md). A kernel counts as waste if nothing in it does arithmetic:
+  transpose  it changes the order of axes
+  convert    it changes the precision of numbers and nothing else
+  copy       it moves numbers as they are
+A float32 array of activations in a step that computes in bfloat16 is listed too ("float32"): it is twice as large as it
+need be. Kernels of the optimizer and of the slow copy are left out there: parameters are float32. Rows are by line of
+code, the most bytes first; what slices, pads and joins on the way to a product is no waste and not listed.
+
+Last line: JSON with `bytes_moved`, `waste_bytes` (transpose, convert and copy), `float32_bytes`, `waste_percent` and
+`rows`.
+"""
+
+import argparse
+import collections
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jepa_jax.base.console import Console
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.runtime import platforms
+
+if TYPE_CHECKING:
+    from jepa_jax.config.groups import Config
+    from jepa_jax.planning.compiled.hlo import CompiledProgram, Computation, Instruction
+
+SMALLEST = 2**16  # bytes; smaller kernels cost their launch
+TRANSPOSE, CONVERT, COPY, FLOAT32 = "transpose", "convert", "copy", "float32"
+MOVES = frozenset(("copy", "transpose", "convert", "parameter", "bitcast", "reshape", "tuple", "get-tuple-element"))
+OF_PARAMETERS = ("optimizer", "ema")
+
+
+class Found(NamedTuple):
+    """Kernels of one line of code that only move numbers."""
+
+    kind: str
+    line: str
+    scope: str
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_flag("gpu", "NAME", "GPU to compile for, as in `jepa-jax plan`", "rtx4090")
+    parser.add_flag("rows", "N", "lines to print", 15, least=1)
+
+
+def kind_of(program: "CompiledProgram", instruction: "Instruction", inside: "Computation") -> str:
+    """Returns the kind of waste that a kernel is, or an empty string."""
+    from jepa_jax.planning.compiled.hlo import ARRAY
+
+    body = {instruction.name: instruction}
+    if instruction.opcode == "fusion":
+        body = program.computations.get(instruction.called("calls"), {})
+    elif instruction.opcode in ("copy", "transpose", "convert"):
+        body = {**{name: inside[name] for name in instruction.operands if name in inside}, **body}
+    opcodes = {one.opcode for one in body.values()}
+    if instruction.opcode in ("fusion", "copy", "transpose", "convert") and opcodes <= MOVES:
+        if "transpose" in opcodes or _layout_changes(instruction, inside):
+            return TRANSPOSE
+        return CONVERT if "convert" in opcodes else COPY
+    types = {name for name, _ in ARRAY.findall(instruction.shape)}
+    of_parameters = any(f"/{part}/" in instruction.scope for part in OF_PARAMETERS)
+    return FLOAT32 if instruction.opcode == "fusion" and "f32" in types and not of_parameters else ""
+
+
+def _layout_changes(instruction: "Instruction", inside: "Computation") -> bool:
+    def order(shape: str) -> str:
+        return shape.partition("{")[2].partition("}")[0].partition(":")[0]
+
+    return any(
+        name in inside and order(inside[name].shape) != order(instruction.shape) for name in instruction.operands
+    )
+
+
+def find(text: str) -> tuple[dict[Found, list[int]], int]:
+    """Returns kernels and bytes of each finding, and the bytes that the whole program moves."""
+    from jepa_jax.planning.compiled.buffers import source_lines
+    from jepa_jax.planning.compiled.hlo import parse_hlo, shape_bytes
+
+    program, lines = parse_hlo(text), source_lines(text)
+    found: dict[Found, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for instruction, inside, times in program.runs():
+        moved = program.kernel_bytes(instruction, inside)
+        kind = kind_of(program, instruction, inside) if moved >= SMALLEST else ""
+        if not kind:
+            continue
+        frame = int(instruction.search(r"stack_frame_id=(\d+)") or 0)
+        scope = "/".join(instruction.scope.split("/")[1:3])
+        known = found[Found(kind, lines.get(frame, "?"), scope)]
+        known[0] += times
+        known[1] += times * (shape_bytes(instruction.shape) if kind == FLOAT32 else moved)
+    return found, program.bytes_moved()
+
+
+def compiled_text(config: "Config", gpu: str) -> str:
+    """Returns the step of a config as compiled for a GPU that need not be there."""
+    from jepa_jax.data.contract import abstract_batch
+    from jepa_jax.data.facts import data_facts
+    from jepa_jax.data.photos.crops import batch_spec
+    from jepa_jax.planning.absent_gpus import absent_devices
+    from jepa_jax.planning.compiled.compiling import compile_lowered
+    from jepa_jax.planning.step_compiler import program_for
+    from jepa_jax.planning.step_facts import trace_step
+    from jepa_jax.runtime.hardware import load_table
+
+    facts = data_facts(config.data, assume=True)
+    devices = absent_devices(load_table()[gpu], "1x1x1")
+    program = program_for(config, facts, devices)
+    batch = abstract_batch(batch_spec(config, facts.spec), config.data.batch_size)
+    return compile_lowered(trace_step(program, batch).lower()).as_text()
+
+
+def check(arguments: argparse.Namespace, console: Console) -> Result:
+    platforms.prepare_to_plan()
+    config = config_from(arguments)
+    console.line(f"compiling {config.data.batch_size} images per step for {arguments.gpu}")
+    found, moved = find(compiled_text(config, arguments.gpu))
+    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+    waste = sum(size for one, (_, size) in ordered if one.kind != FLOAT32)
+    wide = sum(size for one, (_, size) in ordered if one.kind == FLOAT32)
+    rows: list[dict[str, Any]] = [
+        {"kind": one.kind, "line": one.line, "scope": one.scope, "kernels": kernels, "bytes": size}
+        for one, (kernels, size) in ordered
+    ]
+    lines = [f"{'kind':<10} {'MiB':>8} {'kernels':>8}  line, scope"]
+    lines += [
+        f"{row['kind']:<10} {row['bytes'] / 2**20:>8.1f} {row['kernels']:>8}  {row['line']}, {row['scope']}"
+        for row in rows[: arguments.rows]
+    ]
+    lines.append(
+        f"{waste / 2**30:.2f} of {moved / 2**30:.2f} GiB moved are layout changes, copies and conversions "
+        f"({100 * waste / moved:.1f} %); {wide / 2**30:.2f} GiB of float32 activations are written"
+    )
+    result = {
+        "config": arguments.config, "gpu": arguments.gpu, "batch_size": config.data.batch_size, "bytes_moved": moved,
+        "waste_bytes": waste, "float32_bytes": wide, "waste_percent": 100 * waste / moved, "rows": rows,
+    }  # fmt: skip
+    return Result([result], "\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(Command("profiling/check_gpu_program.py", __doc__, add_flags, check, program="python").main())
