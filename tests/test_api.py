@@ -43,6 +43,7 @@ def test_configs_by_name_with_changes(monkeypatch, tmp_path):
         jepa_jax.get_config("quickstart", optim__learning_rate=0.1)
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_as_it_stands(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL)
     result = run_python("\n".join(blocks), tmp_path, FAST_TO_COMPILE)

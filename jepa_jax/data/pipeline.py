@@ -119,8 +119,6 @@ def _grain_batches(
 ) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
     elements, close = loaded_batches(loader, start_step), lambda: None
-    if data.workers < data.num_workers:
-        warn(f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto")
     if data.workers:
         pool = WorkerPool(loader, start_step, data.workers, timeout=data.worker_timeout, warn=warn)
         elements, close = pool, pool.close

@@ -102,8 +102,8 @@ def start_folder(run: Run) -> None:
         run.console.line(line)
     if caveat := getattr(run.sources[0], "caveat", ""):
         run.console.warn(caveat)
-    if run.config.train.precision == "bfloat16" and jax.default_backend() == "cpu":
-        run.console.warn("config.train.precision = bfloat16: slower than float32 on a CPU; use float32")
+    for warning in machine_warnings(run.config, jax.default_backend()):
+        run.console.warn(warning)
     if unused := unused_gpu():
         run.console.warn(unused)
     if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones
@@ -120,3 +120,12 @@ def start_folder(run: Run) -> None:
     if views is not None:
         augment = run.config.data.augment
         save_views(run.folder.views, pictured["image"], np.asarray(views), augment.mean, augment.std)
+
+
+def machine_warnings(config: Config, platform: str) -> Iterator[str]:
+    """Yields what does not suit this machine, though it works."""
+    data = config.data
+    if data.workers < data.num_workers:
+        yield f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto"
+    if config.train.precision == "bfloat16" and platform == "cpu":
+        yield "config.train.precision = bfloat16: slower than float32 on a CPU; use float32"

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.config import groups
 from jepa_jax.program.workdir import Workdir
-from jepa_jax.train.run import start_folder
+from jepa_jax.train.run import machine_warnings, start_folder
 from jepa_jax.train.setup import NO_HOOKS, prepare
 from tests.evals.masks.pixel_method import fire_config
 from tests.runs import Silent, run, unlabelled
+from tests.tiny import tiny_config
 
 
 def said(folder, **arrays):
@@ -45,3 +47,12 @@ def test_test_images_of_classes_that_no_train_image_shows_are_refused_before_tra
     with pytest.raises(UserError, match="show none of 4 classes of the test images"):
         run(tmp_path / "run", eval__untrained=False, **overrides)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_do_not_suit_a_machine_are_named(monkeypatch):
+    monkeypatch.setattr(groups, "num_cores", lambda: 2)
+    config = tiny_config(data__num_workers=16, train__precision="bfloat16")
+    workers, precision = machine_warnings(config, "cpu")
+    assert "num_workers = 16: 4 are started, two per core" in workers and "bfloat16: slower than float32" in precision
+    assert list(machine_warnings(config, "gpu")) == [workers]
+    assert not list(machine_warnings(tiny_config(data__num_workers=-1), "cpu"))

@@ -113,3 +113,16 @@ def test_crops_that_a_loader_made_are_only_mirrored_and_coloured_on_the_device()
     np.testing.assert_allclose(plain, expected, atol=1e-5)
     mirroring = changed_config(config, {"data.augment.flip.probability": 1.0}).data.augment
     np.testing.assert_allclose(augment_crops(jax.random.key(0), crops, mirroring), expected[..., ::-1, :], atol=1e-5)
+
+
+def test_a_folder_of_arrays_has_any_number_of_channels(tmp_path):
+    bands = np.random.default_rng(0).integers(0, 256, (12, 30, 40, 6), np.uint8)
+    for number, array in enumerate(bands):
+        np.save(tmp_path / f"{number:02}.npy", array)
+    source = open_source(DataConfig(source="folder", dir=str(tmp_path), image_size=24, channels=6), "train")
+    assert source.batch(np.arange(3))["image"].shape == (3, 24, 24, 6)
+    crops = source.cropped(CROPS, 0, 0)
+    batch = crops.batch(np.arange(3))
+    assert batch["crops"].shape == (3, 2, 24, 24, 6) and batch["crops_small"].shape == (3, 3, 12, 12, 6)
+    means = batch["crops"].mean(axis=(0, 1, 2, 3))
+    assert np.abs(means - 127.5).max() < 12  # no band is lost
