@@ -427,6 +427,17 @@ class NamedGroup(Group):
     name: str = key("", "a name that jepa_jax knows, or package.module:Class")
 
 
+@dataclasses.dataclass(frozen=True)
+class EncoderGroup(NamedGroup):
+    """Base of the `model` groups of encoders of images."""
+
+    init_from: str = key(
+        "",
+        "weights that the encoder starts from: a folder or .safetensors file of public or exported weights, "
+        "hub:OWNER/NAME, or the folder of a run; empty = random",
+    )
+
+
 COMMON: dict[str, type[Group]] = {
     "data": DataConfig,
     "optim": OptimConfig,

@@ -12,7 +12,9 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 
 MODELS = {
-    **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50", "resnet101"), "jepa_jax.models.resnet:ResNet"),
+    **dict.fromkeys(
+        ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet"), "jepa_jax.models.resnet:ResNet"
+    ),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
     "patchnet": "jepa_jax.models.patchnet:PatchNet",
     "emberformer": "jepa_jax.models.masks.emberformer:EmberFormer",  # no encoder of images: for the method of that name
@@ -26,6 +28,9 @@ class Encoder(Protocol):
     An encoder that can be pooled in other ways than its own also has `outputs(images, *, train=False,
     normalised=True) -> EncoderOutputs`, `pools`, the values of `eval.pool` that it allows, and `pool`, the one that
     `__call__` uses. Without `normalised`, outputs are those before a last layer norm, if there is one.
+
+    `structure(config)`, a class method that an encoder may have, returns the facts that decide which weights fit it, by
+    key of the `model` group and with sizes that `model.name` stands for written out.
     """
 
     Keys: ClassVar[type[NamedGroup]]  # its keys of the `model` group
