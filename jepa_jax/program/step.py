@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.methods.contract import Batch, Method
+from jepa_jax.methods.contract import Batch, Method, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
@@ -90,6 +90,7 @@ class StateFactory:
     random_state: nnx.State  # shapes of the random state of dropout and the like, which each step draws anew
     abstract: TrainState  # ShapeDtypeStructs with shardings
     create: Callable[[int, Batch], TrainState]  # from a seed and a sample batch
+    pretrained: Callable[[], Pretrained]  # what is loaded instead of drawn; reads files when it is called first
 
     @property
     def shardings(self) -> TrainState:
@@ -122,9 +123,19 @@ def split_model(model: nnx.Module) -> tuple[nnx.GraphDef, PyTree, PyTree, nnx.St
 
 
 def state_factory(
-    method: Method, tx: optax.GradientTransformation, *, sample: Mapping[str, Any], num_classes: int, mesh: Mesh
+    method: Method,
+    tx: optax.GradientTransformation,
+    *,
+    sample: Mapping[str, Any],
+    num_classes: int,
+    mesh: Mesh,
+    load: Callable[[PyTree], Pretrained] | None = None,
 ) -> StateFactory:
-    """Plans the state for a sample batch (arrays or ShapeDtypeStructs) without computing it."""
+    """Plans the state for a sample batch (arrays or ShapeDtypeStructs) without computing it.
+
+    `load` gets the shapes of the model's trained variables and returns what replaces fresh ones; without it, that is
+    what the method loads itself.
+    """
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in sample.items()}
     model = nnx.eval_shape(lambda batch: method.init(jax.random.key(0), batch), shapes)
     graphdef, _, _, random_state = split_model(model)
@@ -152,13 +163,17 @@ def state_factory(
     abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), states, shardings)
     compiled = jax.jit(create, out_shardings=shardings)
 
+    @functools.cache
+    def pretrained() -> Pretrained:
+        return load(abstract.params["model"]) if load else method.pretrained
+
     def create_checked(seed: int, batch: Batch) -> TrainState:
-        loaded = method.pretrained[:2]
+        loaded = pretrained()[:2]
         for kind, new, own in zip(("params", "stats"), loaded, (abstract.params["model"], abstract.stats), strict=True):
             check_variables(new, own, f"{type(method).__name__}.pretrained.{kind}")
         return compiled(seed, batch, loaded)
 
-    return StateFactory(graphdef, random_state, abstract, create_checked)
+    return StateFactory(graphdef, random_state, abstract, create_checked, pretrained)
 
 
 def feature_width(method: Any, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:

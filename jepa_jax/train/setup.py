@@ -132,7 +132,7 @@ class Run:
             f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
             f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
-            *(f"weights  {note}" for note in self.program.method.pretrained.notes),
+            *(f"weights  {note}" for note in self.program.factory.pretrained().notes),
         ]
 
 
