@@ -272,7 +272,7 @@ class ViT(nnx.Module):
         """See `jepa_jax.models.registry.Encoder`."""
         tokens = self.encode(self.embed(images), train=train, normalised=normalised)
         rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
-        cells = tokens[:, self.num_cls :].reshape(len(images), rows, columns, self.feature_dim)
+        cells = tokens[:, self.num_cls :].reshape(images.shape[0], rows, columns, self.feature_dim)
         return EncoderOutputs(cells, tokens[:, 0] if self.num_cls else None)
 
     def __call__(self, images: Images, *, train: bool = False) -> Float[Array, "b d"]:

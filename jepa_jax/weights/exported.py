@@ -65,7 +65,7 @@ def _abstract(config: Mapping[str, Any], origin: object) -> Any:
     group = model_group(config, origin)
     if getattr(group, "drop_path", 0.0):
         group = type(group)(**{**vars(group), "drop_path": 0.0})
-    size, channels = needed(config, "image_size", origin), needed(config, "channels", origin)
+    size, channels = needed(config, "view_size", origin), needed(config, "channels", origin)
     sample = jax.ShapeDtypeStruct((64, size, size, channels), jnp.float32)
     cls, dtype = find_class("model.name", group.name, MODELS), DTYPES[config.get("precision", "float32")]
 
