@@ -79,8 +79,9 @@ An image encoder that gives {exported.feature_dim} numbers per image (pooled: {c
 
 def _data(config: Config, summary: Mapping[str, Any]) -> str:
     augment, data = config.data.augment, config.data
-    identity = summary.get("data_identity")
-    known = f" Identity: {identity}." if identity else ""
+    splits = (summary.get("data_identity") or {}).items()
+    sets = [f"{split['images']:,} {name} images (SHA-256 of a sample: {split['sha256']})" for name, split in splits]
+    known = f" {' and '.join(sets)}." if sets else ""
     return (
         f"`{data.source}`, images of {data.image_size} x {data.image_size} pixels and {data.channels} channels, "
         f"normalised with mean {list(augment.mean)} and deviation {list(augment.std)} of pixels in 0..1.{known}"

@@ -14,7 +14,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.methods.contract import Pretrained
 from jepa_jax.models.registry import MODELS
-from jepa_jax.program.step import evaluated_variables, variables_of
+from jepa_jax.program.step import evaluated_variables
+from jepa_jax.program.variables import variables_of
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.weights.fit import SavedEncoder, fit_encoder
 from jepa_jax.weights.load import load_model

@@ -23,7 +23,7 @@ from jepa_jax.methods.contract import Batch, Method, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
-from jepa_jax.program.variables import check_variables, with_variables
+from jepa_jax.program.variables import check_variables, random_variables, variables_of, with_variables
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 PyTree = Any
@@ -100,19 +100,6 @@ class StateFactory:
         """Returns the model with these variables; dropout and the like draw from `key`."""
         key = jax.random.key(0) if key is None else key
         return nnx.merge(self.graphdef, params, stats, random_variables(self.random_state, key), copy=True)
-
-
-def random_variables(shapes: nnx.State, key: jax.Array) -> PyTree:
-    """Returns keys folded from `key`, one per random stream, and counters at zero."""
-    leaves, structure = jax.tree.flatten(shapes)
-    fresh = []
-    for i, leaf in enumerate(leaves):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            own = jax.random.fold_in(key, i)
-            fresh.append(jax.random.split(own, leaf.shape) if leaf.shape else own)
-        else:
-            fresh.append(jnp.zeros(leaf.shape, leaf.dtype))
-    return jax.tree.unflatten(structure, fresh)
 
 
 def split_model(model: nnx.Module) -> tuple[nnx.GraphDef, PyTree, PyTree, nnx.State]:
@@ -290,11 +277,6 @@ def drop_nothing(model: nnx.Module) -> None:
     for _, module in nnx.iter_modules(model):
         if isinstance(module, nnx.Dropout):
             module.deterministic = True
-
-
-def variables_of(model: Any) -> PyTree:
-    """Returns the variables of a model that are neither trained nor random state."""
-    return nnx.to_pure_dict(nnx.state(model, nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))))
 
 
 def probe_objective(probe: PyTree, features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

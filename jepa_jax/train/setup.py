@@ -152,6 +152,7 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     program = build_program(config, **size, sample=sample, mesh=mesh)
     context = EvaluationContext(config, program, (train, test), validation=validation)
     find_choice(config.train, build_evaluators(context), program.length)  # refuses what cannot choose
+    program.factory.pretrained()  # refuses weights that cannot be read or do not fit
     run = Run(config, folder, program, (train, test), validation, sample, console, hooks)
     run.batches(0).close()  # refuses data that the pipeline cannot hold
     return run

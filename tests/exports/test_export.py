@@ -26,7 +26,7 @@ RESNET = pytest.param("resnet_basic", marks=pytest.mark.slow)  # takes longer to
 SUMMARY = {
     "status": "finished", "steps": 12, "epochs": 2.0, "probe_accuracy": 71.25, "untrained_probe_accuracy": 40.5,
     "knn_accuracy": 65.0, "chance_accuracy": 10.0, "probe_test_images": 32, "baselines": {"raw pixels": 39.4},
-    "params_sha256": "abc",
+    "params_sha256": "abc", "data_identity": {"train": {"images": 4096, "sha256": "3ea7"}},
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_the_command_writes_a_card_with_data_recipe_accuracies_and_command(runs,
     for part in (
         "resnet trained with image_jepa on shapes", "jepa-jax train --config=tiny", "| Linear probe | 71.2 % |",
         "| Linear probe, encoder untrained | 40.5 % |", "| Chance | 10.0 % |", "| raw pixels (baseline) | 39.4 % |",
-        "load_model", "12 steps", "mean [0.", "Started from random weights",
+        "load_model", "12 steps", "mean [0.", "4,096 train images (SHA-256", "Started from random weights",
     ):  # fmt: skip
         assert part in card
     assert main(["export", *flags]) == 0  # an earlier export may be replaced

@@ -3,6 +3,8 @@
 import json
 import pickle
 import shutil
+import sys
+import types
 
 import jax
 import numpy as np
@@ -142,9 +144,25 @@ def test_wrong_pixels_and_wrong_places_are_refused(monkeypatch):
         UserError, match="no such file or folder; for weights of the Hugging Face Hub write hub:OWNER/NAME"
     ):
         load_model("owner/name")
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"needs the package huggingface_hub; pip install 'jepa_jax\[hub\]'"):
         load_model("hub:owner/name")
+
+
+def test_a_name_on_the_hub_is_downloaded_by_huggingface_hub_without_pickles(monkeypatch):
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        if name == "owner/absent":
+            raise OSError("no route to the Hub\nand much more")
+        return str(WEIGHTS / "hf_vit")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    assert load_model("hub:owner/vit").origin == WEIGHTS / "hf_vit" / "model.safetensors"
+    assert asked == [("owner/vit", ["*.json", "*.safetensors"])]
+    with pytest.raises(UserError, match=r"hub:owner/absent: cannot be downloaded \(OSError: no route to the Hub\);"):
+        load_model("hub:owner/absent")
 
 
 def changed(folder, name, tensors):
