@@ -17,7 +17,7 @@ from jepa_jax.base.files import disk_error, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
 from jepa_jax.exports.model_card import model_card
 from jepa_jax.models.attention import portable
-from jepa_jax.program.initial_weights import structure_of
+from jepa_jax.models.registry import encoder_structure
 from jepa_jax.weights import exported
 from jepa_jax.weights.to_transformers import transformers_files
 
@@ -112,7 +112,7 @@ def hf_files(encoder: FrozenEncoder) -> Files:
     """Returns the encoder under the names of transformers, with configs of the model and of its images."""
     config = encoder.config
     model, tensors = transformers_files(
-        _module(encoder), structure_of(config), image_size=config.data.view_size, channels=encoder.channels
+        _module(encoder), encoder_structure(config.model), image_size=config.data.view_size, channels=encoder.channels
     )
     augment, size = config.data.augment, input_size(encoder)
     images = {

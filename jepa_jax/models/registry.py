@@ -1,5 +1,6 @@
 """Encoders by the name that `model.name` gives them."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -58,6 +59,20 @@ class Encoder(Protocol):
 def model_config(name: str) -> type[NamedGroup]:
     """Returns the config group of an encoder: a known name, or "package.module:Class"."""
     return find_class("model.name", name, MODELS, needs="Keys").Keys
+
+
+def encoder_structure(model: NamedGroup) -> dict[str, Any]:
+    """Returns the facts of a `model` group that decide which weights fit; see `Encoder`."""
+    encoder = find_class("model.name", model.name, MODELS)
+    if hasattr(encoder, "structure"):
+        return encoder.structure(model)
+    free = ("init_from", "pool", "drop_path")
+    return {name: value for name, value in vars(model).items() if name not in free}
+
+
+def encoder_kind(structure: Mapping[str, Any], name: str) -> str:
+    """Returns what to call an encoder of this structure: the name that takes any sizes, or else its own."""
+    return "vit" if "heads" in structure else "resnet" if "bottleneck" in structure else name
 
 
 def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rngs) -> Any:

@@ -9,11 +9,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.methods.contract import Pretrained
-from jepa_jax.models.registry import MODELS
+from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.program.variables import variables_of
 from jepa_jax.runtime.mesh import make_mesh
@@ -39,7 +38,7 @@ def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, 
     if "encoder" not in params:
         raise UserError(f"config.model.init_from = {source!r}: {config.method.name} has no encoder; leave it empty")
     saved = saved_encoder(source)
-    encoder, notes = fit_encoder(saved, structure_of(config), config.data.channels, params["encoder"])
+    encoder, notes = fit_encoder(saved, encoder_structure(config.model), config.data.channels, params["encoder"])
     others = [name for name in params if name not in ("encoder", *of_method.params)]
     fresh = [f"Not part of the weights, and random: {', '.join(others)}."] if others else []
     return Pretrained(
@@ -68,15 +67,6 @@ def is_workdir(source: str | os.PathLike[str]) -> bool:
     return any((folder / part).is_dir() for part in ("checkpoints", "best"))
 
 
-def structure_of(config: Config) -> dict[str, Any]:
-    """Returns the facts that decide which weights fit the encoder of a config."""
-    encoder = find_class("model.name", config.model.name, MODELS)
-    if hasattr(encoder, "structure"):
-        return encoder.structure(config.model)
-    free = ("init_from", "pool", "drop_path")
-    return {name: value for name, value in vars(config.model).items() if name not in free}
-
-
 def _of_run(workdir: str) -> SavedEncoder:
     from jepa_jax.program.restore import restore_state, run_config  # which builds programs, and those need this module
 
@@ -85,8 +75,8 @@ def _of_run(workdir: str) -> SavedEncoder:
     params, stats = evaluated_variables(state, config.eval.weights)
     if "encoder" not in params:
         raise UserError(f"config.model.init_from = {workdir!r}: a run of {config.method.name} has no encoder to load")
-    structure = structure_of(config)
-    kind = "vit" if "heads" in structure else "resnet" if "bottleneck" in structure else config.model.name
+    structure = encoder_structure(config.model)
+    kind = encoder_kind(structure, config.model.name)
     encoder, rest = _on_host(params["encoder"]), _on_host(stats.get("encoder", {}))
     return SavedEncoder(kind, structure, config.data.channels, encoder, rest, workdir)
 

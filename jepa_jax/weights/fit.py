@@ -11,7 +11,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.models.vit import interpolated
 from jepa_jax.weights.adapt import adapt_channels
 
-SIZES = ("width", "depth", "heads", "mlp_width")  # of a ViT, which `model.name` may stand for
+# Keys that a name such as vit_tiny or resnet18 stands for, by the name that takes any values of them.
+SIZES = {"vit": ("width", "depth", "heads", "mlp_width"), "resnet": ("blocks", "widths", "bottleneck", "width")}
 
 
 class SavedEncoder(NamedTuple):
@@ -75,13 +76,13 @@ def check_structure(saved: SavedEncoder, structure: Mapping[str, Any]) -> None:
     differing = {name: value for name, value in wanted.items() if structure[name] != value}
     if not differing:
         return
-    if saved.kind == "vit" and differing.keys() & set(SIZES):
-        differing = {name: wanted[name] for name in SIZES} | differing
+    sizes = SIZES.get(saved.kind, ())
+    resized = bool(differing.keys() & set(sizes))
+    flags = ({name: wanted[name] for name in sizes} if resized else {}) | differing
     facts = ", ".join(f"{name} = {structure[name]} instead of {wanted[name]}" for name in differing)
-    named = saved.kind if saved.kind == "resnet" or differing.keys() & set(SIZES) else ""
     raise UserError(
         f"config.model.init_from = {saved.origin!r}: the encoder of the config differs from that of the weights "
-        f"({facts}); set {_flags(named, differing)}"
+        f"({facts}); set {_flags(saved.kind if resized else '', flags)}"
     )
 
 

@@ -11,11 +11,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.mae import MaeModel
 from jepa_jax.models.pooling import pooled
-from jepa_jax.models.registry import MODELS
+from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family
 from jepa_jax.weights.names import load_into
@@ -177,13 +176,10 @@ def _family(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin
 
 def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> LoadedModel:
     encoder, group = exported.rebuilt_encoder(config, tensors, origin), exported.model_group(config, origin)
-    cls = find_class("model.name", group.name, MODELS)
-    structure = cls.structure(group) if hasattr(cls, "structure") else {}
-    kind = {"ViT": "vit", "ResNet": "resnet"}.get(cls.__name__, group.name)
-    return LoadedModel(
-        encoder, kind, structure, config["image_size"], config["channels"], tuple(config["mean"]),
-        tuple(config["std"]), config["pool"], origin,
-    )  # fmt: skip
+    structure, (size, channels) = encoder_structure(group), (config["image_size"], config["channels"])
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    kind = encoder_kind(structure, group.name)
+    return LoadedModel(encoder, kind, structure, size, channels, mean, std, config["pool"], origin)
 
 
 def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -181,7 +181,12 @@ def test_the_encoder_of_a_run_is_a_start_too(tmp_path):
             ijepa(**{"model.init_from": str(WEIGHTS / "timm_resnet_basic")}),
             "another kind of encoder .resnet.; set --config.model.name=resnet --config.model.blocks=2,1,1,2",
         ),
-        (image_jepa(**{"model.stem": "cifar"}), "stem = cifar instead of imagenet"),
+        (image_jepa(**{"model.stem": "cifar"}), "stem = cifar instead of imagenet.*set --config.model.stem=imagenet$"),
+        (
+            changed_config(image_jepa(), {"model.name": "resnet18"}),
+            "set --config.model.name=resnet --config.model.blocks=2,1,1,2 --config.model.widths=8,16,32,48 "
+            "--config.model.bottleneck=False --config.model.width=64$",
+        ),
         (ijepa(**{"model.init_from": str(WEIGHTS / "hf_segformer")}), "logits per pixel, not features"),
         (ijepa(**{"model.init_from": "nowhere"}), "nowhere: no such file or folder"),
     ],
