@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.registry import encoder_kind
 from jepa_jax.models.vit import interpolated
 from jepa_jax.weights.adapt import adapt_channels
 
@@ -64,7 +65,7 @@ def fit_encoder(
 def check_structure(saved: SavedEncoder, structure: Mapping[str, Any]) -> None:
     """Raises UserError with the flags that are needed if an encoder of this structure cannot have the variables."""
     wanted = dict(saved.structure)
-    if wanted.keys() != structure.keys():
+    if encoder_kind(structure, structure.get("name", "")) != saved.kind:
         raise UserError(
             f"config.model.init_from = {saved.origin!r}: weights of another kind of encoder ({saved.kind}); "
             f"set {_flags(saved.kind, wanted)}"
@@ -73,13 +74,13 @@ def check_structure(saved: SavedEncoder, structure: Mapping[str, Any]) -> None:
         wanted["cls_token"] = False  # can be left out
     if wanted.get("layer_scale") and structure.get("layer_scale"):
         wanted["layer_scale"] = structure["layer_scale"]  # an initial value, which the weights replace
-    differing = {name: value for name, value in wanted.items() if structure[name] != value}
+    differing = {name: value for name, value in wanted.items() if structure.get(name) != value}
     if not differing:
         return
     sizes = SIZES.get(saved.kind, ())
     resized = bool(differing.keys() & set(sizes))
     flags = ({name: wanted[name] for name in sizes} if resized else {}) | differing
-    facts = ", ".join(f"{name} = {structure[name]} instead of {wanted[name]}" for name in differing)
+    facts = ", ".join(f"{name} = {structure.get(name)} instead of {wanted[name]}" for name in differing)
     raise UserError(
         f"config.model.init_from = {saved.origin!r}: the encoder of the config differs from that of the weights "
         f"({facts}); set {_flags(saved.kind if resized else '', flags)}"

@@ -176,6 +176,7 @@ def test_the_encoder_of_a_run_is_a_start_too(tmp_path):
             "width = 192 instead of 48.*set --config.model.name=vit --config.model.width=48 --config.model.depth=3 "
             "--config.model.heads=4 --config.model.mlp_width=96$",
         ),
+        (ijepa(**{"model.embedding": "whitened"}), "set --config.model.embedding=linear$"),
         (ijepa(**{"model.norm_eps": 1e-6}), "norm_eps = 1e-06 instead of 1e-12.*set --config.model.norm_eps=1e-12$"),
         (
             ijepa(**{"model.init_from": str(WEIGHTS / "timm_resnet_basic")}),
