@@ -17,7 +17,9 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, write_atomically
-from jepa_jax.data.readers.folder import EXTENSIONS, MODES, decode
+from jepa_jax.data.photos.crops import centre_crop
+from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.readers.folder import EXTENSIONS
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.weights.load import load_model
@@ -37,6 +39,7 @@ class Embedder:
     batch_size: int
     identity: str
     in_words: str
+    shorter_side: int = 0  # pixels that the shorter side of an image is resized to; 0 = size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +79,6 @@ def open_embedder(
         if pool not in pools:
             raise UserError(f"--pool={pool}: the outputs of these weights can be pooled by {' or '.join(pools)}")
         model = dataclasses.replace(model, pool=pool)
-    if model.channels not in MODES:
-        raise UserError(f"{weights}: reads images of {model.channels} channels; image files have 1, 3 or 4")
     size = image_size or model.image_size or USUAL_SIZE
     mean, std = (np.asarray(values, np.float32) for values in (model.mean, model.std))
 
@@ -96,10 +97,11 @@ def open_embedder(
 def _of_run(workdir: str, batch_size: int) -> Embedder:
     encoder = load_encoder(workdir, batch_size=batch_size)
     config, size = encoder.config, encoder.image_size
-    kept = [config.to_dict()["data"]["augment"], config.eval.pool, config.eval.image_size, size]
+    shorter_side = config.data.shorter_side
+    kept = [config.to_dict()["data"]["augment"], config.eval.pool, config.eval.image_size, size, shorter_side]
     identity = json.dumps([params_sha256({"params": encoder.params, "stats": encoder.stats}), kept])
     words = f"{workdir} ({config.model.name}): {size} x {size} pixels, pooled: {config.eval.pool}"
-    return Embedder(encoder, size, encoder.channels, batch_size, identity, words)
+    return Embedder(encoder, size, encoder.channels, batch_size, identity, words, shorter_side)
 
 
 def _short(values: Sequence[float]) -> str:
@@ -163,7 +165,8 @@ def list_images(root: pathlib.Path) -> list[str]:
     for folder, inner, files in os.walk(root):
         inner[:] = [name for name in inner if not name.startswith(".")]
         paths = (pathlib.Path(folder, name) for name in files if not name.startswith("."))
-        found += [path.relative_to(root).as_posix() for path in paths if path.suffix.lower() in EXTENSIONS]
+        images = (path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_fifo())
+        found += [path.relative_to(root).as_posix() for path in images]
     if not found:
         raise UserError(f"--input={root}: holds no images ({', '.join(EXTENSIONS)}); give another folder")
     return sorted(found)
@@ -189,7 +192,10 @@ def _decoded(
 ) -> Iterator[tuple[Sequence[str], list[np.ndarray | None]]]:
     def read(name: str) -> np.ndarray | None:
         try:
-            return decode(root / name, embedder.size, embedder.channels)
+            photo = Photo((root / name).read_bytes(), embedder.channels)
+            return centre_crop(photo, embedder.size, embedder.shorter_side)
+        except UserError:
+            raise
         except Exception as error:  # image libraries raise nearly anything on damaged files
             if skip:
                 return None

@@ -21,9 +21,8 @@ from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_problem
 from jepa_jax.methods.masking import random_split
 from jepa_jax.methods.schedules import ramped_momentum
-from jepa_jax.models.mae import Patches, patch_statistics
 from jepa_jax.models.predictor import Predictor
-from jepa_jax.models.tokens import patchify, take_tokens, unpatchify
+from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens, unpatchify
 
 Places = Integer[Array, "b _"]
 

@@ -12,11 +12,11 @@ import numpy as np
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.mae import MaeModel
 from jepa_jax.models.pooling import pooled
 from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family
+from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import hf_resnet, torchvision_resnet

@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.mae import MaeModel
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.vit import BlockOptions, ViT
 from jepa_jax.weights.family import Family, needed, settings, shape_of
+from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import Layout, Rule, Table, both, dense, norm, patches, unneeded
 
 TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # by a word of the architecture's name

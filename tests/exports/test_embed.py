@@ -10,7 +10,8 @@ import pytest
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.main import main
-from jepa_jax.data.readers.folder import decode
+from jepa_jax.data.photos.crops import centre_crop
+from jepa_jax.data.photos.decode import Photo
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.exports import embed
 from jepa_jax.exports.embed import Embedder, embed_folder, open_embedder, read_features
@@ -34,6 +35,10 @@ def photos(tmp_path_factory):
         PIL.Image.fromarray(rng.integers(0, 256, (40 + i, 50, 3), np.uint8)).save(file)
     (folder / "notes.txt").write_text("no image")
     return folder
+
+
+def decode(file, size):
+    return centre_crop(Photo(file.read_bytes(), 3), size)
 
 
 def mean_colours(calls):

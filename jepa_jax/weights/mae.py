@@ -7,11 +7,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from jepa_jax.models.predictor import Predictor
-from jepa_jax.models.tokens import patchify, take_tokens
+from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens
 from jepa_jax.models.vit import ViT
-
-PATCH_EPS = 1e-6  # of a patch's variance, where patches are normalised
-Patches = Float[Array, "b n numbers"]
 
 
 class MaeOutputs(NamedTuple):
@@ -50,9 +47,3 @@ class MaeModel(nnx.Module):
             wanted = (wanted - mean) / deviation
         errors = jnp.mean(jnp.square(logits - wanted), axis=-1)
         return MaeOutputs(logits, mask, restore, jnp.sum(errors * mask) / jnp.sum(mask))
-
-
-def patch_statistics(patches: Patches) -> tuple[Float[Array, "b n 1"], Float[Array, "b n 1"]]:
-    """Returns mean and standard deviation of each patch's pixels."""
-    mean = jnp.mean(patches, axis=-1, keepdims=True)
-    return mean, jnp.sqrt(jnp.var(patches, axis=-1, keepdims=True, ddof=1) + PATCH_EPS)
