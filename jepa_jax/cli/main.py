@@ -14,6 +14,8 @@ COMMANDS = {
     "train": "train.TRAIN",
     "launch": "launch.LAUNCH",
     "evaluate": "evaluate.EVALUATE",
+    "export": "weights.EXPORT",
+    "embed": "weights.EMBED",
     "show-summary": "runs.SHOW_SUMMARY",
     "compare": "runs.COMPARE",
     "compare-profiles": "runs.COMPARE_PROFILES",

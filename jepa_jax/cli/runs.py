@@ -47,11 +47,12 @@ def show_summary(arguments: argparse.Namespace, console: Console) -> Result:
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
     """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
+    start = "encoder as loaded" if summary.get("init_from") else "untrained encoder"
     accuracies = {
         "chance": summary.get("chance_accuracy"),
         **summary.get("baselines", {}),
-        "untrained encoder, linear probe": summary.get("untrained_probe_accuracy"),
-        "untrained encoder, k-NN": summary.get("untrained_knn_accuracy"),
+        f"{start}, linear probe": summary.get("untrained_probe_accuracy"),
+        f"{start}, k-NN": summary.get("untrained_knn_accuracy"),
         "trained encoder, linear probe": summary.get("probe_accuracy"),
         "trained encoder, k-NN": summary.get("knn_accuracy"),
     }

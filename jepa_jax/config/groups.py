@@ -280,6 +280,13 @@ class OptimConfig(Group):
     batch_scaling: str = key("none", "how lr grows with the batch", choices=("none", "linear", "sqrt"))
     reference_batch: int = key(1, "batch that lr is meant for", least=1, default_from="data.batch_size")
     clip_norm: float = key(0.0, "largest norm of the gradient; 0 = no limit", least=0)
+    layer_decay: float = key(
+        1.0,
+        "rate of each block of the encoder as a multiple of the next one's; 1 = all the same; for encoders that start "
+        "from trained weights",
+        least=0.01,
+        most=1,
+    )
     probe_lr: float = key(1e-3, "rate of the online probe (AdamW, cosine)", least=0)
     probe_weight_decay: float = key(0.0, "weight decay of the online probe", least=0)
 
@@ -425,6 +432,17 @@ class NamedGroup(Group):
     num_views: ClassVar[int] = 0
 
     name: str = key("", "a name that jepa_jax knows, or package.module:Class")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderGroup(NamedGroup):
+    """Base of the `model` groups of encoders of images."""
+
+    init_from: str = key(
+        "",
+        "weights that the encoder starts from: a folder or .safetensors file of public or exported weights, "
+        "hub:OWNER/NAME, or the folder of a run; empty = random",
+    )
 
 
 COMMON: dict[str, type[Group]] = {

@@ -36,11 +36,18 @@ EVALUATORS = {
     "validation_loss": "jepa_jax.evals.validation.loss:ValidationLoss",
 }
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
+
 WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
 SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch
 LIDAR_IMAGES, LIDAR_VIEWS = 500, 10
 
 Figures = dict[str, Any]  # by name: a number, or None for what the data does not allow to measure
+
+
+def calibration_images_at_start(config: Config) -> int:
+    """Returns how many images batch statistics are estimated on before the first step; loaded ones stay as they are."""
+    loaded = getattr(config.model, "init_from", "")
+    return config.eval.calibration_images or (0 if loaded else UNTRAINED_CALIBRATION_IMAGES)
 
 
 class Stage(enum.Enum):
@@ -210,7 +217,7 @@ class Classification(Evaluator):
     def run(self, state: TrainState, moment: Moment) -> Figures:
         config, progress = self.context.config.eval, self.context.progress
         if moment.stage == Stage.UNTRAINED:
-            encoder = self.context.encoder(state, config.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
+            encoder = self.context.encoder(state, calibration_images_at_start(self.context.config))
             train, test = self._features(encoder, "untrained")
             if not labels_differ(train, test):
                 return {}
@@ -305,7 +312,7 @@ class CollapseWatch(Evaluator):
         final, progress = moment.stage == Stage.FINAL, self.context.progress
         images = self.context.config.eval.calibration_images
         if moment.stage == Stage.UNTRAINED:
-            images = images or UNTRAINED_CALIBRATION_IMAGES
+            images = calibration_images_at_start(self.context.config)
         encoder = self.context.encoder(state, images)
         progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
         spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)

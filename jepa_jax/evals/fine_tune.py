@@ -19,7 +19,7 @@ from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
 from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program
-from jepa_jax.program.step import variables_of
+from jepa_jax.program.variables import variables_of
 
 ENCODER_RATE, HEAD_RATE = 1e-4, 1e-3
 WEIGHT_DECAY = 1e-2  # on kernels

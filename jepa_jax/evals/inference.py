@@ -8,30 +8,26 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, Spec, abstract_batch, fixed_order, image_spec
+from jepa_jax.data.contract import Source, abstract_batch, fixed_order, image_spec
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.registry import build_method
-from jepa_jax.program.build import Program, build_program
-from jepa_jax.program.checkpoint import open_whole
-from jepa_jax.program.config import changed_config, resolve_config
+from jepa_jax.program.build import Program
+from jepa_jax.program.config import changed_config
+from jepa_jax.program.restore import restore_state, run_config
 from jepa_jax.program.step import (
-    TrainState,
     evaluated_forward,
     evaluated_variables,
     make_feature_step,
     make_statistics_step,
     pooled_statistics,
-    with_evaluated_statistics,
 )
 from jepa_jax.program.variables import with_variables
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
-from jepa_jax.runtime.start import start_compile_cache
 
 Self = TypeVar("Self", bound="FrozenEncoder")
 
@@ -163,17 +159,6 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Froze
     return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
 
 
-def run_config(workdir: str | pathlib.Path) -> Config:
-    """Returns the config of a run that has a checkpoint."""
-    folder = Workdir(workdir)
-    if not folder.path.is_dir():
-        raise UserError(f"{folder.path}: there is no such folder; give the folder of a run")
-    config = resolve_config(folder.read_config(), lenient=True)
-    if not folder.has_checkpoint():
-        raise UserError(f"{folder.path}: holds no checkpoint yet; train first, or check the path")
-    return config
-
-
 def encoder_config(workdir: str | pathlib.Path) -> Config:
     """Returns the config of a run that has a checkpoint; raises UserError if its method learns no encoder."""
     config, folder = run_config(workdir), Workdir(workdir)
@@ -184,24 +169,3 @@ def encoder_config(workdir: str | pathlib.Path) -> Config:
             f"its own figures are in {folder.summary} and {folder.report}{fix}"
         )
     return config
-
-
-def restore_state(
-    config: Config, workdir: str | pathlib.Path, mesh: Mesh, spec: Spec | None = None
-) -> tuple[Program, TrainState]:
-    """Returns the program of a run and its best state, or else its newest, with the statistics that evaluations read.
-
-    Args:
-      spec: of one element of its data; without it the data need not be there, and elements are images.
-    """
-    start_compile_cache()
-    with open_whole(Workdir(workdir).checkpoint_folders()) as checkpoints:
-        probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
-        spec = spec or image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
-        classes = probe[0] if probe else 0
-        program = build_program(
-            config, num_train=size, num_classes=classes, sample=abstract_batch(spec, size), mesh=mesh
-        )
-        state, _ = checkpoints.restore(program.factory.abstract)
-        stats = checkpoints.evaluated_stats(program.factory.abstract.stats)
-    return program, state if stats is None else with_evaluated_statistics(state, config.eval.weights, stats)

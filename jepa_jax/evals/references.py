@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jepa_jax.evals.evaluators import UNTRAINED_CALIBRATION_IMAGES
+from jepa_jax.evals.evaluators import calibration_images_at_start
 from jepa_jax.evals.features import Split, labels_differ
 from jepa_jax.evals.trained_encoder import TrainedEncoder
 from jepa_jax.program.step import evaluated_variables
@@ -28,7 +28,7 @@ def untrained_encoder(encoder: TrainedEncoder) -> TrainedEncoder:
     config = encoder.config
     variables = evaluated_variables(encoder.initial_state(), config.eval.weights)
     fresh = dataclasses.replace(encoder.with_weights(*variables), prefix="untrained_")
-    return fresh.calibrated(encoder.train, config.eval.calibration_images or UNTRAINED_CALIBRATION_IMAGES)
+    return fresh.calibrated(encoder.train, calibration_images_at_start(config))
 
 
 def class_notes(train: Split, test: Split, classes: Sequence[str]) -> list[str]:

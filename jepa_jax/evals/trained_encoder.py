@@ -13,12 +13,13 @@ from jepa_jax.base.files import disk_error
 from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import FeatureCache, OnCount, Split, fingerprint, ignore
-from jepa_jax.evals.inference import FrozenEncoder, encoder_config, restore_state
+from jepa_jax.evals.inference import FrozenEncoder, encoder_config
 from jepa_jax.evals.sources import ViewSource, part_of
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import initial_sample
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
+from jepa_jax.program.restore import restore_state
 from jepa_jax.program.step import TrainState, evaluated_variables
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.allocator import keep_freed_memory

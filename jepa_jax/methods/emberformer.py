@@ -21,8 +21,8 @@ from jepa_jax.losses.segmentation import MaskLossConfig, mask_loss
 from jepa_jax.methods.contract import Batch, Method, Output, ParamGroup, Pretrained
 from jepa_jax.models.masks.emberformer import EmberFormer, EmberFormerConfig
 from jepa_jax.models.masks.segformer import SIZES
-from jepa_jax.models.pretrained import segformer_variables
 from jepa_jax.models.registry import DTYPES
+from jepa_jax.weights.segformer import segformer_variables
 
 
 @dataclasses.dataclass(frozen=True)

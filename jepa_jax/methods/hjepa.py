@@ -178,7 +178,9 @@ class HJepa(JepaMethod):
             return super().features(model, batch, normalised=normalised, train=train)
         patches = model.encoder.patches(self.whole(batch["image"], self.view_size), train=train)
         side = level_side(self.grid, level)
-        return self.pooled(EncoderOutputs(level_cells(patches, self.grid, level).reshape(len(patches), side, side, -1)))
+        return self.pooled(
+            EncoderOutputs(level_cells(patches, self.grid, level).reshape(patches.shape[0], side, side, -1))
+        )
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns the view, the visible context, all targets, and the view as each coarser level sees it."""
@@ -250,5 +252,5 @@ def level_cells(patches: Tokens, grid: int, level: int) -> Float[Array, "b cells
 
 def resample(cells: Tokens, side: int, new_side: int) -> Float[Array, "b m d"]:
     """Returns square maps with another number of cells per side, each the mean over the area it covers."""
-    square = cells.reshape(len(cells), side, side, cells.shape[-1])
-    return area_means(square, new_side).reshape(len(cells), new_side**2, cells.shape[-1])
+    square = cells.reshape(cells.shape[0], side, side, cells.shape[-1])
+    return area_means(square, new_side).reshape(cells.shape[0], new_side**2, cells.shape[-1])

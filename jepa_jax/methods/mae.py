@@ -22,12 +22,8 @@ from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_prob
 from jepa_jax.methods.masking import random_split
 from jepa_jax.methods.schedules import ramped_momentum
 from jepa_jax.models.predictor import Predictor
-from jepa_jax.models.tokens import patchify, take_tokens, unpatchify
+from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens, unpatchify
 
-PATCH_EPS = 1e-6  # of a patch's variance, where patches are normalised
-
-
-Patches = Float[Array, "b n numbers"]
 Places = Integer[Array, "b _"]
 
 
@@ -119,9 +115,3 @@ class MaskedAutoencoder(MaskedMethod):
         with jax.named_scope("predictor"):
             leading, context = jnp.split(outputs, [model.encoder.num_cls], axis=1)
             return model.decoder(context, visible, hidden, leading=leading)
-
-
-def patch_statistics(patches: Patches) -> tuple[Float[Array, "b n 1"], Float[Array, "b n 1"]]:
-    """Returns mean and standard deviation of each patch's pixels."""
-    mean = jnp.mean(patches, axis=-1, keepdims=True)
-    return mean, jnp.sqrt(jnp.var(patches, axis=-1, keepdims=True, ddof=1) + PATCH_EPS)

@@ -5,7 +5,10 @@ matrix products with a gradient that reuses the exponentials of the forward pass
 fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
 """
 
+import contextlib
+import contextvars
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,19 @@ from jepa_jax.models.remat import product
 
 FUSED_LENGTH, FUSED_BLOCK = 64, 64  # tokens from which on, and in blocks of which, the kernel for GPUs works
 NOTHING = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
+
+
+_portable = contextvars.ContextVar("portable", default=False)
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+    """Traces attention without kernels of our own for GPUs: what is exported must run where this package is not."""
+    token = _portable.set(True)
+    try:
+        yield
+    finally:
+        _portable.reset(token)
 
 
 def attention(
@@ -45,7 +61,7 @@ def _on_cpu(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
 
 def _on_cuda(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """Computes blocks of scores in fast memory (a Triton kernel): the matrix of all scores is never written."""
-    if mask is not None or q.shape != k.shape or q.shape[1] < FUSED_LENGTH:
+    if _portable.get() or mask is not None or q.shape != k.shape or q.shape[1] < FUSED_LENGTH:
         return _plain(q, k, v, mask)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:

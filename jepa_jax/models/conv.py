@@ -7,6 +7,7 @@ holds plain convolutions.
 
 from collections.abc import Callable
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,12 +148,13 @@ _TILE = 4
 _KERNEL_TO_TILE = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], np.float32) / 24
 
 
-def _winograd_pays(shape: tuple[int, ...], kernel_shape: tuple[int, ...], pads: _Pads) -> bool:
+def _winograd_pays(shape: tuple[Any, ...], kernel_shape: tuple[int, ...], pads: _Pads) -> bool:
     """Wide layers, enough outputs a kernel number to pay for its transform, and few outputs beyond the edge."""
     _, width, inputs, outputs = kernel_shape
     out_width = shape[2] + sum(pads[1]) - width + 1
     few_beyond = -out_width % _TILE <= out_width // 4
-    return width == 3 and min(inputs, outputs) >= 64 and few_beyond and shape[0] * shape[1] * out_width >= 1024
+    batch = shape[0] if isinstance(shape[0], int) else 1  # a batch of any size, as in an exported program
+    return width == 3 and min(inputs, outputs) >= 64 and few_beyond and batch * shape[1] * out_width >= 1024
 
 
 def _winograd_conv(x: Array, kernel: Array, pads: _Pads) -> Array:

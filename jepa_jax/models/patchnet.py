@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import Config
+from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Problem, key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm, BatchNormConfig
@@ -23,7 +23,7 @@ from jepa_jax.models.whitening import Fixed, whitening_filters
 
 
 @dataclasses.dataclass(frozen=True)
-class PatchNetConfig(BatchNormConfig):
+class PatchNetConfig(BatchNormConfig, EncoderGroup):
     patch_size: int = key(6, "pixels per side of a whitened patch", least=2)
     stride: int = key(2, "pixels between two patches", least=1)
     stem_width: int = key(64, "whitening filters", least=1)

@@ -29,7 +29,7 @@ def pooled(outputs: EncoderOutputs, kind: str) -> Float[Array, "b f"]:
     cells = outputs.cells.astype(jnp.float32)
     if kind == "mean":
         return jnp.mean(cells, axis=(1, 2))
-    return area_means(cells, 2).reshape(len(cells), -1)
+    return area_means(cells, 2).reshape(cells.shape[0], -1)
 
 
 def area_means(cells: Cells, side: int) -> Float[Array, "b side side d"]:

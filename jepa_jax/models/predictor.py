@@ -10,14 +10,23 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import Block, layer_norm, linear, run_blocks, sincos_positions
+from jepa_jax.models.vit import (
+    DEFAULT_OPTIONS,
+    Block,
+    BlockOptions,
+    layer_norm,
+    linear,
+    run_blocks,
+    sincos_positions,
+)
 
 
 class Predictor(nnx.Module):
     """Maps context tokens and their places to outputs at the places asked for.
 
     A context as wide as the predictor enters it unchanged. With `mark_context` a learned vector is added to every
-    context token, the counterpart of the mask token at the places asked for.
+    context token, the counterpart of the mask token at the places asked for. With `stored_positions`, positions are
+    variables to be loaded, the first of them that of leading tokens, instead of sines and cosines.
     """
 
     def __init__(
@@ -30,6 +39,8 @@ class Predictor(nnx.Module):
         heads: int,
         grid: int,
         mark_context: bool = False,
+        stored_positions: bool = False,
+        options: BlockOptions = DEFAULT_OPTIONS,
         dtype: Any = jnp.float32,
         remat: str = "none",
         rngs: nnx.Rngs,
@@ -39,8 +50,9 @@ class Predictor(nnx.Module):
         self.embed = None if inputs == width else linear(inputs, width, dtype, rngs)
         self.mask_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
         self.context_token = nnx.Param(initial(rngs.params(), (1, 1, width))) if mark_context else None
-        self.blocks = nnx.List([Block(width, heads, dtype=dtype, rngs=rngs) for _ in range(depth)])
-        self.norm = layer_norm(width, dtype, rngs)
+        self.position = nnx.Param(jnp.zeros((1, 1 + grid**2, width))) if stored_positions else None
+        self.blocks = nnx.List([Block(width, heads, options=options, dtype=dtype, rngs=rngs) for _ in range(depth)])
+        self.norm = layer_norm(width, dtype, rngs, options.norm_eps)
         self.out = linear(width, outputs, dtype, rngs)
 
     def __call__(
@@ -58,7 +70,8 @@ class Predictor(nnx.Module):
           leading: tokens without a place, such as CLS, that are read beside the context.
         """
         batch, length = context_at.shape
-        positions = jnp.broadcast_to(sincos_positions(self.grid, self.width), (batch, self.grid**2, self.width))
+        leading_position, positions = self._positions()
+        positions = jnp.broadcast_to(positions, (batch, *positions.shape[1:]))
         skipped = 0 if leading is None else leading.shape[1]
         if leading is not None:
             context = jnp.concatenate([leading, context], axis=1)
@@ -66,8 +79,15 @@ class Predictor(nnx.Module):
             context = self.embed(context)
         if self.context_token is not None:
             context = context + self.context_token[...].astype(context.dtype)
-        places = jnp.pad(take_tokens(positions, context_at), ((0, 0), (skipped, 0), (0, 0)))
+        of_leading = jnp.broadcast_to(leading_position, (batch, skipped, self.width))
+        places = jnp.concatenate([of_leading, take_tokens(positions, context_at)], axis=1)
         context = context + places.astype(context.dtype)
         asked = (self.mask_token[...] + take_tokens(positions, asked_at)).astype(context.dtype)
         x = run_blocks(self.blocks, jnp.concatenate([context, asked], axis=1), remat=self.remat)
         return self.out(self.norm(x[:, skipped + (0 if with_context else length) :]))
+
+    def _positions(self) -> tuple[Float[Array, "1 1 d"], Float[Array, "1 places d"]]:
+        """Returns the position of leading tokens, and those of all places."""
+        if self.position is not None:
+            return self.position[:, :1], self.position[:, 1:]
+        return jnp.zeros((1, 1, self.width)), jnp.asarray(sincos_positions(self.grid, self.width))[None]

@@ -1,5 +1,6 @@
 """Encoders by the name that `model.name` gives them."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -12,7 +13,9 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 
 MODELS = {
-    **dict.fromkeys(("resnet10", "resnet18", "resnet34", "resnet50", "resnet101"), "jepa_jax.models.resnet:ResNet"),
+    **dict.fromkeys(
+        ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet"), "jepa_jax.models.resnet:ResNet"
+    ),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
     "patchnet": "jepa_jax.models.patchnet:PatchNet",
     "emberformer": "jepa_jax.models.masks.emberformer:EmberFormer",  # no encoder of images: for the method of that name
@@ -26,6 +29,9 @@ class Encoder(Protocol):
     An encoder that can be pooled in other ways than its own also has `outputs(images, *, train=False,
     normalised=True) -> EncoderOutputs`, `pools`, the values of `eval.pool` that it allows, and `pool`, the one that
     `__call__` uses. Without `normalised`, outputs are those before a last layer norm, if there is one.
+
+    `structure(config)`, a class method that an encoder may have, returns the facts that decide which weights fit it, by
+    key of the `model` group and with sizes that `model.name` stands for written out.
     """
 
     Keys: ClassVar[type[NamedGroup]]  # its keys of the `model` group
@@ -53,6 +59,20 @@ class Encoder(Protocol):
 def model_config(name: str) -> type[NamedGroup]:
     """Returns the config group of an encoder: a known name, or "package.module:Class"."""
     return find_class("model.name", name, MODELS, needs="Keys").Keys
+
+
+def encoder_structure(model: NamedGroup) -> dict[str, Any]:
+    """Returns the facts of a `model` group that decide which weights fit; see `Encoder`."""
+    encoder = find_class("model.name", model.name, MODELS)
+    if hasattr(encoder, "structure"):
+        return encoder.structure(model)
+    free = ("init_from", "pool", "drop_path")
+    return {name: value for name, value in vars(model).items() if name not in free}
+
+
+def encoder_kind(structure: Mapping[str, Any], name: str) -> str:
+    """Returns what to call an encoder of this structure: the name that takes any sizes, or else its own."""
+    return "vit" if "heads" in structure else "resnet" if "bottleneck" in structure else name
 
 
 def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rngs) -> Any:

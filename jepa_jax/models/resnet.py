@@ -1,6 +1,7 @@
 """ResNet encoders with CIFAR and ImageNet stems, NHWC, global average pooling at the end."""
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.schema import key
+from jepa_jax.config.groups import Config, EncoderGroup
+from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.conv import conv2d, max_pool
 from jepa_jax.models.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.pooling import EncoderOutputs, pooled
@@ -29,10 +31,30 @@ OutputMap = Float[Array, "b p q d"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetConfig(BatchNormConfig):
-    name: str = key("resnet18", "size of the encoder", choices=tuple(SIZES))
+class CustomResNetKeys(Group):
+    blocks: tuple[int, ...] = key((2, 2, 2, 2), "blocks of each stage", least=1, entry=int)
+    widths: tuple[int, ...] = key(
+        (),
+        "channels inside the blocks of each stage; empty = model.width, doubled from stage to stage",
+        least=1,
+        entry=int,
+    )
+    bottleneck: bool = key(False, "whether blocks are 1x1 - 3x3 - 1x1 with four times as many outputs, or 3x3 - 3x3")
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if not self.blocks or (self.widths and len(self.widths) != len(self.blocks)):
+            yield Problem("model.widths", f"needs one number per stage of model.blocks = {self.blocks}, or none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig(BatchNormConfig, EncoderGroup):
+    name: str = key(
+        "resnet18",
+        "size of the encoder; resnet takes its own",
+        variants={**dict.fromkeys(SIZES), "resnet": CustomResNetKeys},
+    )
     stem: str = key("cifar", "first layer: 3x3 stride 1, or 7x7 stride 2 and max-pool", choices=("cifar", "imagenet"))
-    width: int = key(64, "channels of the first stage", least=1)
+    width: int = key(64, "channels of the first layer and, unless model.widths differs, of the first stage", least=1)
 
 
 class Conv(nnx.Module):
@@ -121,6 +143,7 @@ class ResNet(nnx.Module):
         bottleneck: bool,
         stem: str,
         width: int = 64,
+        widths: tuple[int, ...] = (),
         channels: int = 3,
         dtype: Any = jnp.float32,
         remat: str = "none",
@@ -139,10 +162,9 @@ class ResNet(nnx.Module):
         expansion = BOTTLENECK_EXPANSION if bottleneck else 1
         self.blocks: nnx.List[ResidualBlock] = nnx.List([])
         inputs = width
-        for stage, count in enumerate(blocks):
+        for stage, (count, planes) in enumerate(zip(blocks, widths or doubled(width, len(blocks)), strict=True)):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
-                planes = width * 2**stage
                 self.blocks.append(
                     ResidualBlock(inputs, planes, stride=stride, bottleneck=bottleneck, dtype=dtype, rngs=rngs)
                 )
@@ -155,11 +177,17 @@ class ResNet(nnx.Module):
     ) -> "ResNet":
         """See `jepa_jax.models.registry.Encoder`."""
         del view_size
-        blocks, bottleneck = SIZES[config.name]
-        return cls(
-            blocks, bottleneck=bottleneck, stem=config.stem, width=config.width, channels=sample.shape[-1],
-            dtype=dtype, remat=remat, rngs=rngs,
-        )  # fmt: skip
+        return cls(**cls.structure(config), channels=sample.shape[-1], dtype=dtype, remat=remat, rngs=rngs)
+
+    @classmethod
+    def structure(cls, config: Any) -> dict[str, Any]:
+        """See `jepa_jax.models.registry.Encoder`."""
+        custom = config.name not in SIZES
+        blocks, bottleneck = (config.blocks, config.bottleneck) if custom else SIZES[config.name]
+        widths = (custom and config.widths) or doubled(config.width, len(blocks))
+        return {
+            "blocks": blocks, "widths": widths, "bottleneck": bottleneck, "stem": config.stem, "width": config.width
+        }  # fmt: skip
 
     def outputs(self, images: Map, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """See `jepa_jax.models.registry.Encoder`."""
@@ -183,3 +211,8 @@ class ResNet(nnx.Module):
 
     def __call__(self, images: Map, *, train: bool = False) -> Float[Array, "b f"]:
         return pooled(self.outputs(images, train=train), self.pool)
+
+
+def doubled(width: int, stages: int) -> tuple[int, ...]:
+    """Returns widths of stages, each twice that of the one before."""
+    return tuple(width * 2**stage for stage in range(stages))

@@ -3,6 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+PATCH_EPS = 1e-6  # of a patch's variance, where patches are normalised
+Patches = Float[Array, "b n numbers"]
+
 
 def take_tokens(x: Float[Array, "b t d"], index: Integer[Array, "b n"]) -> Float[Array, "b n d"]:
     """Returns the tokens of each sequence at `index`."""
@@ -22,3 +25,9 @@ def unpatchify(patches: Float[Array, "b patches numbers"], size: int) -> Float[A
     grid, channels = round(tokens**0.5), numbers // size**2
     x = patches.reshape(batch, grid, grid, size, size, channels)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, grid * size, grid * size, channels)
+
+
+def patch_statistics(patches: Patches) -> tuple[Float[Array, "b n 1"], Float[Array, "b n 1"]]:
+    """Returns mean and standard deviation of each patch's pixels."""
+    mean = jnp.mean(patches, axis=-1, keepdims=True)
+    return mean, jnp.sqrt(jnp.var(patches, axis=-1, keepdims=True, ddof=1) + PATCH_EPS)

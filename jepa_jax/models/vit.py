@@ -7,7 +7,7 @@ size that the encoder was built for are interpolated. A CLS token is optional.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.attention import attention
 from jepa_jax.models.layer_norm import LayerNorm
@@ -42,6 +42,7 @@ class CustomVitKeys(Group):
     width: int = key(128, "numbers per token", least=4)
     depth: int = key(4, "blocks", least=1)
     heads: int = key(4, "attention heads", least=1)
+    mlp_width: int = key(0, "numbers between the two layers of each block's perceptron; 0 = 4 x model.width", least=0)
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if self.width % self.heads or self.width % 4:
@@ -65,7 +66,7 @@ class WhitenedKeys(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class VitConfig(NamedGroup):
+class VitConfig(EncoderGroup):
     name: str = key(
         "vit_tiny", "size of the encoder; vit takes its own", variants={**dict.fromkeys(SIZES), "vit": CustomVitKeys}
     )
@@ -81,6 +82,9 @@ class VitConfig(NamedGroup):
     drop_path: float = key(
         0.0, "share of images that skip a branch of the last block in training; earlier blocks less", least=0, most=0.99
     )
+    layer_scale: float = key(0.0, "initial factor of each branch of a block, trained per channel; 0 = none", least=0)
+    qkv_bias: bool = key(True, "whether queries, keys and values have a bias")
+    norm_eps: float = key(1e-6, "added to the variance by layer norms", least=0)
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if self.pool == "cls" and not self.cls_token:
@@ -93,12 +97,31 @@ class VitConfig(NamedGroup):
             yield Problem("eval.image_size", f"is no multiple of model.patch_size = {self.patch_size}")
 
 
+class BlockOptions(NamedTuple):
+    """In what families of ViTs differ inside of their blocks; the defaults are those of most.
+
+    Attributes:
+      mlp_width: numbers between the two layers of the perceptron; 0 for 4 times the width.
+      qkv_bias: whether queries, keys and values have a bias.
+      layer_scale: initial factor of the outputs of each branch, trained per channel (LayerScale); 0 for none.
+      norm_eps: added to the variance by layer norms.
+    """
+
+    mlp_width: int = 0
+    qkv_bias: bool = True
+    layer_scale: float = 0.0
+    norm_eps: float = 1e-6
+
+
+DEFAULT_OPTIONS = BlockOptions()
+
+
 class Attention(nnx.Module):
     """Multi-head self-attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, width: int, heads: int, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, dtype: Any, rngs: nnx.Rngs):
         self.heads = heads
-        self.qkv = linear(width, 3 * width, dtype, rngs)
+        self.qkv = linear(width, 3 * width, dtype, rngs, bias=qkv_bias)
         self.out = linear(width, width, dtype, rngs)
 
     def __call__(self, x: Tokens) -> Tokens:
@@ -108,29 +131,41 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """x + attention(norm(x)), then x + mlp(norm(x)); with LayerScale, both branches times trained factors.
 
     In training a share `drop_path` of the images skips each of the two branches (stochastic depth); the others get it
     scaled up, so that its expectation stays.
     """
 
     def __init__(
-        self, width: int, heads: int, *, mlp_ratio: int = 4, drop_path: float = 0.0, dtype: Any, rngs: nnx.Rngs
+        self,
+        width: int,
+        heads: int,
+        *,
+        options: BlockOptions = DEFAULT_OPTIONS,
+        drop_path: float = 0.0,
+        dtype: Any,
+        rngs: nnx.Rngs,
     ):
-        self.norm1 = layer_norm(width, dtype, rngs)
-        self.attention = Attention(width, heads, dtype=dtype, rngs=rngs)
-        self.norm2 = layer_norm(width, dtype, rngs)
-        self.up = linear(width, mlp_ratio * width, dtype, rngs)
-        self.down = linear(mlp_ratio * width, width, dtype, rngs)
+        hidden = options.mlp_width or 4 * width
+        self.norm1 = layer_norm(width, dtype, rngs, options.norm_eps)
+        self.attention = Attention(width, heads, qkv_bias=options.qkv_bias, dtype=dtype, rngs=rngs)
+        self.norm2 = layer_norm(width, dtype, rngs, options.norm_eps)
+        self.up = linear(width, hidden, dtype, rngs)
+        self.down = linear(hidden, width, dtype, rngs)
+        factors = [nnx.Param(jnp.full(width, options.layer_scale)) if options.layer_scale else None for _ in range(2)]
+        self.scale1, self.scale2 = factors
         self.drop = (
             nnx.Dropout(drop_path, broadcast_dims=(1, 2), rngs=nnx.Rngs(dropout=rngs.params())) if drop_path else None
         )
 
     def __call__(self, x: Tokens, *, train: bool = False) -> Tokens:
-        x = x + self._kept(self.attention(self.norm1(x)), train)
-        return x + self._kept(mlp(self.norm2(x), self.up, self.down), train)
+        x = x + self._kept(self.attention(self.norm1(x)), self.scale1, train)
+        return x + self._kept(mlp(self.norm2(x), self.up, self.down), self.scale2, train)
 
-    def _kept(self, branch: Tokens, train: bool) -> Tokens:
+    def _kept(self, branch: Tokens, scale: nnx.Param | None, train: bool) -> Tokens:
+        if scale is not None:
+            branch = branch * scale[...].astype(branch.dtype)
         return self.drop(branch) if train and self.drop is not None else branch
 
 
@@ -153,6 +188,7 @@ class ViT(nnx.Module):
         positions: str = "learned",
         channels: int = 3,
         whitened: WhitenedPatches | None = None,
+        options: BlockOptions = DEFAULT_OPTIONS,
         drop_path: float = 0.0,
         dtype: Any = jnp.float32,
         remat: str = "none",
@@ -171,15 +207,18 @@ class ViT(nnx.Module):
         learned = (1, self.grid**2 + self.num_cls, width)
         self.position = nnx.Param(initial(rngs.params(), learned)) if positions == "learned" else None
         rates = np.linspace(0, drop_path, depth) if depth > 1 else [drop_path]
-        self.blocks = nnx.List([Block(width, heads, drop_path=float(p), dtype=dtype, rngs=rngs) for p in rates])
-        self.norm = layer_norm(width, dtype, rngs)
+        self.blocks = nnx.List([
+            Block(width, heads, options=options, drop_path=float(p), dtype=dtype, rngs=rngs) for p in rates
+        ])  # fmt: skip
+        self.norm = layer_norm(width, dtype, rngs, options.norm_eps)
 
     @classmethod
     def from_config(
         cls, config: Any, sample: Images, *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "ViT":
         """See `jepa_jax.models.registry.Encoder`."""
-        width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
+        facts = cls.structure(config)
+        options = BlockOptions(*(facts[name] for name in BlockOptions._fields))
         whitened = None
         if config.embedding == "whitened":
             whitened = WhitenedPatches(
@@ -190,10 +229,20 @@ class ViT(nnx.Module):
                 dtype=dtype,
             )
         return cls(
-            width, depth, heads, image_size=view_size, patch_size=config.patch_size, pool=config.pool,
-            cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1], whitened=whitened,
-            drop_path=config.drop_path, dtype=dtype, remat=remat, rngs=rngs,
+            facts["width"], facts["depth"], facts["heads"], image_size=view_size, patch_size=config.patch_size,
+            pool=config.pool, cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1],
+            whitened=whitened, options=options, drop_path=config.drop_path, dtype=dtype, remat=remat, rngs=rngs,
         )  # fmt: skip
+
+    @classmethod
+    def structure(cls, config: Any) -> dict[str, Any]:
+        """See `jepa_jax.models.registry.Encoder`."""
+        width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
+        mlp_width = getattr(config, "mlp_width", 0) or 4 * width
+        names = ("patch_size", "cls_token", "positions", "embedding", "layer_scale", "qkv_bias", "norm_eps")
+        filters = ("filter_size", "filters") if config.embedding == "whitened" else ()
+        sizes = {"width": width, "depth": depth, "heads": heads, "mlp_width": mlp_width}
+        return sizes | {name: getattr(config, name) for name in (*names, *filters)}
 
     def embed(self, images: Images, keep: Places | None = None) -> Tokens:
         """Returns patch tokens with positions, without CLS, of all patches or of those at `keep`."""
@@ -223,7 +272,7 @@ class ViT(nnx.Module):
         """See `jepa_jax.models.registry.Encoder`."""
         tokens = self.encode(self.embed(images), train=train, normalised=normalised)
         rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
-        cells = tokens[:, self.num_cls :].reshape(len(images), rows, columns, self.feature_dim)
+        cells = tokens[:, self.num_cls :].reshape(images.shape[0], rows, columns, self.feature_dim)
         return EncoderOutputs(cells, tokens[:, 0] if self.num_cls else None)
 
     def __call__(self, images: Images, *, train: bool = False) -> Float[Array, "b d"]:
@@ -274,14 +323,15 @@ class Linear(nnx.Linear):
         return product(super().__call__(inputs, **options))
 
 
-def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> Linear:
+def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, *, bias: bool = True) -> Linear:
     """Returns a dense layer with float32 parameters that computes in `dtype`.
 
     The initial weights keep the scale of activations at any width. The usual fixed standard deviation of 0.02 is meant
     for widths near 768: in a narrow ViT tokens would consist almost entirely of their position.
     """
-    return Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
+    initial = nnx.initializers.xavier_uniform()
+    return Linear(inputs, outputs, use_bias=bias, dtype=dtype, kernel_init=initial, rngs=rngs)
 
 
-def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> LayerNorm:
-    return LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs, epsilon: float = 1e-6) -> LayerNorm:
+    return LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)

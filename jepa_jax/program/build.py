@@ -16,6 +16,7 @@ from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
 from jepa_jax.program.config import changed_config
+from jepa_jax.program.initial_weights import initial_weights
 from jepa_jax.program.step import StateFactory, make_train_step, state_factory
 
 INITIAL_ELEMENTS = 1024  # of the train split, that a method may use to initialise itself
@@ -67,7 +68,10 @@ def build_program(
         total_steps=length.total_steps,
         groups=method.param_groups,
     )
-    factory = state_factory(method, tx, sample=sample, num_classes=num_classes, mesh=mesh)
+    factory = state_factory(
+        method, tx, sample=sample, num_classes=num_classes, mesh=mesh,
+        load=lambda params: initial_weights(config, method.pretrained, params),
+    )  # fmt: skip
     train_step = make_train_step(
         method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
     )

@@ -105,6 +105,8 @@ def make_optimizer(
             rules[str(i)] = group_rule(config, group, own_rate, total_steps)
         # What does not move must not decide how far the rest is clipped.
         model = optax.chain(_still(groups), *_clip(config, groups), _by_group(rules, groups))
+    if config.layer_decay < 1:
+        model = optax.chain(model, scale_by_layer(config.layer_decay))
     if config.name == "schedule_free_adamw":
         # Its count starts at 1, that of the rates at 0.
         model = optax.contrib.schedule_free(model, lambda count: rate(count - 1), b1=config.beta1)
@@ -114,6 +116,34 @@ def make_optimizer(
         warmup_cosine(config.probe_lr, warmup_steps=0, total_steps=total_steps), weight_decay=config.probe_weight_decay
     )
     return optax.partition({"model": model, "probe": probe}, lambda params: {name: name for name in params}), rate
+
+
+def scale_by_layer(decay: float) -> optax.GradientTransformation:
+    """Scales the updates of the encoder by decay^(layers that follow): tokens, positions and the first layer least.
+
+    The last norm and everything beside the encoder pass unchanged.
+    """
+
+    def factors(params: PyTree) -> PyTree:
+        paths = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        blocks = [int(found[1]) for path in paths if (found := re.match(r"encoder/blocks/(\d+)/", path))]
+        if not blocks:
+            raise UserError(f"config.optim.layer_decay = {decay}: this encoder has no blocks; use 1")
+        depth = 1 + max(blocks)
+
+        def factor(path: Any, leaf: jax.Array) -> float:
+            name = path_of(path)
+            found = re.match(r"encoder/blocks/(\d+)/", name)
+            layer = 1 + int(found[1]) if found else 0 if re.match("encoder/(?!norm/)", name) else depth + 1
+            return decay ** (depth + 1 - layer)
+
+        return jax.tree_util.tree_map_with_path(factor, params)
+
+    def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
+        del params
+        return jax.tree.map(lambda u, f: u * f, updates, factors(updates)), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.GradientTransformation]:

@@ -19,11 +19,11 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.methods.contract import Batch, Method
+from jepa_jax.methods.contract import Batch, Method, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
-from jepa_jax.program.variables import check_variables, with_variables
+from jepa_jax.program.variables import check_variables, random_variables, variables_of, with_variables
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 PyTree = Any
@@ -90,6 +90,7 @@ class StateFactory:
     random_state: nnx.State  # shapes of the random state of dropout and the like, which each step draws anew
     abstract: TrainState  # ShapeDtypeStructs with shardings
     create: Callable[[int, Batch], TrainState]  # from a seed and a sample batch
+    pretrained: Callable[[], Pretrained]  # what is loaded instead of drawn; reads files when it is called first
 
     @property
     def shardings(self) -> TrainState:
@@ -101,19 +102,6 @@ class StateFactory:
         return nnx.merge(self.graphdef, params, stats, random_variables(self.random_state, key), copy=True)
 
 
-def random_variables(shapes: nnx.State, key: jax.Array) -> PyTree:
-    """Returns keys folded from `key`, one per random stream, and counters at zero."""
-    leaves, structure = jax.tree.flatten(shapes)
-    fresh = []
-    for i, leaf in enumerate(leaves):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            own = jax.random.fold_in(key, i)
-            fresh.append(jax.random.split(own, leaf.shape) if leaf.shape else own)
-        else:
-            fresh.append(jnp.zeros(leaf.shape, leaf.dtype))
-    return jax.tree.unflatten(structure, fresh)
-
-
 def split_model(model: nnx.Module) -> tuple[nnx.GraphDef, PyTree, PyTree, nnx.State]:
     """Returns structure, trained parameters, other variables and random state of a model."""
     parts: Any = nnx.split(model, nnx.Param, nnx.RngState, ...)
@@ -122,9 +110,19 @@ def split_model(model: nnx.Module) -> tuple[nnx.GraphDef, PyTree, PyTree, nnx.St
 
 
 def state_factory(
-    method: Method, tx: optax.GradientTransformation, *, sample: Mapping[str, Any], num_classes: int, mesh: Mesh
+    method: Method,
+    tx: optax.GradientTransformation,
+    *,
+    sample: Mapping[str, Any],
+    num_classes: int,
+    mesh: Mesh,
+    load: Callable[[PyTree], Pretrained] | None = None,
 ) -> StateFactory:
-    """Plans the state for a sample batch (arrays or ShapeDtypeStructs) without computing it."""
+    """Plans the state for a sample batch (arrays or ShapeDtypeStructs) without computing it.
+
+    `load` gets the shapes of the model's trained variables and returns what replaces fresh ones; without it, that is
+    what the method loads itself.
+    """
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in sample.items()}
     model = nnx.eval_shape(lambda batch: method.init(jax.random.key(0), batch), shapes)
     graphdef, _, _, random_state = split_model(model)
@@ -152,13 +150,17 @@ def state_factory(
     abstract = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), states, shardings)
     compiled = jax.jit(create, out_shardings=shardings)
 
+    @functools.cache
+    def pretrained() -> Pretrained:
+        return load(abstract.params["model"]) if load else method.pretrained
+
     def create_checked(seed: int, batch: Batch) -> TrainState:
-        loaded = method.pretrained[:2]
+        loaded = pretrained()[:2]
         for kind, new, own in zip(("params", "stats"), loaded, (abstract.params["model"], abstract.stats), strict=True):
             check_variables(new, own, f"{type(method).__name__}.pretrained.{kind}")
         return compiled(seed, batch, loaded)
 
-    return StateFactory(graphdef, random_state, abstract, create_checked)
+    return StateFactory(graphdef, random_state, abstract, create_checked, pretrained)
 
 
 def feature_width(method: Any, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:
@@ -275,11 +277,6 @@ def drop_nothing(model: nnx.Module) -> None:
     for _, module in nnx.iter_modules(model):
         if isinstance(module, nnx.Dropout):
             module.deterministic = True
-
-
-def variables_of(model: Any) -> PyTree:
-    """Returns the variables of a model that are neither trained nor random state."""
-    return nnx.to_pure_dict(nnx.state(model, nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))))
 
 
 def probe_objective(probe: PyTree, features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

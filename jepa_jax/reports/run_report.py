@@ -78,13 +78,18 @@ def run_headline(run: RunFiles) -> PageSection:
     return PageSection("", parts)
 
 
+def start_of(run: RunFiles) -> str:
+    """Returns what the encoder before the first step is called."""
+    return "Encoder as loaded" if run.choice("model", "init_from") else "Untrained encoder"
+
+
 def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
     """Returns the accuracies of the encoder before and after training."""
     gained, features = probe_gain(run.summary), run.result("feature_dim")
     note = "not measured yet" if gained is None else f"{gained:+.1f} points, linear probe"
     return [
         KeyFigure("Trained encoder", percent(run.result("probe_accuracy")), note, main=True),
-        KeyFigure("Untrained encoder", percent(run.result("untrained_probe_accuracy")), "linear probe before step 1"),
+        KeyFigure(start_of(run), percent(run.result("untrained_probe_accuracy")), "linear probe before step 1"),
         KeyFigure("k-NN", percent(run.accuracy("knn_accuracy")), f"{short(features)} dimensions" if features else ""),
     ]
 
@@ -107,7 +112,7 @@ def accuracy(run: RunFiles) -> PageSection | None:
             Bar("k-NN", run.accuracy("knn_accuracy"), "run", "no parameters"),
         ],
         "To beat": [
-            Bar("Untrained encoder", run.result("untrained_probe_accuracy"), "baseline", "linear probe"),
+            Bar(start_of(run), run.result("untrained_probe_accuracy"), "baseline", "linear probe"),
             Bar("Chance", run.result("chance_accuracy"), "baseline", f"{short(classes)} classes"),
         ],
         "Published or measured elsewhere, without this encoder": [

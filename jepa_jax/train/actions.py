@@ -83,7 +83,8 @@ class Evaluate(Action):
             self._session.log(loop.step, self._evaluator.group, figures)
         if words := self._evaluator.in_words(figures):
             epoch = f"epoch {loop.step // length.steps_per_epoch}/{length.total_steps / length.steps_per_epoch:g}"
-            begin = [epoch, self._session.in_words()] if loop.step else ["untrained:"]
+            fresh = "as loaded:" if getattr(self._run.config.model, "init_from", "") else "untrained:"
+            begin = [epoch, self._session.in_words()] if loop.step else [fresh]
             self._run.console.line("  ".join([*filter(None, begin), words]))
         if loop.step:
             self._warn(loop, self._evaluator.warning(figures, untrained.get(self.name)))

@@ -328,6 +328,7 @@ class Session:
         progress.share_skipped()
         summary = {
             "status": status,
+            **({"init_from": start} if (start := getattr(self._config.model, "init_from", "")) else {}),
             **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),
             **progress.untrained_figures(),
             "images_per_sec": self._images_per_sec(progress),

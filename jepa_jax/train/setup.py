@@ -132,7 +132,7 @@ class Run:
             f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
             f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
-            *(f"weights  {note}" for note in self.program.method.pretrained.notes),
+            *(f"weights  {note}" for note in self.program.factory.pretrained().notes),
         ]
 
 
@@ -152,6 +152,7 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     program = build_program(config, **size, sample=sample, mesh=mesh)
     context = EvaluationContext(config, program, (train, test), validation=validation)
     find_choice(config.train, build_evaluators(context), program.length)  # refuses what cannot choose
+    program.factory.pretrained()  # refuses weights that cannot be read or do not fit
     run = Run(config, folder, program, (train, test), validation, sample, console, hooks)
     run.batches(0).close()  # refuses data that the pipeline cannot hold
     return run

@@ -4,6 +4,7 @@ A family is one table of rules. Its names are templates in which `{i}` stands fo
 ways: a tensor that the model needs and the file lacks is reported by the name that the file should have.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,21 +15,36 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 
-Transform = Callable[[np.ndarray], np.ndarray]
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in a file and in a model: called with the one of the file, returns that of the model."""
+
+    load: Callable[[np.ndarray], np.ndarray]
+    save: Callable[[np.ndarray], np.ndarray]  # the other way round
+
+    def __call__(self, tensor: np.ndarray) -> np.ndarray:
+        return self.load(tensor)
 
 
-def unchanged(tensor: np.ndarray) -> np.ndarray:
+def _same(tensor: np.ndarray) -> np.ndarray:
     return tensor
 
 
-def dense(tensor: np.ndarray) -> np.ndarray:
-    """Returns the kernel [in, out] of a PyTorch linear layer [out, in], or of a 1x1 convolution [out, in, 1, 1]."""
-    return tensor.reshape(tensor.shape[:2]).T
+unchanged = Layout(_same, _same)
+# The kernel [in, out] of a PyTorch linear layer [out, in], or of a 1x1 convolution [out, in, 1, 1].
+dense = Layout(lambda tensor: tensor.reshape(tensor.shape[:2]).T, np.transpose)
+# The kernel [h, w, in, out] of a PyTorch convolution [out, in, h, w].
+convolution = Layout(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda kernel: kernel.transpose(3, 2, 0, 1))
 
 
-def convolution(tensor: np.ndarray) -> np.ndarray:
-    """Returns the kernel [h, w, in, out] of a PyTorch convolution [out, in, h, w]."""
-    return tensor.transpose(2, 3, 1, 0)
+def patches(size: int) -> Layout:
+    """Returns the layout of the convolution [out, in, size, size] that embeds patches; our kernel has their numbers."""
+
+    def save(kernel: np.ndarray) -> np.ndarray:
+        return convolution.save(kernel.reshape(size, size, -1, kernel.shape[-1]))
+
+    return Layout(lambda tensor: convolution(tensor).reshape(-1, tensor.shape[0]), save)
 
 
 class Rule(NamedTuple):
@@ -37,20 +53,25 @@ class Rule(NamedTuple):
     Attributes:
         source: template of the name in the file.
         target: template of the path in the model, or None for a tensor that the model does not need.
-        transform: turns the tensor into our layout.
+        layout: turns the tensor into ours.
     """
 
     source: str
     target: str | None
-    transform: Transform = unchanged
+    layout: Layout = unchanged
 
 
 Table = Sequence[Rule]
 
 
-def both(source: str, target: str, transform: Transform) -> list[Rule]:
+def both(source: str, target: str, layout: Layout) -> list[Rule]:
     """Returns the rules of a layer with weight and bias."""
-    return [Rule(f"{source}.weight", f"{target}.kernel", transform), Rule(f"{source}.bias", f"{target}.bias")]
+    return [Rule(f"{source}.weight", f"{target}.kernel", layout), Rule(f"{source}.bias", f"{target}.bias")]
+
+
+def unneeded(*sources: str) -> list[Rule]:
+    """Returns the rules of tensors that the model does not need."""
+    return [Rule(source, None) for source in sources]
 
 
 def norm(source: str, target: str) -> list[Rule]:
@@ -103,22 +124,33 @@ def load_into(model: nnx.Module, tensors: Mapping[str, np.ndarray], table: Table
     nnx.update(model, nnx.from_flat_state(loaded))
 
 
-def _joined(names: Mapping[str, Transform], tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def saved_tensors(model: nnx.Module, table: Table) -> dict[str, np.ndarray]:
+    """Returns all parameters and batch statistics of a model under the names and in the layout of a family."""
+    saved = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model, (nnx.Param, nnx.BatchStat))):
+        names = dict(_sources(".".join(map(str, path)), table))
+        parts = np.split(np.asarray(variable[...]), len(names), axis=-1)
+        for (name, layout), part in zip(names.items(), parts, strict=True):
+            saved[name] = np.ascontiguousarray(layout.save(part))
+    return saved
+
+
+def _joined(names: Mapping[str, Layout], tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Returns one array made of the named tensors, or None if their numbers of axes do not fit."""
     try:
-        return np.concatenate([transform(tensors[name]) for name, transform in names.items()], axis=-1)
-    except ValueError:
+        return np.concatenate([layout(tensors[name]) for name, layout in names.items()], axis=-1)
+    except (ValueError, IndexError):
         return None
 
 
-def _sources(target: str, table: Table) -> Iterator[tuple[str, Transform]]:
+def _sources(target: str, table: Table) -> Iterator[tuple[str, Layout]]:
     """Yields the tensors of the file that make up one array of the model."""
     found = False
     for rule in table:
         match = _pattern(rule.target).fullmatch(target) if rule.target else None
         if match:
             found = True
-            yield rule.source.format(**match.groupdict()), rule.transform
+            yield rule.source.format(**match.groupdict()), rule.layout
     if not found:
         raise LookupError(f"the table of names has no rule for {target}")
 

@@ -1,4 +1,4 @@
-"""Reads public checkpoints: safetensors files and the config.json beside them. Pickles are never loaded."""
+"""Reads checkpoints: safetensors files and the config.json beside them. Pickles are never loaded."""
 
 import os
 import pathlib
@@ -11,16 +11,48 @@ from safetensors.numpy import load_file
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json
 
+HUB = "hub:"
+TENSORS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 _SAVE = "save it again with save_pretrained(directory, safe_serialization=True)"
+Path = str | os.PathLike[str]
 
 
-def read_config(directory: str | os.PathLike[str], architecture: str) -> dict[str, Any]:
+def located(source: Path) -> pathlib.Path:
+    """Returns the local path of weights; downloads `hub:OWNER/NAME` from the Hugging Face Hub, unless it is cached.
+
+    Raises:
+        UserError: there is no such file or folder, huggingface_hub is not installed, or the download fails.
+    """
+    text = os.fspath(source)
+    if not text.startswith(HUB):
+        path = pathlib.Path(text).expanduser()
+        if not path.exists():
+            raise UserError(
+                f"{text}: no such file or folder; for weights of the Hugging Face Hub write {HUB}OWNER/NAME"
+            )
+        return path
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError(
+            f"{text}: needs the package huggingface_hub; pip install 'jepa_jax[hub]', or download the files yourself"
+        ) from None
+    try:
+        found = huggingface_hub.snapshot_download(text.removeprefix(HUB), allow_patterns=["*.json", "*.safetensors"])
+    except Exception as error:  # of the network, of the name, of the disk: many classes of several packages
+        reason = str(error).strip().partition("\n")[0]
+        fix = "check the name and the network, or give a local folder"
+        raise UserError(f"{text}: cannot be downloaded ({type(error).__name__}: {reason}); {fix}") from error
+    return pathlib.Path(found)
+
+
+def read_config(directory: Path, architecture: str) -> dict[str, Any]:
     """Returns the config.json of a directory.
 
     Raises:
         UserError: it is missing, or describes another architecture.
     """
-    path = pathlib.Path(directory) / "config.json"
+    path = pathlib.Path(directory) / CONFIG
     config = read_json(path, "give a directory as transformers saves it: config.json beside model.safetensors")
     found = config.get("architectures")
     if found != [architecture]:
@@ -28,13 +60,29 @@ def read_config(directory: str | os.PathLike[str], architecture: str) -> dict[st
     return config
 
 
-def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_optional(path: pathlib.Path, name: str = CONFIG) -> dict[str, Any]:
+    """Returns a JSON file of a directory, or of the directory of a file of tensors; {} if there is none."""
+    found = (path if path.is_dir() else path.parent) / name
+    return read_json(found, "save the model again") if found.is_file() else {}
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a .safetensors file, or of the model.safetensors of a directory, by name.
+
+    A directory may also hold several files and an index of them, as transformers saves large models.
 
     Raises:
         UserError: there is no such file, or it is not a complete safetensors file.
     """
     path = tensor_file(path)
+    if path.name != INDEX:
+        return _read(path)
+    parts = read_json(path, "download it again").get("weight_map", {})
+    files = [path.with_name(name) for name in sorted(set(parts.values()))]
+    return {name: tensor for file in files for name, tensor in _read(tensor_file(file)).items()}
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except OSError as error:
@@ -45,11 +93,14 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: holds numbers of type {error}; save the weights as float32") from error
 
 
-def tensor_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the safetensors file that `path` names: the file itself, or the model.safetensors of a directory."""
+def tensor_file(path: Path) -> pathlib.Path:
+    """Returns the file that `path` names: itself, or of a directory model.safetensors, or the index of several."""
     path = pathlib.Path(path)
     if path.is_dir():
-        path = path / "model.safetensors"
+        index = path / INDEX
+        if index.is_file():
+            return index
+        path = path / TENSORS
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: only .safetensors files are read, because loading a pickle can run code; {_SAVE}")
     if not path.is_file():

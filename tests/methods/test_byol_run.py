@@ -17,11 +17,11 @@ from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
 from jepa_jax.evals import trained_encoder
 from jepa_jax.evals.evaluate import evaluate
-from jepa_jax.evals.inference import restore_state
 from jepa_jax.planning.estimate import FITS
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for
 from jepa_jax.planning.step_facts import trace_step
+from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.train.run import train
 from tests.planning.line_compiler import TABLE, LineCompiler

@@ -259,3 +259,17 @@ def test_schedule_free_needs_calibrated_batch_statistics():
             changed_config(tiny_config(), {"optim.name": "schedule_free_adamw", "eval.calibration_images": 0, **model})
     vit = {"model.name": "vit_tiny", "model.patch_size": 4, "eval.calibration_images": 0}
     changed_config(tiny_config(), {"optim.name": "schedule_free_adamw", **vit})
+
+
+def test_layer_decay_scales_the_rate_of_each_block_by_those_that_follow():
+    config = optim_group("sgd", lr=1.0, weight_decay=0.0, layer_decay=0.5, warmup_lr=1.0)
+    encoder = {name: {"x": jnp.ones(2)} for name in ("patch_embed", "position", "norm")}
+    params = {"encoder": encoder | {"blocks": {0: {"x": jnp.ones(2)}, 1: {"x": jnp.ones(2)}}}}
+    params["predictor"] = {"blocks": {0: {"x": jnp.ones(2)}}}
+    scales = jax.tree.map(lambda update: -update[0], first_update(config, params, params))
+    own = scales["encoder"]
+    assert float(scales["predictor"]["blocks"][0]["x"]) == float(own["norm"]["x"]) == 1
+    assert [float(own["blocks"][i]["x"]) for i in (1, 0)] == [0.5, 0.25]
+    assert [float(own[name]["x"]) for name in ("patch_embed", "position")] == [0.125, 0.125]
+    with pytest.raises(UserError, match="layer_decay = 0.5: this encoder has no blocks"):
+        first_update(config, {"encoder": encoder}, {"encoder": encoder})

@@ -14,9 +14,10 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import Evaluator, Stage
-from jepa_jax.evals.inference import load_encoder, restore_state
+from jepa_jax.evals.inference import load_encoder
 from jepa_jax.evals.trained_encoder import load
 from jepa_jax.program.checkpoint import params_sha256
+from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.train.best import Choice, judge
 from jepa_jax.train.progress import Loop, Progress

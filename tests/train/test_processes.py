@@ -18,8 +18,8 @@ import pytest
 from jepa_jax.base.errors import EXIT_PROCESS_LOST
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.sources import open_source
-from jepa_jax.evals.inference import restore_state
 from jepa_jax.program.config import changed_config
+from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.train.run import train
 from tests.runs import rows

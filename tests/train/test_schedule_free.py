@@ -10,9 +10,9 @@ import pytest
 from jepa_jax import load_encoder
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.evals import trained_encoder
-from jepa_jax.evals.inference import restore_state
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.optim import averaged_params
+from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from tests.runs import Silent, run
 from tests.tiny import tiny_config

@@ -1,5 +1,14 @@
-"""Tiny randomly initialised models as transformers 5.22 saves them, with inputs and outputs (io.npz, NCHW)."""
+"""Tiny models with random weights as transformers 5.22 and timm 1.0.30 save them; io.npz: inputs, outputs (NCHW)."""
 
 import pathlib
 
-SEGFORMER = pathlib.Path(__file__).parents[1] / "golden" / "weights" / "hf_segformer"
+import numpy as np
+
+WEIGHTS = pathlib.Path(__file__).parents[1] / "golden" / "weights"
+SEGFORMER = WEIGHTS / "hf_segformer"
+
+
+def recorded(name):
+    """Returns inputs and outputs of a model; pixels and maps with channels last."""
+    stored = dict(np.load(WEIGHTS / name / "io.npz"))
+    return {key: value.transpose(0, 2, 3, 1) if value.ndim == 4 else value for key, value in stored.items()}

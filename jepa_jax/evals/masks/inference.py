@@ -12,10 +12,10 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.fires.element import expected_specs
 from jepa_jax.data.in_memory import Arrays, InMemorySource
-from jepa_jax.evals.inference import restore_state, run_config
 from jepa_jax.evals.masks.predictions import MaskPredictor
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import changed_config
+from jepa_jax.program.restore import restore_state, run_config
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.runtime.mesh import make_mesh
 

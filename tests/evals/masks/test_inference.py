@@ -8,9 +8,9 @@ import scipy.special
 from jepa_jax import load_encoder, load_predictor
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.sources import open_source
-from jepa_jax.evals.inference import restore_state
 from jepa_jax.evals.masks.predictions import MaskPredictor
 from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.restore import restore_state
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.runtime.mesh import make_mesh
 from tests.evals.untrained_run import write_run

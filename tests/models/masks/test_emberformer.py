@@ -11,8 +11,8 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.masks.emberformer import EmberFormer, last_valid, time_embedding
 from jepa_jax.models.masks.segformer import SIZES
-from jepa_jax.models.pretrained import load_segformer, segformer_variables
 from jepa_jax.program.config import load_config
+from jepa_jax.weights.segformer import load_segformer, segformer_variables
 from tests.tiny import tiny_fire_config
 from tests.weights.golden import SEGFORMER
 

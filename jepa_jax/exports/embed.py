@@ -1,0 +1,301 @@
+"""Features of all images of a folder, by name; an interrupted computation is continued from its finished parts."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_error, write_atomically
+from jepa_jax.data.photos.crops import centre_crop
+from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.readers.folder import EXTENSIONS
+from jepa_jax.evals.inference import load_encoder
+from jepa_jax.program.checkpoint import params_sha256
+from jepa_jax.weights.load import load_model
+
+USUAL_SIZE = 224  # of public models that take images of any size
+PART_IMAGES = 512  # after which features are written, so that they survive an interruption
+SUFFIXES = (".npz", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedder:
+    """Maps uint8 images [N, size, size, channels] to features [N, F] in float32; `identity` tells encoders apart."""
+
+    encode: Callable[[np.ndarray], np.ndarray]
+    size: int
+    channels: int
+    batch_size: int
+    identity: str
+    in_words: str
+    shorter_side: int = 0  # pixels that the shorter side of an image is resized to; 0 = size
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+    """Features of the images of a folder, in the order of their names.
+
+    Attributes:
+      names: paths below the folder.
+      skipped: paths of images that could not be read.
+      reused: images whose features an earlier call had computed.
+    """
+
+    output: pathlib.Path
+    names: Sequence[str]
+    features: np.ndarray
+    skipped: Sequence[str] = ()
+    reused: int = 0
+
+
+def open_embedder(
+    *, workdir: str | None, weights: str | None, batch_size: int = 64, image_size: int = 0, pool: str | None = None
+) -> Embedder:
+    """Returns the encoder of a run, or one with public or exported weights.
+
+    Args:
+      image_size: pixels per side, with `weights`; 0 for those that the model was made for.
+      pool: "mean", "grid2" or "cls", with `weights`; without it the CLS token where there is one.
+    """
+    if workdir:
+        if image_size or pool:
+            raise UserError("--image_size and --pool go with --weights; a run has its data.image_size and eval.pool")
+        return _of_run(workdir, batch_size)
+    assert weights
+    model = load_model(weights)
+    if pool:
+        pools = getattr(model.encoder, "pools", ("mean",))
+        if pool not in pools:
+            raise UserError(f"--pool={pool}: the outputs of these weights can be pooled by {' or '.join(pools)}")
+        model = dataclasses.replace(model, pool=pool)
+    size = image_size or model.image_size or USUAL_SIZE
+    mean, std = (np.asarray(values, np.float32) for values in (model.mean, model.std))
+
+    def encode(images: np.ndarray) -> np.ndarray:
+        padded = np.pad(images, ((0, batch_size - len(images)), (0, 0), (0, 0), (0, 0)))  # one shape, one compilation
+        pixels = (padded.astype(np.float32) / 255 - mean) / std
+        return np.asarray(model.features(pixels))[: len(images)]
+
+    digest = hashlib.sha256(model.origin.read_bytes()).hexdigest()
+    identity = json.dumps([digest, size, model.pool, list(model.mean), list(model.std)])
+    normal = f"normalised with mean {_short(model.mean)} and deviation {_short(model.std)}"
+    words = f"{model.origin} ({model.kind}): {size} x {size} pixels, {normal}, pooled: {model.pool}"
+    return Embedder(encode, size, model.channels, batch_size, identity, words)
+
+
+def _of_run(workdir: str, batch_size: int) -> Embedder:
+    encoder = load_encoder(workdir, batch_size=batch_size)
+    config, size = encoder.config, encoder.image_size
+    shorter_side = config.data.shorter_side
+    kept = [config.to_dict()["data"]["augment"], config.eval.pool, config.eval.image_size, size, shorter_side]
+    identity = json.dumps([params_sha256({"params": encoder.params, "stats": encoder.stats}), kept])
+    words = f"{workdir} ({config.model.name}): {size} x {size} pixels, pooled: {config.eval.pool}"
+    return Embedder(encoder, size, encoder.channels, batch_size, identity, words, shorter_side)
+
+
+def _short(values: Sequence[float]) -> str:
+    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
+
+
+def embed_folder(
+    embedder: Embedder,
+    folder: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    skip: bool = False,
+    console: Console,
+) -> Embedded:
+    """Writes and returns the features of all images below a folder; the same call continues an interrupted one.
+
+    Args:
+      output: a .npz or .parquet file.
+      skip: leaves out images that cannot be read instead of raising.
+
+    Raises:
+      UserError: there are no images, one cannot be read, the file cannot be written, or pyarrow is missing.
+    """
+    root, file = pathlib.Path(folder).expanduser(), pathlib.Path(output).expanduser()
+    check_output(file)
+    names = list_images(root)
+    identity = _digest(embedder.identity, skip, [(name, _stamp(root / name)) for name in names])
+    if (stored := read_features(file)) and stored[0] == identity:
+        _, kept, features = stored
+        return Embedded(file, kept, features, sorted(set(map(_shown, names)) - set(kept)), len(kept))
+    parts = _Parts(file.with_name(f".{file.name}.parts"), identity)
+    size = max(1, PART_IMAGES // embedder.batch_size) * embedder.batch_size
+    read, reused, skipped = [], 0, []
+    console.start("features", len(names))
+    for start in range(0, len(names), size):
+        own = names[start : start + size]
+        part = parts.read(start)
+        if part is None:
+            part = _computed(embedder, root, own, skip, console)
+            parts.write(start, part)
+        else:
+            reused += len(part[0])
+            console.advance(len(own))
+        read.append(part)
+        skipped += sorted(set(map(_shown, own)) - set(part[0]))
+    console.stop()
+    kept = [name for part, _ in read for name in part]
+    if not kept:
+        raise UserError(f"--input={root}: none of its {len(names)} images can be read; check the files")
+    features = np.concatenate([values for own, values in read if own])
+    write_features(file, identity, kept, features)
+    parts.remove()
+    return Embedded(file, kept, features, skipped, reused)
+
+
+def list_images(root: pathlib.Path) -> list[str]:
+    """Returns the paths of all images below a folder, sorted, with forward slashes."""
+    if not root.is_dir():
+        raise UserError(f"--input={root}: no such folder; give a folder of images")
+    found = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        paths = (pathlib.Path(folder, name) for name in files if not name.startswith("."))
+        images = (path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_fifo())
+        found += [path.relative_to(root).as_posix() for path in images]
+    if not found:
+        raise UserError(f"--input={root}: holds no images ({', '.join(EXTENSIONS)}); give another folder")
+    return sorted(found)
+
+
+def _computed(
+    embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip: bool, console: Console
+) -> tuple[list[str], np.ndarray]:
+    """Returns names and features of the images that can be read; a batch is decoded while another is encoded."""
+    kept: list[str] = []
+    features = []
+    for own, images in _decoded(embedder, root, names, skip):
+        readable = [(name, image) for name, image in zip(own, images, strict=True) if image is not None]
+        if readable:
+            kept += [_shown(name) for name, _ in readable]
+            features.append(embedder.encode(np.stack([image for _, image in readable])))
+        console.advance(len(own))
+    return kept, np.concatenate(features) if features else np.zeros((0, 0), np.float32)
+
+
+def _decoded(
+    embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip: bool
+) -> Iterator[tuple[Sequence[str], list[np.ndarray | None]]]:
+    def read(name: str) -> np.ndarray | None:
+        try:
+            photo = Photo((root / name).read_bytes(), embedder.channels)
+            return centre_crop(photo, embedder.size, embedder.shorter_side)
+        except UserError:
+            raise
+        except Exception as error:  # image libraries raise nearly anything on damaged files
+            if skip:
+                return None
+            reason = f"{type(error).__name__}: {error}"
+            fix = "remove the file, or use --on_error=skip"
+            raise UserError(f"{root / name}: cannot be read as an image ({reason}); {fix}") from error
+
+    batches = [names[i : i + embedder.batch_size] for i in range(0, len(names), embedder.batch_size)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        waiting: list[tuple[Sequence[str], list[Future]]] = []
+        for batch in [*batches, []]:
+            following = (batch, [pool.submit(read, name) for name in batch])
+            for own, futures in waiting:
+                yield own, [future.result() for future in futures]
+            waiting = [following] if batch else []
+
+
+class _Parts:
+    """Finished parts of a computation in a hidden folder beside its output; those of another one are removed."""
+
+    def __init__(self, folder: pathlib.Path, identity: str):
+        self._folder, self._identity = folder, identity
+
+    def read(self, start: int) -> tuple[list[str], np.ndarray] | None:
+        stored = read_features(self._file(start))
+        return (stored[1], stored[2]) if stored and stored[0] == self._identity else None
+
+    def write(self, start: int, part: tuple[list[str], np.ndarray]) -> None:
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, self._folder) from error
+        write_features(self._file(start), self._identity, *part)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, start: int) -> pathlib.Path:
+        return self._folder / f"{start:09d}.npz"
+
+
+def check_output(file: pathlib.Path) -> None:
+    """Raises UserError if features cannot be written to this file."""
+    if file.suffix not in SUFFIXES:
+        raise UserError(f"--output={file}: ends neither with {' nor with '.join(SUFFIXES)}")
+    if not file.parent.is_dir():
+        raise UserError(f"--output={file}: there is no folder {file.parent}; make it first")
+    if file.suffix == ".parquet":
+        _pyarrow(file)
+
+
+def _pyarrow(file: pathlib.Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"--output={file}: needs the package pyarrow; pip install 'jepa_jax[parquet]', or write an .npz file"
+        ) from None
+    return pyarrow
+
+
+def write_features(file: pathlib.Path, identity: str, names: Sequence[str], features: np.ndarray) -> None:
+    """Writes names and features as .npz or .parquet."""
+    out = io.BytesIO()
+    if file.suffix == ".npz":
+        np.savez(out, names=np.array(names, str), features=features, identity=np.array(identity))
+    else:
+        pyarrow = _pyarrow(file)
+        lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
+        table = pyarrow.table({"name": pyarrow.array(names), "features": lists})
+        pyarrow.parquet.write_table(table.replace_schema_metadata({"identity": identity}), out)
+    write_atomically(file, out.getvalue())
+
+
+def read_features(file: pathlib.Path) -> tuple[str, list[str], np.ndarray] | None:
+    """Returns identity, names and features of a file of `write_features`; None if it is missing or something else."""
+    if not file.is_file():
+        return None
+    try:
+        if file.suffix == ".npz":
+            with np.load(file) as stored:
+                return str(stored["identity"]), stored["names"].tolist(), stored["features"]
+        table = _pyarrow(file).parquet.read_table(file)
+        flat = table["features"].combine_chunks().flatten().to_numpy()
+        identity = (table.schema.metadata or {})[b"identity"].decode()
+        return identity, table["name"].to_pylist(), flat.reshape(len(table), -1)
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _shown(name: str) -> str:
+    """Returns a file name as valid text, whatever its bytes are."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _stamp(file: pathlib.Path) -> list[int]:
+    found = file.stat() if file.exists() else None
+    return [found.st_size, found.st_mtime_ns] if found else []
+
+
+def _digest(*facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,160 @@
+"""The encoder of a run in a form that others can use: our safetensors, a directory for transformers, or StableHLO."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_error, write_atomically
+from jepa_jax.evals.inference import FrozenEncoder, load_encoder
+from jepa_jax.exports.model_card import model_card
+from jepa_jax.models.attention import portable
+from jepa_jax.models.registry import encoder_structure
+from jepa_jax.weights import exported
+from jepa_jax.weights.to_transformers import transformers_files
+
+STABLEHLO = "encoder.stablehlo"
+PLATFORMS = ("cpu", "cuda")
+Files = dict[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written: the folder, its files with their sizes, and the facts that a user needs."""
+
+    folder: pathlib.Path
+    format: str
+    files: Mapping[str, int]
+    feature_dim: int
+    image_size: int
+    channels: int
+
+
+def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathlib.Path) -> Exported:
+    """Writes the evaluated encoder of a run into a folder, with a model card beside it.
+
+    Args:
+      workdir: folder of the run.
+      format: "safetensors", "hf" or "stablehlo".
+      output: folder that is made; it may exist if it holds an earlier export or nothing.
+
+    Raises:
+      UserError: the run has no checkpoint, the format cannot hold its encoder, or the folder holds other files.
+    """
+    if format not in FORMATS:
+        raise UserError(f"--format={format}: not one of {', '.join(FORMATS)}")
+    folder = pathlib.Path(output).expanduser()
+    _check_output(folder)
+    encoder = load_encoder(workdir)
+    files = FORMATS[format](encoder)
+    record = Exported(
+        folder, format, {name: len(content) for name, content in files.items()}, encoder.feature_dim,
+        input_size(encoder), encoder.channels,
+    )  # fmt: skip
+    files["README.md"] = model_card(pathlib.Path(workdir), encoder.config, record).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    return record
+
+
+def _check_output(folder: pathlib.Path) -> None:
+    known = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json", STABLEHLO}
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder}: is a file; give a folder")
+    others = sorted({path.name for path in folder.iterdir()} - known) if folder.is_dir() else []
+    if others:
+        raise UserError(f"--output={folder}: holds other files ({', '.join(others[:3])}); give a new folder")
+
+
+def input_size(encoder: FrozenEncoder) -> int:
+    """Returns the pixels per side that images have when they enter the module itself."""
+    config, module = encoder.config, _module(encoder)
+    at_view_size = getattr(module, "evaluated_at_view_size", False)
+    return config.eval.image_size or (config.data.view_size if at_view_size else config.data.image_size)
+
+
+def _module(encoder: FrozenEncoder) -> Any:
+    return encoder.program.factory.merge(encoder.params, encoder.stats).encoder
+
+
+def safetensors_files(encoder: FrozenEncoder) -> Files:
+    """Returns the encoder under our own names, and the config.json from which `load_model` rebuilds it."""
+    config = encoder.config
+    described = {
+        "format": exported.FORMAT,
+        "version": exported.VERSION,
+        "model": config.to_dict()["model"] | ({"init_from": ""} if hasattr(config.model, "init_from") else {}),
+        "view_size": config.data.view_size,
+        "image_size": input_size(encoder),
+        "channels": encoder.channels,
+        "mean": config.data.augment.mean,
+        "std": config.data.augment.std,
+        "pool": config.eval.pool,
+        "precision": config.train.precision,
+    }
+    tensors = exported.encoder_tensors(_module(encoder))
+    return {"model.safetensors": save(tensors, {"format": exported.FORMAT}), "config.json": _json(described)}
+
+
+def hf_files(encoder: FrozenEncoder) -> Files:
+    """Returns the encoder under the names of transformers, with configs of the model and of its images."""
+    config = encoder.config
+    model, tensors = transformers_files(
+        _module(encoder), encoder_structure(config.model), image_size=config.data.view_size, channels=encoder.channels
+    )
+    augment, size = config.data.augment, input_size(encoder)
+    images = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True, "size": {"height": size, "width": size}, "resample": 2,
+        "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": augment.mean, "image_std": augment.std,
+    }  # fmt: skip
+    return {
+        "model.safetensors": save(tensors, {"format": "pt"}),
+        "config.json": _json(model),
+        "preprocessor_config.json": _json(images),
+    }
+
+
+def stablehlo_files(encoder: FrozenEncoder) -> Files:
+    """Returns one function, uint8 images [b, H, W, C] to features [b, F], with its weights, for any batch."""
+    program, config = encoder.program, encoder.config
+    variables = jax.tree.map(np.asarray, (encoder.params, encoder.stats))
+
+    def features(images: jax.Array) -> jax.Array:
+        params, stats = jax.tree.map(jnp.asarray, variables)  # constants of the program
+        return program.method.features(program.factory.merge(params, stats), {"image": images})
+
+    (batch,) = jax.export.symbolic_shape("b")
+    shape = (batch, encoder.image_size, encoder.image_size, encoder.channels)
+    with portable():
+        function = jax.export.export(jax.jit(features), platforms=PLATFORMS)
+        artifact = function(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    described = {
+        "format": "stablehlo", "file": STABLEHLO, "platforms": PLATFORMS, "input": f"uint8 {list(map(str, shape))}",
+        "output": f"float32 ['b', {encoder.feature_dim}]", "pool": config.eval.pool,
+    }  # fmt: skip
+    return {STABLEHLO: bytes(artifact.serialize()), "config.json": _json(described)}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+FORMATS: Mapping[str, Callable[[FrozenEncoder], Files]] = {
+    "safetensors": safetensors_files,
+    "hf": hf_files,
+    "stablehlo": stablehlo_files,
+}

@@ -1,0 +1,47 @@
+"""The trained state of a run, from its folder alone."""
+
+import pathlib
+
+from jax.sharding import Mesh
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import Spec, abstract_batch, image_spec
+from jepa_jax.program.build import Program, build_program
+from jepa_jax.program.checkpoint import open_whole
+from jepa_jax.program.config import resolve_config
+from jepa_jax.program.step import TrainState, with_evaluated_statistics
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.start import start_compile_cache
+
+
+def run_config(workdir: str | pathlib.Path) -> Config:
+    """Returns the config of a run that has a checkpoint."""
+    folder = Workdir(workdir)
+    if not folder.path.is_dir():
+        raise UserError(f"{folder.path}: there is no such folder; give the folder of a run")
+    config = resolve_config(folder.read_config(), lenient=True)
+    if not folder.has_checkpoint():
+        raise UserError(f"{folder.path}: holds no checkpoint yet; train first, or check the path")
+    return config
+
+
+def restore_state(
+    config: Config, workdir: str | pathlib.Path, mesh: Mesh, spec: Spec | None = None
+) -> tuple[Program, TrainState]:
+    """Returns the program of a run and its best state, or else its newest, with the statistics that evaluations read.
+
+    Args:
+      spec: of one element of its data; without it the data need not be there, and elements are images.
+    """
+    start_compile_cache()
+    with open_whole(Workdir(workdir).checkpoint_folders()) as checkpoints:
+        probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
+        spec = spec or image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
+        classes = probe[0] if probe else 0
+        program = build_program(
+            config, num_train=size, num_classes=classes, sample=abstract_batch(spec, size), mesh=mesh
+        )
+        state, _ = checkpoints.restore(program.factory.abstract)
+        stats = checkpoints.evaluated_stats(program.factory.abstract.stats)
+    return program, state if stats is None else with_evaluated_statistics(state, config.eval.weights, stats)

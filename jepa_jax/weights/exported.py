@@ -1,0 +1,79 @@
+"""Encoders in our own format: model.safetensors with the names of our modules, and a config.json that rebuilds them."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jepa_jax.base.classes import find_class
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.schema import flatten, nested, with_variants
+from jepa_jax.models.registry import DTYPES, MODELS, model_config
+from jepa_jax.weights.family import needed
+
+FORMAT = "jepa_jax"
+VERSION = 1
+
+
+def encoder_tensors(encoder: nnx.Module) -> dict[str, np.ndarray]:
+    """Returns all variables of an encoder, but the state of random streams, by their dotted path."""
+    return {".".join(map(str, path)): np.asarray(variable[...]) for path, variable in _variables(encoder)}
+
+
+def rebuilt_encoder(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> Any:
+    """Returns the encoder that an exported config.json describes, with these variables.
+
+    Raises:
+        UserError: a variable is missing, left over or has another shape; the config is of a later version.
+    """
+    if config.get("version") != VERSION:
+        raise UserError(f"{origin}: format version {config.get('version')}; this version of jepa_jax reads {VERSION}")
+    encoder = _abstract(config, origin)
+    problems, loaded, names = [], [], set()
+    for path, variable in _variables(encoder):
+        name = ".".join(map(str, path))
+        names.add(name)
+        if name not in tensors:
+            problems.append(f"{name} is missing")
+        elif tensors[name].shape != variable.shape:
+            shapes = f"has shape {list(tensors[name].shape)}: the model needs {list(variable.shape)}"
+            problems.append(f"{name} {shapes}")
+        else:
+            loaded.append((path, variable.replace(jnp.asarray(tensors[name], variable.dtype))))
+    problems += [f"{name} is left over" for name in tensors if name not in names]
+    if problems:
+        listed = "\n  ".join(sorted(problems))
+        raise UserError(f"{origin}: the weights do not fit the model; export it again\n  {listed}")
+    nnx.update(encoder, nnx.from_flat_state(loaded))
+    return encoder
+
+
+def model_group(config: Mapping[str, Any], origin: object) -> Any:
+    """Returns the `model` group of an exported config.json."""
+    values = flatten(needed(config, "model", origin))
+    name = values["name"]
+    group: Any = with_variants(model_config(name), values)
+    return group(**nested(values))
+
+
+def _abstract(config: Mapping[str, Any], origin: object) -> Any:
+    """Returns the encoder without arrays; dropout is left out, since an exported encoder is not trained."""
+    group = model_group(config, origin)
+    if getattr(group, "drop_path", 0.0):
+        group = type(group)(**{**vars(group), "drop_path": 0.0})
+    size, channels = needed(config, "view_size", origin), needed(config, "channels", origin)
+    sample = jax.ShapeDtypeStruct((64, size, size, channels), jnp.float32)
+    cls, dtype = find_class("model.name", group.name, MODELS), DTYPES[config.get("precision", "float32")]
+
+    def make(images: jax.Array) -> Any:
+        return cls.from_config(group, images, view_size=size, dtype=dtype, remat="none", rngs=nnx.Rngs(0))
+
+    return nnx.eval_shape(make, sample)
+
+
+def _variables(encoder: nnx.Module) -> Any:
+    return nnx.to_flat_state(nnx.state(encoder, nnx.Not(nnx.RngState)))

@@ -1,0 +1,123 @@
+"""Fits the variables of a saved encoder to the encoder of a config: same structure, other image size or channels."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.registry import encoder_kind
+from jepa_jax.models.vit import interpolated
+from jepa_jax.weights.adapt import adapt_channels
+
+# Keys that a name such as vit_tiny or resnet18 stands for, by the name that takes any values of them.
+SIZES = {"vit": ("width", "depth", "heads", "mlp_width"), "resnet": ("blocks", "widths", "bottleneck", "width")}
+
+
+class SavedEncoder(NamedTuple):
+    """Variables of an encoder in our layout, and what decides where they fit.
+
+    Attributes:
+        kind: what it is, for messages, such as "vit" or "resnet".
+        structure: see `jepa_jax.models.registry.Encoder`.
+        channels: of the images that it reads.
+        params, stats: trained and other variables, nested by attribute.
+        origin: where it was saved.
+    """
+
+    kind: str
+    structure: Mapping[str, Any]
+    channels: int
+    params: Mapping[str, Any]
+    stats: Mapping[str, Any]
+    origin: str
+
+
+def fit_encoder(
+    saved: SavedEncoder, structure: Mapping[str, Any], channels: int, params: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the trained variables for an encoder of this structure, and sentences that say what was changed.
+
+    Args:
+        structure, channels: of the encoder that is to start from them.
+        params: its trained variables, or their shapes.
+
+    Raises:
+        UserError: the structures differ; the message has the flags that make them equal.
+    """
+    check_structure(saved, structure)
+    own, notes = dict(saved.params), []
+    if saved.structure.get("cls_token") and not structure["cls_token"]:
+        own.pop("cls_token")
+        if "position" in own:
+            own["position"] = np.asarray(own["position"])[:, 1:]
+        notes.append("The CLS token was left out, since model.cls_token is False.")
+    if "position" in own and own["position"].shape != params["position"].shape:
+        own["position"], sentence = _resized(own["position"], params["position"].shape, bool(structure["cls_token"]))
+        notes.append(sentence)
+    if saved.channels != channels:
+        notes.append(_adapt_first_layer(own, saved, channels))
+    return own, notes
+
+
+def check_structure(saved: SavedEncoder, structure: Mapping[str, Any]) -> None:
+    """Raises UserError with the flags that are needed if an encoder of this structure cannot have the variables."""
+    wanted = dict(saved.structure)
+    if encoder_kind(structure, structure.get("name", "")) != saved.kind:
+        raise UserError(
+            f"config.model.init_from = {saved.origin!r}: weights of another kind of encoder ({saved.kind}); "
+            f"set {_flags(saved.kind, wanted)}"
+        )
+    if "cls_token" in wanted and not structure["cls_token"]:
+        wanted["cls_token"] = False  # can be left out
+    if wanted.get("layer_scale") and structure.get("layer_scale"):
+        wanted["layer_scale"] = structure["layer_scale"]  # an initial value, which the weights replace
+    differing = {name: value for name, value in wanted.items() if structure.get(name) != value}
+    if not differing:
+        return
+    sizes = SIZES.get(saved.kind, ())
+    resized = bool(differing.keys() & set(sizes))
+    flags = ({name: wanted[name] for name in sizes} if resized else {}) | differing
+    facts = ", ".join(f"{name} = {structure.get(name)} instead of {wanted[name]}" for name in differing)
+    raise UserError(
+        f"config.model.init_from = {saved.origin!r}: the encoder of the config differs from that of the weights "
+        f"({facts}); set {_flags(saved.kind if resized else '', flags)}"
+    )
+
+
+def _flags(name: str, facts: Mapping[str, Any]) -> str:
+    values = ({"name": name} if name else {}) | dict(facts)
+    return " ".join(f"--config.model.{key}={_text(value)}" for key, value in values.items())
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _resized(position: Any, shape: tuple[int, ...], cls_token: bool) -> tuple[np.ndarray, str]:
+    """Returns positions [1, n, d] interpolated to another number of patches; that of CLS stays as it is."""
+    first, rest = np.split(np.asarray(position), [int(cls_token)], axis=1)
+    old, new = math.isqrt(rest.shape[1]), math.isqrt(shape[1] - int(cls_token))
+    resized = np.asarray(interpolated(jnp.asarray(rest), new))
+    sentence = f"Positions were interpolated from {old} x {old} to {new} x {new} patches (bicubic)."
+    return np.concatenate([first, resized], axis=1), sentence
+
+
+def _adapt_first_layer(params: dict[str, Any], saved: SavedEncoder, channels: int) -> str:
+    """Adapts the kernel that reads pixels to another number of channels, in place; returns what was done."""
+    if "patch_embed" in params and saved.structure.get("embedding") == "linear":
+        side = saved.structure["patch_size"]
+        kernel = np.asarray(params["patch_embed"]["kernel"])
+        new, sentence = adapt_channels(kernel.reshape(side, side, saved.channels, -1), channels)
+        params["patch_embed"] = {**params["patch_embed"], "kernel": new.reshape(-1, kernel.shape[-1])}
+    elif "stem" in params and "conv" in params["stem"]:
+        new, sentence = adapt_channels(np.asarray(params["stem"]["conv"]["kernel"]), channels)
+        params["stem"] = {**params["stem"], "conv": {"kernel": new}}
+    else:
+        raise UserError(
+            f"config.model.init_from = {saved.origin!r}: the first layer of this encoder is fixed to images of "
+            f"{saved.channels} channels; set data.channels = {saved.channels}"
+        )
+    return sentence

@@ -1,0 +1,211 @@
+"""Models with weights from elsewhere: transformers, timm, torchvision, or exported by `jepa-jax export`."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.pooling import pooled
+from jepa_jax.models.registry import encoder_kind, encoder_structure
+from jepa_jax.weights import exported
+from jepa_jax.weights.family import Family
+from jepa_jax.weights.mae import MaeModel
+from jepa_jax.weights.names import load_into
+from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
+from jepa_jax.weights.resnet import hf_resnet, torchvision_resnet
+from jepa_jax.weights.segformer import ARCHITECTURE as SEGFORMER
+from jepa_jax.weights.segformer import segformer
+from jepa_jax.weights.vit import hf_vit, timm_vit
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], object], Family]] = {
+    **dict.fromkeys(
+        ("ViTModel", "ViTForImageClassification", "IJepaModel", "Dinov2Model", "ViTMAEForPreTraining"), hf_vit
+    ),
+    **dict.fromkeys(("ResNetModel", "ResNetForImageClassification"), hf_resnet),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with weights from a file.
+
+    Attributes:
+        module: the nnx module.
+        kind: "vit", "mae", "resnet", "segformer", or the `model.name` of another encoder.
+        structure: the facts that decide which weights fit an encoder, by key of the `model` group.
+        image_size: pixels per side of the images that it was made for; 0 if any.
+        channels: of the images.
+        mean, std: of each channel, in 0..1, that images are normalised with.
+        pool: what `features` makes of the outputs: "cls", "mean" or "grid2".
+        origin: where the weights lie.
+    """
+
+    module: Any
+    kind: str
+    structure: Mapping[str, Any]
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pool: str
+    origin: pathlib.Path
+
+    @property
+    def encoder(self) -> Any:
+        """The part that gives features; raises UserError for a model of masks."""
+        if self.kind == "segformer":
+            raise UserError(
+                f"{self.origin}: a SegFormer gives logits per pixel, not features of images; use a ViT or ResNet"
+            )
+        return self.module.encoder if self.kind == "mae" else self.module
+
+    def apply(self, pixel_values: Any, noise: Any = None) -> Any:
+        """Returns what the library that saved the model returns, in float32.
+
+        Args:
+            pixel_values: normalised float32 images [B, H, W, C].
+            noise: [B, patches], which decides the mask of a masked autoencoder; drawn from seed 0 if not given.
+
+        Returns:
+            Tokens [B, T, D] of a ViT, after its last norm and with that of CLS first where there is one; the last map
+            [B, h, w, C] of a ResNet; logits [B, h, w, classes] of a SegFormer; `MaeOutputs` of a masked autoencoder.
+        """
+        images = self._checked(pixel_values)
+        if self.kind != "mae":
+            return self._apply(self._state, images)
+        if noise is None:
+            noise = np.random.default_rng(0).random((len(images), self.module.encoder.grid**2), np.float32)
+        return self._apply(self._state, images, np.asarray(noise, np.float32))
+
+    def features(self, pixel_values: Any) -> jax.Array:
+        """Returns one vector per image [B, F], in float32: the outputs pooled as `pool` says."""
+        assert self.encoder is not None
+        return self._features(self._state, self._checked(pixel_values))
+
+    def _checked(self, pixel_values: Any) -> Any:
+        images = np.asarray(pixel_values) if not isinstance(pixel_values, jax.Array) else pixel_values
+        if images.ndim != 4 or images.shape[-1] != self.channels or images.dtype != np.float32:
+            takes = f"normalised float32 [B, height, width, {self.channels}]"
+            raise UserError(f"pixel_values: {images.dtype} {list(images.shape)}; this model takes {takes}")
+        patch = self.structure.get("patch_size", 1) if self.kind in ("vit", "mae") else 1
+        height, width = images.shape[1:3]
+        if patch > 1 and (height != width or height % patch):
+            fix = f"this ViT takes square images of a multiple of {patch} pixels"
+            raise UserError(f"pixel_values: images of {height} x {width} pixels; {fix}")
+        if self.kind == "mae" and height != self.image_size:
+            raise UserError(f"pixel_values: images of {height} pixels; this autoencoder takes {self.image_size}")
+        return images
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, Any]:
+        return nnx.split(self.module)
+
+    @property
+    def _state(self) -> Any:
+        return self._split[1]
+
+    @functools.cached_property
+    def _apply(self) -> Callable[..., Any]:
+        def run(state: Any, images: jax.Array, *noise: jax.Array) -> Any:
+            module = nnx.merge(self._split[0], state)
+            if isinstance(module, MaeModel) or not hasattr(module, "outputs"):
+                return module(images, *noise)
+            if hasattr(module, "encode"):
+                return module.encode(module.embed(images)).astype(np.float32)
+            return module.outputs(images).cells.astype(np.float32)
+
+        return _exact(jax.jit(run))
+
+    @functools.cached_property
+    def _features(self) -> Callable[..., jax.Array]:
+        def run(state: Any, images: jax.Array) -> jax.Array:
+            module = nnx.merge(self._split[0], state)
+            encoder = module.encoder if self.kind == "mae" else module
+            if not hasattr(encoder, "outputs"):
+                return encoder(images).astype(np.float32)
+            return pooled(encoder.outputs(images), self.pool)
+
+        return _exact(jax.jit(run))
+
+
+def load_model(source: str | os.PathLike[str]) -> LoadedModel:
+    """See `jepa_jax.weights.load_model`."""
+    path = located(source)
+    config, tensors, origin = read_optional(path), read_tensors(path), tensor_file(path)
+    mean, std = normalisation(path, config)
+    if config.get("format") == exported.FORMAT:
+        return _exported(config, tensors, origin)
+    family = _family(config, tensors, origin)
+    module = nnx.eval_shape(family.build)
+    load_into(module, _renamed(tensors, family.renamed), family.table, origin)
+    if len(mean) != family.channels:
+        mean, std = (0.5,) * family.channels, (0.5,) * family.channels
+    pool = "cls" if family.structure.get("cls_token") else "mean"
+    return LoadedModel(
+        module, family.kind, family.structure, family.image_size, family.channels, mean, std, pool, origin
+    )
+
+
+def _family(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> Family:
+    architectures = config.get("architectures")
+    if architectures == [SEGFORMER]:
+        return segformer(config, tensors, origin)
+    if architectures:
+        if architectures[0] not in ARCHITECTURES:
+            known = ", ".join((*ARCHITECTURES, SEGFORMER))
+            raise UserError(f"{origin.parent}/config.json: architectures = {architectures}; supported are {known}")
+        return ARCHITECTURES[architectures[0]](config, origin)
+    if any(name.startswith("blocks.") for name in tensors):
+        return timm_vit(config, tensors, origin)
+    if any(name.startswith("layer1.") for name in tensors):
+        return torchvision_resnet(config, tensors, origin)
+    first = ", ".join(sorted(tensors)[:3])
+    raise UserError(
+        f"{origin}: a model of unknown names ({first}, ...); put the config.json of transformers beside it, or use "
+        "a ViT or ResNet of timm or torchvision"
+    )
+
+
+def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> LoadedModel:
+    encoder, group = exported.rebuilt_encoder(config, tensors, origin), exported.model_group(config, origin)
+    structure, (size, channels) = encoder_structure(group), (config["image_size"], config["channels"])
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    kind = encoder_kind(structure, group.name)
+    return LoadedModel(encoder, kind, structure, size, channels, mean, std, config["pool"], origin)
+
+
+def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns mean and deviation per channel that images are normalised with; those of ImageNet if no file says so."""
+    found = read_optional(path, "preprocessor_config.json")
+    timm = config.get("pretrained_cfg", {})
+    for values, names in ((found, ("image_mean", "image_std")), (timm, ("mean", "std"))):
+        if all(name in values for name in names):
+            mean, std = (tuple(map(float, values[name])) for name in names)
+            return mean, std
+    return IMAGENET
+
+
+def _renamed(tensors: Mapping[str, np.ndarray], renamed: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def today(name: str) -> str:
+        return next((new + name.removeprefix(old) for old, new in renamed.items() if name.startswith(old)), name)
+
+    return {today(name): tensor for name, tensor in tensors.items()}
+
+
+def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, which multiplies in full float32 also where a device would round."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        with jax.default_matmul_precision("float32"):
+            return function(*arguments)
+
+    return run

@@ -1,0 +1,216 @@
+"""Vision transformers as transformers and timm save them: names of their tensors, and the modules that they fit.
+
+Of transformers: `ViTModel` and `ViTForImageClassification`, `IJepaModel`, `Dinov2Model`, `ViTMAEForPreTraining`. Of
+timm: `VisionTransformer`, with or without class token and LayerScale.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.vit import BlockOptions, ViT
+from jepa_jax.weights.family import Family, needed, settings, shape_of
+from jepa_jax.weights.mae import MaeModel
+from jepa_jax.weights.names import Layout, Rule, Table, both, dense, norm, patches, unneeded
+
+TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # by a word of the architecture's name
+_FIXED = {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def hf_table(patch_size: int, *, prefix: str = "", ours: str = "", dinov2: bool = False) -> Table:
+    """Returns the names of a ViT of transformers; names of the file begin with `prefix`, ours with `ours`."""
+    embeddings, layer, block = f"{prefix}embeddings", f"{prefix}encoder.layer.{{i}}", f"{ours}blocks.{{i}}"
+    return (
+        Rule(f"{embeddings}.cls_token", f"{ours}cls_token"),
+        Rule(f"{embeddings}.position_embeddings", f"{ours}position"),
+        *both(f"{embeddings}.patch_embeddings.projection", f"{ours}patch_embed", patches(patch_size)),
+        *(_dinov2_block(layer, block) if dinov2 else _hf_block(layer, block)),
+        *norm(f"{prefix}layernorm", f"{ours}norm"),
+        *unneeded(f"{embeddings}.mask_token", "pooler.dense.weight", "pooler.dense.bias"),
+        *unneeded("classifier.weight", "classifier.bias"),
+    )
+
+
+def _hf_attention(layer: str, block: str) -> list[Rule]:
+    parts = ("query", "key", "value")
+    return [
+        *(
+            rule
+            for part in parts
+            for rule in both(f"{layer}.attention.attention.{part}", f"{block}.attention.qkv", dense)
+        ),
+        *both(f"{layer}.attention.output.dense", f"{block}.attention.out", dense),
+    ]
+
+
+def _hf_block(layer: str, block: str) -> list[Rule]:
+    return [
+        *norm(f"{layer}.layernorm_before", f"{block}.norm1"),
+        *_hf_attention(layer, block),
+        *norm(f"{layer}.layernorm_after", f"{block}.norm2"),
+        *both(f"{layer}.intermediate.dense", f"{block}.up", dense),
+        *both(f"{layer}.output.dense", f"{block}.down", dense),
+    ]
+
+
+def _dinov2_block(layer: str, block: str) -> list[Rule]:
+    return [
+        *norm(f"{layer}.norm1", f"{block}.norm1"),
+        *_hf_attention(layer, block),
+        Rule(f"{layer}.layer_scale1.lambda1", f"{block}.scale1"),
+        *norm(f"{layer}.norm2", f"{block}.norm2"),
+        *both(f"{layer}.mlp.fc1", f"{block}.up", dense),
+        *both(f"{layer}.mlp.fc2", f"{block}.down", dense),
+        Rule(f"{layer}.layer_scale2.lambda1", f"{block}.scale2"),
+    ]
+
+
+def _mae_table(patch_size: int) -> Table:
+    decoder = "decoder.decoder_encoder.layer.{i}"
+    return (
+        *hf_table(patch_size, prefix="vit.", ours="encoder."),
+        *both("decoder.decoder_embed", "decoder.embed", dense),
+        Rule("decoder.mask_token", "decoder.mask_token"),
+        Rule("decoder.decoder_pos_embed", "decoder.position"),
+        *_hf_block(decoder, "decoder.blocks.{i}"),
+        *norm("decoder.decoder_norm", "decoder.norm"),
+        *both("decoder.decoder_pred", "decoder.out", dense),
+    )
+
+
+def _timm_table(patch_size: int, position: Layout) -> Table:
+    layer = block = "blocks.{i}"
+    return (
+        Rule("cls_token", "cls_token"),
+        Rule("pos_embed", "position", position),
+        *both("patch_embed.proj", "patch_embed", patches(patch_size)),
+        *norm(f"{layer}.norm1", f"{block}.norm1"),
+        *both(f"{layer}.attn.qkv", f"{block}.attention.qkv", dense),
+        *both(f"{layer}.attn.proj", f"{block}.attention.out", dense),
+        Rule(f"{layer}.ls1.gamma", f"{block}.scale1"),
+        *norm(f"{layer}.norm2", f"{block}.norm2"),
+        *both(f"{layer}.mlp.fc1", f"{block}.up", dense),
+        *both(f"{layer}.mlp.fc2", f"{block}.down", dense),
+        Rule(f"{layer}.ls2.gamma", f"{block}.scale2"),
+        *norm("norm", "norm"),
+        *unneeded("head.weight", "head.bias"),
+    )
+
+
+def hf_vit(config: Mapping[str, Any], origin: object) -> Family:
+    """Returns what the config.json of a ViT of transformers describes."""
+    architecture = config["architectures"][0]
+    settings(config, _FIXED | {"use_swiglu_ffn": False, "apply_layernorm": True}, origin)
+    dinov2, mae = architecture == "Dinov2Model", architecture == "ViTMAEForPreTraining"
+    width, patch_size = needed(config, "hidden_size", origin), _side(config, "patch_size", origin)
+    mlp_width = config["mlp_ratio"] * width if dinov2 else needed(config, "intermediate_size", origin)
+    facts = {
+        "width": width, "depth": needed(config, "num_hidden_layers", origin),
+        "heads": needed(config, "num_attention_heads", origin), "mlp_width": int(mlp_width), "patch_size": patch_size,
+        "cls_token": architecture != "IJepaModel", "positions": "learned", "embedding": "linear",
+        "layer_scale": config.get("layerscale_value", 1.0) if dinov2 else 0.0,
+        "qkv_bias": config.get("qkv_bias", True), "norm_eps": needed(config, "layer_norm_eps", origin),
+    }  # fmt: skip
+    image_size, channels = _side(config, "image_size", origin), config.get("num_channels", 3)
+    if mae:
+        return Family("mae", facts, lambda: _mae(config, facts, image_size, channels, origin), _mae_table(patch_size),
+                      image_size, channels, {"decoder.decoder_layers.": "decoder.decoder_encoder.layer."})  # fmt: skip
+    prefix = "vit." if architecture == "ViTForImageClassification" else ""
+    table = hf_table(patch_size, prefix=prefix, dinov2=dinov2)
+    return Family("vit", facts, lambda: vit_module(facts, image_size, channels), table, image_size, channels)
+
+
+def vit_module(facts: Mapping[str, Any], image_size: int, channels: int) -> ViT:
+    """Returns the ViT that `ViT.structure` facts describe, to be filled with weights."""
+    options = BlockOptions(*(facts[name] for name in BlockOptions._fields))
+    return ViT(
+        facts["width"], facts["depth"], facts["heads"], image_size=image_size, patch_size=facts["patch_size"],
+        pool="cls" if facts["cls_token"] else "mean", cls_token=facts["cls_token"], positions=facts["positions"],
+        channels=channels, options=options, rngs=nnx.Rngs(0),
+    )  # fmt: skip
+
+
+def _mae(config: Mapping[str, Any], facts: Mapping[str, Any], image_size: int, channels: int, origin: object) -> Any:
+    patch_size = facts["patch_size"]
+    decoder = Predictor(
+        facts["width"], channels * patch_size**2, width=needed(config, "decoder_hidden_size", origin),
+        depth=needed(config, "decoder_num_hidden_layers", origin), grid=image_size // patch_size,
+        heads=needed(config, "decoder_num_attention_heads", origin), stored_positions=True, rngs=nnx.Rngs(0),
+        options=BlockOptions(
+            needed(config, "decoder_intermediate_size", origin), facts["qkv_bias"], norm_eps=facts["norm_eps"]
+        ),
+    )  # fmt: skip
+    encoder = vit_module(facts, image_size, channels)
+    return MaeModel(encoder, decoder, mask_ratio=config["mask_ratio"], norm_pix=config["norm_pix_loss"])
+
+
+def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
+    """Returns what a ViT of timm is: from its constructor's arguments in config.json, or else from its tensors."""
+    arguments = {**config, **config.get("model_args", {})}
+    embedding, places = (
+        shape_of(tensors, "patch_embed.proj.weight", 4, origin),
+        shape_of(tensors, "pos_embed", 3, origin),
+    )
+    numbers = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
+    width, patch_size = arguments.get("embed_dim", embedding[0]), embedding[-1]
+    cls_token = arguments.get("class_token", "cls_token" in tensors or not config)
+    grid = math.isqrt(places[1])
+    scaled = any(".ls1." in name for name in tensors)
+    hidden = arguments.get("mlp_ratio")
+    facts = {
+        "width": width, "depth": arguments.get("depth", len(numbers)), "heads": _timm_heads(arguments, origin),
+        "mlp_width": int(hidden * width) if hidden else shape_of(tensors, "blocks.0.mlp.fc1.weight", 2, origin)[0],
+        "patch_size": patch_size, "cls_token": cls_token, "positions": "learned", "embedding": "linear",
+        "layer_scale": arguments.get("init_values", 1.0) if scaled else 0.0,
+        "qkv_bias": arguments.get("qkv_bias", "blocks.0.attn.qkv.bias" in tensors or not config), "norm_eps": 1e-6,
+    }  # fmt: skip
+    size = arguments.get("img_size", grid * patch_size)
+    image_size = size if isinstance(size, int) else size[0]
+    # Some models give no position to the class token: for them it is zero.
+    with_zero = cls_token and places[1] == (image_size // patch_size) ** 2
+    position = Layout(_with_zero, _without_first) if with_zero else Layout(_itself, _itself)
+    table, channels = _timm_table(patch_size, position), embedding[1]
+    return Family("vit", facts, lambda: vit_module(facts, image_size, channels), table, image_size, channels)
+
+
+def _itself(position: np.ndarray) -> np.ndarray:
+    return position
+
+
+def _with_zero(position: np.ndarray) -> np.ndarray:
+    return np.pad(position, ((0, 0), (1, 0), (0, 0)))
+
+
+def _without_first(position: np.ndarray) -> np.ndarray:
+    return position[:, 1:]
+
+
+def _timm_heads(arguments: Mapping[str, Any], origin: object) -> int:
+    """Returns the number of heads, which no tensor tells."""
+    if "num_heads" in arguments:
+        return arguments["num_heads"]
+    name = str(arguments.get("architecture", ""))
+    if "quickgelu" in name:
+        raise UserError(f"{origin}: {name} has another activation than GELU; use another model")
+    for word, heads in TIMM_HEADS.items():
+        if f"vit_{word}_" in name:
+            return heads
+    raise UserError(
+        f"{origin}: config.json has neither num_heads nor a known architecture; write the constructor's arguments "
+        'of the model into config.json, e.g. {"num_heads": 12}'
+    )
+
+
+def _side(config: Mapping[str, Any], name: str, origin: object) -> int:
+    """Returns a size in pixels that a config may give as one number or as two equal ones."""
+    value = needed(config, name, origin)
+    sides = {value} if isinstance(value, int) else set(value)
+    if len(sides) != 1:
+        raise UserError(f"{origin}: {name} = {value} is not square; use a model of square images and patches")
+    return sides.pop()

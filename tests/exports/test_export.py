@@ -1,0 +1,159 @@
+"""Exported encoders: read back with the same features, in transformers, and without this package."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli.main import main
+from jepa_jax.data.augment import normalise
+from jepa_jax.evals.inference import load_encoder
+from jepa_jax.exports.export import export_encoder
+from jepa_jax.models.registry import encoder_structure
+from jepa_jax.program.initial_weights import saved_encoder
+from jepa_jax.weights import load_model
+from jepa_jax.weights.exported import encoder_tensors
+from jepa_jax.weights.fit import fit_encoder
+from jepa_jax.weights.to_transformers import transformers_files
+from tests.evals.untrained_run import write_run
+from tests.exports.write_parity import GOLDEN, configs, shaken
+from tests.tiny import tiny_config
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
+RESNET = pytest.param("resnet_basic", marks=pytest.mark.slow)  # takes longer to compile
+SUMMARY = {
+    "status": "finished", "steps": 12, "epochs": 2.0, "probe_accuracy": 71.25, "untrained_probe_accuracy": 40.5,
+    "knn_accuracy": 65.0, "chance_accuracy": 10.0, "probe_test_images": 32, "baselines": {"raw pixels": 39.4},
+    "params_sha256": "abc", "data_identity": {"train": {"images": 4096, "sha256": "3ea7"}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of runs with a ViT, a ResNet and a PatchNet."""
+    made = {}
+    for name, config in {"patchnet": tiny_config(), **configs()}.items():
+        if name in ("patchnet", "ijepa", "resnet_basic"):
+            made[name] = tmp_path_factory.mktemp("runs") / name
+            write_run(config, made[name], shaken)
+            (made[name] / "summary.json").write_text(json.dumps(SUMMARY))
+            (made[name] / "environment.json").write_text(json.dumps({"command": "jepa-jax train --config=tiny"}))
+    return made
+
+
+def pixels(encoder):
+    augment = encoder.config.data.augment
+    return np.asarray(normalise(IMAGES, augment.mean, augment.std))
+
+
+@pytest.mark.parametrize("name", ["patchnet", "ijepa", RESNET])
+def test_safetensors_are_read_back_bit_for_bit_with_the_same_features(name, runs, tmp_path):
+    encoder = load_encoder(runs[name], batch_size=5)
+    export_encoder(runs[name], "safetensors", tmp_path / "out")
+    loaded = load_model(tmp_path / "out")
+    ours = encoder.program.factory.merge(encoder.params, encoder.stats).encoder
+    saved, read = encoder_tensors(ours), encoder_tensors(loaded.module)
+    assert saved.keys() == read.keys() and all(saved[key].tobytes() == read[key].tobytes() for key in saved)
+    original = dataclasses.replace(loaded, module=ours)  # before anything was written
+    np.testing.assert_array_equal(loaded.features(pixels(encoder)), original.features(pixels(encoder)))
+    np.testing.assert_allclose(loaded.features(pixels(encoder)), encoder(IMAGES), rtol=1e-5, atol=1e-5)
+    again = saved_encoder(str(tmp_path / "out"))  # what model.init_from reads
+    fitted, notes = fit_encoder(again, encoder_structure(encoder.config.model), 3, encoder.params["encoder"])
+    jax.tree.map(np.testing.assert_array_equal, fitted, jax.device_get(encoder.params["encoder"]))
+    assert notes == []
+
+
+@pytest.mark.parametrize("name", ["ijepa", RESNET])
+def test_a_directory_for_transformers_is_read_back_with_the_same_features(name, runs, tmp_path):
+    encoder = load_encoder(runs[name], batch_size=5)
+    export_encoder(runs[name], "hf", tmp_path / "out")
+    loaded = load_model(tmp_path / "out")
+    assert loaded.mean == encoder.config.data.augment.mean
+    np.testing.assert_allclose(loaded.features(pixels(encoder)), encoder(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "ijepa", "dinov2", RESNET, "resnet_bottleneck"])
+def test_transformers_computes_the_same_with_what_is_exported(name):
+    recorded, loaded = np.load(GOLDEN / name / "io.npz"), load_model(GOLDEN / name)
+    outputs = np.asarray(loaded.apply(recorded["pixel_values"].transpose(0, 2, 3, 1)))
+    if outputs.ndim == 4:
+        outputs = outputs.transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(outputs, recorded["last_hidden_state"], rtol=1e-5, atol=1e-5)
+    # What transformers has read is what is written for this encoder.
+    config, tensors = transformers_files(loaded.module, loaded.structure, image_size=loaded.image_size, channels=3)
+    assert config == json.loads((GOLDEN / name / "config.json").read_text())
+    written = load_tensors(GOLDEN / name)
+    assert tensors.keys() == written.keys()
+    assert all(tensors[key].tobytes() == written[key].tobytes() for key in written)
+
+
+def load_tensors(folder):
+    from safetensors.numpy import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+WITHOUT_PACKAGE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("jepa_jax", "flax"):
+            raise ImportError(f"{name} is not here")
+
+sys.meta_path.insert(0, Refuse())
+import jax.export
+import numpy as np
+
+with open(sys.argv[1], "rb") as file:
+    encoder = jax.export.deserialize(bytearray(file.read()))
+assert encoder.platforms == ("cpu", "cuda"), encoder.platforms
+images = np.load(sys.argv[2])
+np.savez(sys.argv[3], all=encoder.call(images), one=encoder.call(images[:1]))
+assert not {"jepa_jax", "flax"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", ["ijepa", RESNET])
+def test_stablehlo_runs_for_any_batch_in_a_process_without_this_package(name, runs, tmp_path):
+    encoder = load_encoder(runs[name], batch_size=5)
+    export_encoder(runs[name], "stablehlo", tmp_path / "out")
+    np.save(tmp_path / "images.npy", IMAGES)
+    arguments = [tmp_path / "out" / "encoder.stablehlo", tmp_path / "images.npy", tmp_path / "features.npz"]
+    subprocess.run([sys.executable, "-c", WITHOUT_PACKAGE, *map(str, arguments)], check=True)
+    features, expected = np.load(tmp_path / "features.npz"), encoder(IMAGES)
+    np.testing.assert_allclose(features["all"], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(features["one"], expected[:1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_command_writes_a_card_with_data_recipe_accuracies_and_command(runs, tmp_path, capsys):
+    flags = [f"--workdir={runs['resnet_basic']}", "--format=safetensors", f"--output={tmp_path / 'out'}", "--json"]
+    assert main(["export", *flags]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["feature_dim"] == 8 and record["files"].keys() == {"model.safetensors", "config.json"}
+    card = (tmp_path / "out" / "README.md").read_text()
+    for part in (
+        "resnet trained with image_jepa on shapes", "jepa-jax train --config=tiny", "| Linear probe | 71.2 % |",
+        "| Linear probe, encoder untrained | 40.5 % |", "| Chance | 10.0 % |", "| raw pixels (baseline) | 39.4 % |",
+        "load_model", "12 steps", "mean [0.", "4,096 train images (SHA-256", "Started from random weights",
+    ):  # fmt: skip
+        assert part in card
+    assert main(["export", *flags]) == 0  # an earlier export may be replaced
+
+
+def test_what_cannot_be_exported_is_refused(runs, tmp_path):
+    with pytest.raises(UserError, match="--format=onnx: not one of safetensors, hf, stablehlo"):
+        export_encoder(runs["ijepa"], "onnx", tmp_path / "out")
+    with pytest.raises(UserError, match="transformers has no PatchNet; use --format=safetensors"):
+        export_encoder(runs["patchnet"], "hf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(UserError, match=r"holds other files \(thesis.txt\)"):
+        export_encoder(runs["ijepa"], "hf", tmp_path)
+    with pytest.raises(UserError, match="there is no such folder"):
+        export_encoder(tmp_path / "nowhere", "hf", tmp_path / "out")

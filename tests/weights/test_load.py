@@ -1,0 +1,184 @@
+"""Models of other libraries: outputs as recorded there, and one error for each file that does not fit."""
+
+import json
+import pickle
+import shutil
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.weights import load_model
+from tests.weights.golden import SEGFORMER, WEIGHTS, recorded
+
+VITS = {
+    "hf_vit": "last_hidden_state",
+    "hf_ijepa": "last_hidden_state",
+    "hf_dinov2": "last_hidden_state",
+    "timm_vit": "tokens",
+}
+RESNETS = ("timm_resnet_basic", "timm_resnet_bottleneck")
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_tokens_of_vits_equal_those_of_their_library(name):
+    model, golden = load_model(WEIGHTS / name), recorded(name)
+    np.testing.assert_allclose(model.apply(golden["pixel_values"]), golden[VITS[name]], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_maps_and_features_of_resnets_equal_those_of_timm(name):
+    model, golden = load_model(WEIGHTS / name), recorded(name)
+    last_map = model.apply(golden["pixel_values"])
+    np.testing.assert_allclose(last_map, golden["map"], atol=2e-5)
+    np.testing.assert_allclose(np.mean(last_map, (1, 2)), golden["features"], atol=2e-5)
+
+
+def test_a_masked_autoencoder_gives_logits_mask_and_loss_of_the_given_noise():
+    model, golden = load_model(WEIGHTS / "hf_vitmae"), recorded("hf_vitmae")
+    outputs = model.apply(golden["pixel_values"], golden["noise"])
+    for name in ("logits", "mask", "ids_restore", "loss"):
+        np.testing.assert_allclose(getattr(outputs, name), golden[name], atol=2e-5)
+
+
+def test_names_of_a_decoder_from_earlier_versions_are_known(tmp_path):
+    tensors = load_file(WEIGHTS / "hf_vitmae" / "model.safetensors")
+    old = {name.replace("decoder.decoder_encoder.layer.", "decoder.decoder_layers."): t for name, t in tensors.items()}
+    assert old.keys() != tensors.keys()
+    assert variables(load_model(changed(tmp_path, "hf_vitmae", old))) == variables(load_model(WEIGHTS / "hf_vitmae"))
+
+
+def test_a_segformer_has_no_features():
+    # tests/models/masks/test_segformer.py compares its logits; compiling them again would take long.
+    loaded = load_model(SEGFORMER)
+    with pytest.raises(UserError, match="logits per pixel, not features"):
+        loaded.features(np.zeros((1, 64, 64, 3), np.float32))
+
+
+def test_a_file_without_config_is_enough_for_a_resnet_and_tells_what_a_vit_lacks(tmp_path):
+    alone = tmp_path / "model.safetensors"
+    shutil.copy(WEIGHTS / "timm_resnet_basic" / "model.safetensors", alone)
+    assert variables(load_model(alone)) == variables(load_model(WEIGHTS / "timm_resnet_basic"))
+    shutil.copy(WEIGHTS / "timm_vit" / "model.safetensors", alone)
+    with pytest.raises(UserError, match="neither num_heads nor a known architecture"):
+        load_model(alone)
+    (tmp_path / "config.json").write_text(json.dumps({"num_heads": 4}))
+    model, golden = load_model(alone), recorded("timm_vit")
+    np.testing.assert_allclose(model.apply(golden["pixel_values"]), golden["tokens"], atol=2e-5)
+
+
+def test_a_model_in_several_files_is_read_through_its_index(tmp_path):
+    tensors = load_file(WEIGHTS / "hf_vit" / "model.safetensors")
+    shutil.copy(WEIGHTS / "hf_vit" / "config.json", tmp_path)
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
+    for file, own in parts.items():
+        save_file({name: tensors[name] for name in own}, tmp_path / file)
+    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert variables(load_model(tmp_path)) == variables(load_model(WEIGHTS / "hf_vit"))
+
+
+SOME = {  # a tensor of each family, and what it is renamed to
+    "hf_vit": "encoder.layer.1.attention.attention.key.weight",
+    "hf_ijepa": "embeddings.patch_embeddings.projection.weight",
+    "hf_dinov2": "encoder.layer.0.layer_scale1.lambda1",
+    "hf_vitmae": "decoder.decoder_pos_embed",
+    "hf_segformer": "segformer.encoder.block.0.0.mlp.dense1.weight",
+    "timm_vit": "blocks.2.attn.qkv.weight",
+    "timm_resnet_basic": "layer3.0.conv1.weight",
+    "timm_resnet_bottleneck": "layer2.1.bn3.running_var",
+}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_renamed_misshapen_and_missing_tensors_are_named(name, tmp_path):
+    tensors, wrong = load_file(WEIGHTS / name / "model.safetensors"), SOME[name]
+    value = tensors.pop(wrong)
+    refused(tmp_path, name, tensors, f"{wrong} is missing")
+    refused(tmp_path, name, tensors | {f"{wrong}_": value}, f"{wrong}_ is left over")
+    misshapen = np.zeros((*value.shape[:-1], value.shape[-1] + 1), np.float32)
+    refused(tmp_path, name, tensors | {wrong: misshapen}, f"{wrong} has shape {list(misshapen.shape)}")
+
+
+def test_a_pickle_and_a_truncated_file_are_refused(tmp_path):
+    content = (WEIGHTS / "hf_vit" / "model.safetensors").read_bytes()
+    shutil.copy(WEIGHTS / "hf_vit" / "config.json", tmp_path)
+    for wrong in (pickle.dumps({"a": 1}), content[:1000], content[:-100], b""):
+        (tmp_path / "model.safetensors").write_bytes(wrong)
+        with pytest.raises(UserError, match="model.safetensors: not a complete safetensors file"):
+            load_model(tmp_path)
+
+
+def test_configs_that_cannot_be_built_are_refused(tmp_path):
+    tensors = load_file(WEIGHTS / "hf_vit" / "model.safetensors")
+    folder = changed(tmp_path, "hf_vit", tensors)
+    saved = json.loads((folder / "config.json").read_text())
+    for change, message in (
+        ({"architectures": ["BertModel"]}, "architectures = ..BertModel..; supported are ViTModel"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported; it must be 'gelu'"),
+        ({"patch_size": [8, 4]}, "not square"),
+    ):
+        (folder / "config.json").write_text(json.dumps(saved | change))
+        with pytest.raises(UserError, match=message):
+            load_model(folder)
+    del saved["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match="config.json has no hidden_size"):
+        load_model(folder)
+
+
+def test_wrong_pixels_and_wrong_places_are_refused(monkeypatch):
+    model = load_model(WEIGHTS / "hf_ijepa")
+    for pixels in (np.zeros((1, 3, 32, 32), np.float32), np.zeros((1, 32, 32, 3), np.uint8), np.zeros((32, 32, 3))):
+        with pytest.raises(UserError, match=r"takes normalised float32 \[B, height, width, 3\]"):
+            model.apply(pixels)
+    with pytest.raises(UserError, match="multiple of 8 pixels"):
+        model.apply(np.zeros((1, 32, 40, 3), np.float32))
+    with pytest.raises(
+        UserError, match="no such file or folder; for weights of the Hugging Face Hub write hub:OWNER/NAME"
+    ):
+        load_model("owner/name")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"needs the package huggingface_hub; pip install 'jepa_jax\[hub\]'"):
+        load_model("hub:owner/name")
+
+
+def test_a_name_on_the_hub_is_downloaded_by_huggingface_hub_without_pickles(monkeypatch):
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        if name == "owner/absent":
+            raise OSError("no route to the Hub\nand much more")
+        return str(WEIGHTS / "hf_vit")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    assert load_model("hub:owner/vit").origin == WEIGHTS / "hf_vit" / "model.safetensors"
+    assert asked == [("owner/vit", ["*.json", "*.safetensors"])]
+    with pytest.raises(UserError, match=r"hub:owner/absent: cannot be downloaded \(OSError: no route to the Hub\);"):
+        load_model("hub:owner/absent")
+
+
+def changed(folder, name, tensors):
+    """Writes a model with other tensors; returns its folder."""
+    shutil.copy(WEIGHTS / name / "config.json", folder)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def refused(folder, name, tensors, message):
+    with pytest.raises(UserError) as caught:
+        load_model(changed(folder, name, tensors))
+    assert message in str(caught.value) and str(caught.value).startswith(f"{folder}/model.safetensors: ")
+
+
+def variables(model):
+    """Returns the content of every variable, comparable."""
+    state = nnx.to_flat_state(nnx.state(model.module))
+    return {path: np.asarray(jax.device_get(variable[...])).tobytes() for path, variable in state}
