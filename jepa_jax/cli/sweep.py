@@ -123,12 +123,13 @@ def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
         raise UserError(f"{' and '.join(places)} contradict each other; give one of them")
     if arguments.gpus is None:
         return None
-    if arguments.gpus != "all":
-        return tuple(parse_numbers("gpus", arguments.gpus, int, 0))
     found = len(list_gpus())
-    if not found:
+    if arguments.gpus == "all" and not found:
         raise UserError("--gpus=all: NVML finds no GPU here; nvidia-smi has to list them, or give their numbers")
-    return tuple(range(found))
+    gpus = range(found) if arguments.gpus == "all" else parse_numbers("gpus", arguments.gpus, int, 0)
+    if found and max(gpus) >= found:
+        raise UserError(f"--gpus={arguments.gpus}: there are {found} GPUs here, numbered from 0; use some of them")
+    return tuple(gpus)
 
 
 def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:

@@ -1,5 +1,6 @@
 """Measures when the device is busy: a thread waits for each step, so that the loop never has to."""
 
+import collections
 import queue
 import threading
 import time
@@ -19,12 +20,15 @@ class DeviceClock:
         clock: Callable[[], float] = time.perf_counter,
         *,
         wait: Callable[[Any], Any] = lambda result: result.block_until_ready(),  # of an array, so without a tree
-        inline: Callable[[Any], bool] = lambda result: jax.default_backend() == "cpu" and result.is_ready(),
+        inline: Callable[[Any], bool] | None = None,
     ):
-        self._clock, self._wait, self._inline = clock, wait, inline
+        """`inline`: whether a call has computed its result; by default on CPUs, where it is ready then."""
+        on_cpu = jax.default_backend() == "cpu"
+        self._clock, self._wait = clock, wait
+        self._inline = inline or (lambda result: on_cpu and result.is_ready())
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: list[float] = []  # when the steps that are not done were dispatched
+        self._running: collections.deque[float] = collections.deque()  # when the steps not yet done were dispatched
         self._free_since = 0.0  # the device was done with everything before
         self._busy: list[Interval] = []
         self._thread = threading.Thread(target=self._run, name="device-clock", daemon=True)
@@ -33,9 +37,8 @@ class DeviceClock:
     def dispatched(self, began: float, result: Any) -> None:
         """Reports a step; its call began at `began` and has just returned `result`."""
         # CPUs compute small programs inside the call; other devices begin when the call returns.
-        started = began if self._inline(result) else self._clock()
-        with self._lock:
-            self._running.append(started)
+        # This runs in every step, with cold caches: no lock, since appending to a deque needs none.
+        self._running.append(began if self._inline(result) else self._clock())
         self._queue.put(result)
 
     def take(self, until: float) -> list[Interval]:
@@ -61,7 +64,7 @@ class DeviceClock:
             done = self._clock()
             del result  # the queue must not keep an array alive until the next step
             with self._lock:
-                start = max(self._running.pop(0), self._free_since)
+                start = max(self._running.popleft(), self._free_since)
                 if done > start:
                     self._busy.append((start, done))
                 self._free_since = max(done, self._free_since)

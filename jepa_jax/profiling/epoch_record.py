@@ -22,7 +22,7 @@ class Block:
     batch_seconds: list[float]  # of each step, including the wait for its data
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Loading:
     """Seconds that loaders report, summed over batches; they overlap with the loop and are not part of its time."""
 
@@ -31,14 +31,12 @@ class Loading:
     supply: float = 0.0  # the prefetch thread waited for a batch in host memory
     transfer: float = 0.0  # copying batches to the device
 
-    def plus(self, info: Mapping[str, Any]) -> "Loading":
-        """Returns the sums with one more batch; `info` is what the pipeline reports of it."""
-        return Loading(
-            self.batches + 1,
-            self.generation + info["generation_seconds"],
-            self.supply + info["supply_seconds"],
-            self.transfer + info["transfer_seconds"],
-        )
+    def add(self, info: Mapping[str, Any]) -> None:
+        """Adds one more batch; `info` is what the pipeline reports of it."""
+        self.batches += 1
+        self.generation += info["generation_seconds"]
+        self.supply += info["supply_seconds"]
+        self.transfer += info["transfer_seconds"]
 
     def transfer_share(self) -> float:
         """Returns the part of the prefetch thread's time that goes into copying."""
@@ -52,7 +50,7 @@ class Observed:
 
     blocks: list[Block] = dataclasses.field(default_factory=list)
     batch_seconds: list[float] = dataclasses.field(default_factory=list)  # of the steps after the last block
-    loading: Loading = Loading()
+    loading: Loading = dataclasses.field(default_factory=Loading)
     compilations: int = 0
     traced: bool = False  # whether a recording has split the device's time
 

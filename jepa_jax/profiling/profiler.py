@@ -137,7 +137,7 @@ class Profiler(NullProfiler):
 
     def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any]) -> None:
         self._device.dispatched(began, result)
-        self._seen.loading = self._seen.loading.plus(info)
+        self._seen.loading.add(info)
 
     def recompiled(self) -> None:
         self._seen.compilations += 1

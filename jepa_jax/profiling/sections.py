@@ -38,6 +38,8 @@ class Section(enum.StrEnum):
     PROFILER = "profiler"
     OTHER = "other"
 
+    __hash__ = str.__hash__  # that of enums is a Python function, which every dict of the timeline would call
+
     @property
     def epoch_section(self) -> EpochSection:
         """The part of the epoch that this section counts for while the device is idle."""

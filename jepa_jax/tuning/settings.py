@@ -84,9 +84,7 @@ class TrialRequest:
     gpu_index: int | None = None  # the only GPU that the process sees; None: all
     with_evaluation: bool = False  # a validation pass and a checkpoint before the measured steps
     memory_fraction: float | None = None  # of a GPU's memory that JAX takes, as training will; None: no GPU
-    compile_anew: bool = (
-        False  # compile in every repeat: on a GPU XLA times kernels then, with another result each time
-    )
+    compile_anew: bool = False  # in every repeat: on a GPU XLA times kernels then, with other results each time
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -56,13 +56,13 @@ def request_of(config, **changes):
 
 
 def test_a_combination_is_what_it_makes_of_a_config():
-    combination = Combination(64, 3, 2, "bfloat16", "full", "device")
+    combination = Combination(64, 2, 2, "bfloat16", "full", "device")  # one core starts two workers at most
     config = tiny_masked_config("ijepa")
     changed = TrialRequest(config.to_dict(), combination).configuration()
     assert Combination.of(changed) == combination
     assert Combination.from_dict(json.loads(json.dumps(combination.to_dict()))) == combination
     assert (changed.data.batch_size, changed.train.accum_steps) == (64, 2)
-    assert combination.label == "batch 64 in 2, 3 workers, bfloat16, remat full, device"
+    assert combination.label == "batch 64 in 2, 2 workers, bfloat16, remat full, device"
 
 
 def test_a_request_survives_json():

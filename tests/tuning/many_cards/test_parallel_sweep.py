@@ -140,6 +140,8 @@ def test_flags_that_contradict_each_other_are_refused(monkeypatch):
         parse("--gpus=0", "--gpu_index=1")
     monkeypatch.setattr("jepa_jax.runtime.gpus.list_gpus", lambda: ["GPU-a", "GPU-b"])
     assert parse("--gpus=all") == (0, 1)
+    with pytest.raises(UserError, match="--gpus=0,2: there are 2 GPUs here, numbered from 0"):
+        parse("--gpus=0,2")
     monkeypatch.setattr("jepa_jax.runtime.gpus.list_gpus", lambda: [])
     with pytest.raises(UserError, match="--gpus=all: NVML finds no GPU here"):
         parse("--gpus=all")
