@@ -141,7 +141,7 @@ def plan_all(names: list[str], results: Results, console: Console, *, largest: b
                 results.failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
                 continue
             for plan in plans:
-                results.rows.append(table_row(name, plan, largest))
+                results.rows.append(table_row(name, plan))
                 results.notes += ways_out_notes(name, plan)
                 if plan.batches:
                     results.batches = batch_section({row.batch_size: row.facts.peak_bytes for row in plan.batches})
@@ -149,7 +149,7 @@ def plan_all(names: list[str], results: Results, console: Console, *, largest: b
             yield
 
 
-def table_row(name: str, plan: "Plan", searched: bool) -> str:
+def table_row(name: str, plan: "Plan") -> str:
     from jepa_jax.base.text import gib
     from jepa_jax.planning.plan_text import largest_text
 
@@ -166,7 +166,7 @@ def table_row(name: str, plan: "Plan", searched: bool) -> str:
         gib(estimate.need.total),
         gib(estimate.capacity),
         estimate.verdict,
-        largest_text(plan.largest[0][1]) if searched else "not searched",
+        largest_text(plan.largest[0][1]),
         f"{speed.images_per_sec:,.0f}",
         f"{100 * speed.factors.p90_error:.0f} %" + ("" if speed.factors.measured else " (unmeasured card)"),
         speed.limit,
