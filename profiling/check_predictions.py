@@ -78,15 +78,16 @@ def check_predictions(arguments: argparse.Namespace, console: Console) -> Result
         for i, (row, one) in enumerate(zip(rows, measurements, strict=True))
     ]
     document: dict[str, Any] = {"rows": table, **summaries(rows, errors), **compiled.extra_checks(whole)}
+    document["shares"] = planning_shares(whole)
     passed = document["passed"] = within_bars(document)
     if arguments.factors:
-        write_json(arguments.factors, factors_document(whole, document))
+        write_json(arguments.factors, factors_document(document))
     if arguments.json:
         write_json(arguments.json, document)
     if arguments.page:
         from predictions_page import page
 
-        write_atomically(arguments.page, page(document, whole))
+        write_atomically(arguments.page, page(document))
     lines = [
         f"{name}: unseen rows off by {document['median_abs_error']['left_out'][name]:.3f} (median), "
         f"{error:.3f} (nine of ten); fitted {document['median_abs_error']['fitted'][name]:.3f}"
@@ -207,10 +208,10 @@ def planning_shares(whole: Any) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
-def factors_document(whole: Any, document: dict[str, Any]) -> dict[str, Any]:
+def factors_document(document: dict[str, Any]) -> dict[str, Any]:
     """Returns the table of factors with where it is from and how far unseen rows were off."""
     labels = {"train": "train", "infer": "infer torch.compile"}
-    shares = planning_shares(whole)
+    shares = document["shares"]
     return {
         "source": SOURCE,
         "fitted_by": "profiling/check_predictions.py",

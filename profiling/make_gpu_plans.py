@@ -101,6 +101,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag(
         "only", "LIST", "configs to plan; the others stay as they are in --out (by default all are planned)", ""
     )
+    parser.add_switch("largest", "look for the largest batches, which takes most of the time", default=True)
 
 
 def make_page(arguments: argparse.Namespace, console: Console) -> Result:
@@ -110,7 +111,7 @@ def make_page(arguments: argparse.Namespace, console: Console) -> Result:
         raise UserError(f"--only={arguments.only}: {', '.join(unknown)} is not one of {', '.join(WANTED)}")
     out = pathlib.Path(arguments.out)
     results = Results.of_page(out.read_text(), names) if arguments.only and out.exists() else Results()
-    for _ in plan_all(names, results, console):
+    for _ in plan_all(names, results, console, largest=arguments.largest):
         write_atomically(arguments.out, page(results, finished=False))  # a run that is stopped leaves what it has
     write_atomically(arguments.out, page(results, finished=True))
     counts = {"rows": len(results.rows), "failures": len(results.failures), "absent": absent()}
@@ -124,7 +125,7 @@ def absent() -> list[str]:
     return [name for name in WANTED if name not in shipped_recipes()]
 
 
-def plan_all(names: list[str], results: Results, console: Console) -> Iterator[None]:
+def plan_all(names: list[str], results: Results, console: Console, *, largest: bool) -> Iterator[None]:
     """Adds the plans of configs to `results`, yielding after each of their targets."""
     from jepa_jax.planning.plan_command import PlanOptions, make_plans
     from jepa_jax.program.config import load_config
@@ -132,7 +133,8 @@ def plan_all(names: list[str], results: Results, console: Console) -> Iterator[N
     for name in (name for name in names if name not in absent()):
         for gpu, topology in WANTED[name]:
             batches = BATCHES if name == "rapid" else ()
-            options = PlanOptions((gpu,), topology=topology, batch_sizes=batches, variants=False, loader=False)
+            searched = {"variants": False, "loader": False, "largest": largest}
+            options = PlanOptions((gpu,), topology=topology, batch_sizes=batches, **searched)
             try:
                 plans, _ = make_plans(load_config(name), options, console)
             except UserError as error:

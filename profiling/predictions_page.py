@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from check_predictions import BARS, STANDS_FOR_XLA, planning_shares
+from check_predictions import BARS, STANDS_FOR_XLA
 
 COMMAND = "python profiling/check_predictions.py --measurements=timm.csv --json=predictions.json"
 KINDS = ("convolution", "matmul", "attention", "traffic")
@@ -25,7 +25,7 @@ Attention in training was not fused in the published version (1.12): our kernel 
 (Volta, Turing, A100, Hopper, B200) use the shares of the nearest measured one, with doubled errors."""
 
 
-def page(document: dict[str, Any], whole: Any) -> str:
+def page(document: dict[str, Any]) -> str:
     """Returns the page."""
     lines = [
         "# Predicted speed against published measurements",
@@ -37,7 +37,7 @@ def page(document: dict[str, Any], whole: Any) -> str:
         INTRODUCTION,
         "",
         *error_section(document),
-        *share_section(whole),
+        *share_section(document["shares"]),
         *check_section(document),
         *row_section(document),
     ]
@@ -68,7 +68,7 @@ def engine(row: dict[str, Any]) -> str:
     return row["engine"] if row["engine"] != "eager" else f"eager {row['layout']}"
 
 
-def share_section(whole: Any) -> list[str]:
+def share_section(shares_by_mode: dict[str, Any]) -> list[str]:
     """Returns the shares that plans use, and what they mean."""
     lines = [
         "## Shares that plans use",
@@ -76,7 +76,7 @@ def share_section(whole: Any) -> list[str]:
         "| mode (software) | architecture | " + " | ".join(KINDS) + " |",
         "|---|---|" + "---:|" * len(KINDS),
     ]
-    for mode, architectures in planning_shares(whole).items():
+    for mode, architectures in shares_by_mode.items():
         for name, shares in architectures.items():
             cells = " | ".join(f"{shares[kind]:.2f}" for kind in KINDS)
             lines.append(f"| {mode} (PyTorch {' '.join(STANDS_FOR_XLA[mode])}) | {name} | {cells} |")

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Integer
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.attention import attention
-from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.mlp import mlp
+from jepa_jax.models.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.remat import product, rematerialized
 from jepa_jax.models.tokens import patchify, take_tokens

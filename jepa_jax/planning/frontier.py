@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import gib
 from jepa_jax.planning.estimate import FITS_BELOW, Estimate
+from jepa_jax.planning.plan_text import ACCUMULATION
 from jepa_jax.planning.planner import REMATS, Changes, Planner, part_counts
 from jepa_jax.planning.step_compiler import Request
 
@@ -81,5 +82,7 @@ def frontier_lines(frontier: Frontier) -> list[str]:
     advice = frontier.advice
     if advice is None:
         return [*lines, "none of them needs so little: use a smaller batch or model, or a larger budget"]
+    if any(point.changes["train.accum_steps"] != base.changes["train.accum_steps"] for point in frontier.points):
+        lines.append(ACCUMULATION)
     flags = " ".join(f"--config.{key}={value}" for key, value in advice.changes.items())
     return [*lines, f"advice: {advice.label}: {flags}"]

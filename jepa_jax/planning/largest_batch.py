@@ -24,11 +24,15 @@ MOST_GRAINS = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch found to fit; 0 if none does. `at_set`: limited by the size of the data set, not by memory."""
+    """The largest batch found to fit; 0 if none does.
+
+    `at_set`: limited by the size of the data set, not by memory. `searched`: whether other batches were tried.
+    """
 
     batch_size: int
     estimate: Estimate | None
     at_set: bool = False
+    searched: bool = True
 
 
 class BatchSearch:

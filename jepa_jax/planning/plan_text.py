@@ -125,9 +125,16 @@ def _row(estimate: Estimate) -> str:
 
 def largest_text(largest: LargestBatch) -> str:
     """Returns a largest batch as text."""
+    if not largest.searched:
+        return "not searched"
     if not largest.batch_size:
         return "none"
     return f"{largest.batch_size:,}" + (" (all data)" if largest.at_set else "")
+
+
+def largest_json(largest: LargestBatch) -> int | None:
+    """Returns a largest batch as JSON: 0 if nothing fits, null if it was not looked for."""
+    return largest.batch_size if largest.searched else None
 
 
 def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
@@ -214,7 +221,7 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "margin_bytes": estimate.need.margin,
         "verdict": estimate.verdict,
         "fits": estimate.fits,
-        "largest_batch": plan.largest[0][1].batch_size,
+        "largest_batch": largest_json(plan.largest[0][1]),
         "flops_per_step": facts.flops,
         "bytes_per_step": facts.bytes_moved * facts.devices,
         "unlimited_peak_bytes": estimate.unlimited_peak,
@@ -234,7 +241,7 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "run_seconds_by_part": cost.parts,
         "price_predicted": list(cost.prices) if context.price_of(plan.request.gpu) else None,
         "loader_images_per_sec": context.loader_images_per_sec,
-        "variants": [{**row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
+        "variants": [{**row_json(row), "largest_batch": largest_json(largest)} for row, largest in plan.largest],
         "batches": [row_json(row) for row in plan.batches],
         "ways_out": [row_json(row) for row in plan.ways_out],
     }

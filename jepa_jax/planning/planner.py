@@ -85,7 +85,7 @@ class Planner:
         rows = [[next(estimates) for _ in group] for group in wanted]
         splits = [(row[: len(group)], row[len(group) :]) for row, group in zip(rows, compared, strict=True)]
         every = [estimate for row, _ in splits for estimate in row]
-        searched = iter(self.largest_batches(every) if largest else [best_of([estimate]) for estimate in every])
+        searched = iter(self.largest_batches(every) if largest else [unsearched(estimate) for estimate in every])
         plans = []
         for row, batches in splits:
             found = [(estimate, next(searched)) for estimate in self.with_unlimited(row[:1]) + row[1:]]
@@ -124,6 +124,11 @@ class Planner:
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         estimates = self.estimates([(request, label, changes) for label, changes in candidates])
         return [estimate for estimate in estimates if estimate.fits]
+
+
+def unsearched(estimate: Estimate) -> LargestBatch:
+    """Returns the batch of an estimate, if it fits, as the largest that is known."""
+    return dataclasses.replace(best_of([estimate]), searched=False)
 
 
 def batch_change(size: int) -> tuple[str, Changes]:

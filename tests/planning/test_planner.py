@@ -262,3 +262,5 @@ def test_many_gpus_are_planned_without_a_search_and_one_that_fails_is_left_out()
     plans = plan_command.each_plan(Planner(line, TABLE), requests, Console(out))
     assert [plan.request.gpu.key for plan in plans] == ["rtx4090", "h100"] and len(line.asked) == 2
     assert "t4 is left out" in out.getvalue()
+    assert plan_json(plans[0], PlanContext(CIFAR))["largest_batch"] is None
+    assert "not searched" in "\n".join(plan_lines(plans[0], PlanContext(CIFAR), "rapid"))

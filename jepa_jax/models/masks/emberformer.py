@@ -19,11 +19,10 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import PROBABILITY, Config
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.attention import attention
-from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.masks.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.masks.unet import Enlarge, UNet
 from jepa_jax.models.mlp import gelu, mlp
-from jepa_jax.models.norm import BatchNorm, BatchNormConfig
+from jepa_jax.models.norm import BatchNorm, BatchNormConfig, LayerNorm
 from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.resnet import ConvNorm
 from jepa_jax.models.tokens import patchify

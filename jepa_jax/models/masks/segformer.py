@@ -15,9 +15,8 @@ from jaxtyping import Array, Float
 
 from jepa_jax.models.attention import attention
 from jepa_jax.models.conv import conv2d
-from jepa_jax.models.layer_norm import LayerNorm
 from jepa_jax.models.mlp import gelu
-from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.norm import BatchNorm, LayerNorm
 from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.vit import linear
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jepa_jax.models.layer_norm import LayerNorm
+from jepa_jax.models.norm import LayerNorm
 
 
 def both(dtype: jnp.dtype, epsilon: float = 1e-6) -> tuple[LayerNorm, nnx.LayerNorm]:
