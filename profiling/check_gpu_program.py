@@ -50,8 +50,6 @@ def add_flags(parser: Parser) -> None:
 
 def kind_of(program: "CompiledProgram", instruction: "Instruction", inside: "Computation") -> str:
     """Returns the kind of waste that a kernel is, or an empty string."""
-    from jepa_jax.planning.compiled.hlo import ARRAY
-
     body = {instruction.name: instruction}
     if instruction.opcode == "fusion":
         body = program.computations.get(instruction.called("calls"), {})
@@ -62,9 +60,16 @@ def kind_of(program: "CompiledProgram", instruction: "Instruction", inside: "Com
         if "transpose" in opcodes or _layout_changes(instruction, inside):
             return TRANSPOSE
         return CONVERT if "convert" in opcodes else COPY
-    types = {name for name, _ in ARRAY.findall(instruction.shape)}
     of_parameters = any(f"/{part}/" in instruction.scope for part in OF_PARAMETERS)
-    return FLOAT32 if instruction.opcode == "fusion" and "f32" in types and not of_parameters else ""
+    is_wide = instruction.opcode == "fusion" and float32_bytes(instruction) >= SMALLEST
+    return FLOAT32 if is_wide and not of_parameters else ""
+
+
+def float32_bytes(instruction: "Instruction") -> int:
+    """Returns the bytes of float32 arrays that a kernel writes."""
+    from jepa_jax.planning.compiled.hlo import ARRAY, shape_bytes
+
+    return sum(shape_bytes(array[0]) for array in ARRAY.finditer(instruction.shape) if array[1] == "f32")
 
 
 def _layout_changes(instruction: "Instruction", inside: "Computation") -> bool:
@@ -79,7 +84,7 @@ def _layout_changes(instruction: "Instruction", inside: "Computation") -> bool:
 def find(text: str) -> tuple[dict[Found, list[int]], int]:
     """Returns kernels and bytes of each finding, and the bytes that the whole program moves."""
     from jepa_jax.planning.compiled.buffers import source_lines
-    from jepa_jax.planning.compiled.hlo import parse_hlo, shape_bytes
+    from jepa_jax.planning.compiled.hlo import parse_hlo
 
     program, lines = parse_hlo(text), source_lines(text)
     found: dict[Found, list[int]] = collections.defaultdict(lambda: [0, 0])
@@ -92,7 +97,7 @@ def find(text: str) -> tuple[dict[Found, list[int]], int]:
         scope = "/".join(instruction.scope.split("/")[1:3])
         known = found[Found(kind, lines.get(frame, "?"), scope)]
         known[0] += times
-        known[1] += times * (shape_bytes(instruction.shape) if kind == FLOAT32 else moved)
+        known[1] += times * (float32_bytes(instruction) if kind == FLOAT32 else moved)
     return found, program.bytes_moved()
 
 
