@@ -254,8 +254,8 @@ def batch_section(rows: "Sequence[Estimate]") -> list[str]:
     lines = [
         BATCH_SECTION,
         "",
-        f"`rapid` on an RTX 4090: {slope / 2**20:.2f} MiB per image and {fixed / 2**30:.2f} GiB besides, as long as XLA",
-        "recomputes nothing.",
+        f"`rapid` on an RTX 4090: {slope / 2**20:.2f} MiB per image and {fixed / 2**30:.2f} GiB besides, as long as",
+        "XLA recomputes nothing.",
         "",
         "| batch | peak | without recomputing | off the line |",
         "|---|---|---|---|",
