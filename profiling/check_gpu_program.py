@@ -26,7 +26,7 @@ from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
-    from jepa_jax.planning.compiled.hlo import CompiledProgram, Computation, Instruction
+    from jepa_jax.program.compiled.hlo import CompiledProgram, Computation, Instruction
 
 SMALLEST = 2**16  # bytes; smaller kernels cost their launch
 TRANSPOSE, CONVERT, COPY, FLOAT32 = "transpose", "convert", "copy", "float32"
@@ -67,7 +67,7 @@ def kind_of(program: "CompiledProgram", instruction: "Instruction", inside: "Com
 
 def float32_bytes(instruction: "Instruction") -> int:
     """Returns the bytes of float32 arrays that a kernel writes."""
-    from jepa_jax.planning.compiled.hlo import ARRAY, shape_bytes
+    from jepa_jax.program.compiled.hlo import ARRAY, shape_bytes
 
     return sum(shape_bytes(array[0]) for array in ARRAY.finditer(instruction.shape) if array[1] == "f32")
 
@@ -84,7 +84,7 @@ def _layout_changes(instruction: "Instruction", inside: "Computation") -> bool:
 def find(text: str) -> tuple[dict[Found, list[int]], int]:
     """Returns kernels and bytes of each finding, and the bytes that the whole program moves."""
     from jepa_jax.planning.compiled.buffers import source_lines
-    from jepa_jax.planning.compiled.hlo import parse_hlo
+    from jepa_jax.program.compiled.hlo import parse_hlo
 
     program, lines = parse_hlo(text), source_lines(text)
     found: dict[Found, list[int]] = collections.defaultdict(lambda: [0, 0])

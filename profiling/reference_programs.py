@@ -22,15 +22,15 @@ from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.models import resnet, vit
 from jepa_jax.planning.absent_gpus import absent_devices, target_config
 from jepa_jax.planning.compiled.compiling import compile_lowered
-from jepa_jax.planning.compiled.hlo import parse_hlo
-from jepa_jax.planning.compiled.kernels import Kernel, read_kernels
 from jepa_jax.planning.step_compiler import code_digest
+from jepa_jax.program.compiled.hlo import parse_hlo
+from jepa_jax.program.compiled.kernels import Kernel, read_kernels
 from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.start import cache_folder
 
 CLASSES = 1000
 VITS = {f"{name}_patch16_224": name for name in vit.SIZES}  # timm's names
-READERS = ("planning/compiled/hlo.py", "planning/compiled/kernels.py")  # the code that makes facts of a program
+READERS = ("program/compiled/hlo.py", "program/compiled/kernels.py")  # the code that makes facts of a program
 
 
 class Case(NamedTuple):

@@ -32,9 +32,9 @@ from jepa_jax.planning.absent_gpus import (
     target_config,
 )
 from jepa_jax.planning.compiled.compiling import COMPILER_OPTIONS
-from jepa_jax.planning.compiled.kernels import Kernel
 from jepa_jax.planning.step_facts import StepFacts, compile_step, trace_step
 from jepa_jax.program.build import Program, build_program
+from jepa_jax.program.compiled.kernels import Kernel
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.mesh import check_batch, make_mesh
@@ -43,7 +43,7 @@ from jepa_jax.runtime.start import cache_folder
 PACKAGES = ("jax", "jaxlib", "flax", "optax")  # whose versions decide about a compiled program
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 # The code that makes facts of a program.
-READERS = ("planning/step_facts.py", "planning/compiled/hlo.py", "planning/compiled/kernels.py", "program/flops.py")
+READERS = ("planning/step_facts.py", "program/compiled/hlo.py", "program/compiled/kernels.py", "program/flops.py")
 MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 
 

@@ -1,1 +1,1 @@
-"""What a compiled program says: its kernels, and the buffers at its peak."""
+"""Compiles for GPUs that are not there, and reads the buffers at the peak of a program."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning.compiled.hlo import CompiledProgram, Instruction
+from jepa_jax.program.compiled.hlo import CompiledProgram, Instruction
 
 ARGUMENTS, KEPT, BACKWARD, OTHER, OUTPUTS = (
     "arguments", "kept for the backward pass", "gradients and temporaries of the backward pass",

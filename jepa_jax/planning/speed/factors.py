@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jepa_jax.base.files import read_json
-from jepa_jax.planning.compiled.kernels import ELEMENTWISE, KINDS, Kernel
+from jepa_jax.program.compiled.kernels import ELEMENTWISE, KINDS, Kernel
 from jepa_jax.runtime.hardware import Gpu
 
 TABLE_FILE = pathlib.Path(__file__).with_name("factors.json")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from jepa_jax.planning.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, KINDS, MATMUL, Kernel
 from jepa_jax.planning.speed.factors import ARCHITECTURES, ARITHMETIC_SHARE, HALF_TYPES, LAUNCH_SECONDS, TRAFFIC, Shares
+from jepa_jax.program.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, KINDS, MATMUL, Kernel
 from jepa_jax.runtime.hardware import Gpu
 
 FITTED = (CONVOLUTION, MATMUL, ATTENTION, TRAFFIC)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from jepa_jax.planning.compiled.kernels import CONVOLUTION, ELEMENTWISE, KINDS, MATMUL, Kernel
 from jepa_jax.planning.speed.factors import FULL, LAUNCH_SECONDS, TRAFFIC, factors_of, kernel_seconds, predict
+from jepa_jax.program.compiled.kernels import CONVOLUTION, ELEMENTWISE, KINDS, MATMUL, Kernel
 from jepa_jax.runtime.hardware import load_table
 
 TABLE = load_table()

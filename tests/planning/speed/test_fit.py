@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jepa_jax.planning.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, MATMUL, Kernel
 from jepa_jax.planning.speed.factors import TRAFFIC
 from jepa_jax.planning.speed.fit import Measurement, effect_names, error_summary, fit, left_out_errors
+from jepa_jax.program.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, MATMUL, Kernel
 from jepa_jax.runtime.hardware import load_table
 
 TABLE = load_table()

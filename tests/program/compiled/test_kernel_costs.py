@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jepa_jax.program.kernel_costs import kernel_costs
+from jepa_jax.program.compiled.kernels import kernel_costs
 
 # As XLA writes it for GPUs: a convolution of 256 images and its gradients, a product inside a fusion, one of cuBLAS.
 GPU = """HloModule jit_step

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jepa_jax.planning.compiled.hlo import ARRAY, FREE, CompiledProgram, Computation, Instruction
+from jepa_jax.program.compiled.hlo import ARRAY, FREE, CompiledProgram, Computation, Instruction, parse_hlo
 
 CONVOLUTION, MATMUL, ATTENTION, ELEMENTWISE = "convolution", "matmul", "attention", "elementwise"
 KINDS = (CONVOLUTION, MATMUL, ATTENTION, ELEMENTWISE)
@@ -61,6 +61,25 @@ def read_kernels(program: CompiledProgram) -> list[Kernel]:
     return list(found.values())
 
 
+class Cost(NamedTuple):
+    """Of one run of an instruction."""
+
+    flops: int  # of matrix products and convolutions
+    bytes: int  # of operands and results, as if nothing stayed in the cache
+
+
+def kernel_costs(hlo_text: str) -> dict[str, Cost]:
+    """Returns the cost of every instruction of what `compiled.as_text()` returns, by its name."""
+    program = parse_hlo(hlo_text)
+    costs = {}
+    for computation in program.computations.values():
+        for instruction in computation.values():
+            if moved := program.kernel_bytes(instruction, computation):
+                kernel = _kernel(program, instruction, computation, moved)
+                costs[instruction.name] = Cost(kernel.flops, kernel.bytes)
+    return costs
+
+
 def total_flops(kernels: Iterable[Kernel]) -> int:
     """Returns the operations of all products of kernels."""
     return sum(kernel.flops * kernel.runs for kernel in kernels)
@@ -93,7 +112,9 @@ def attention_flops(instruction: Instruction, inside: Computation) -> int:
 
 def product_flops(instruction: Instruction, inside: Computation) -> int:
     """Returns the operations of a convolution or matrix product, those with padding included."""
-    shapes = [_extents(inside[name].shape) for name in instruction.operands[:2]]
+    shapes = [_extents(inside[name].shape) for name in instruction.operands[:2] if name in inside]
+    if len(shapes) < 2:  # a part of a program
+        return 0
     result = _extents(instruction.shape)
     if instruction.product_kind == MATMUL:
         contracted = instruction.search(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -122,7 +143,8 @@ def _operations(instruction: Instruction, inside: Computation) -> int:
 
 
 def _operand_type(instruction: Instruction, inside: Computation) -> str:
-    return ARRAY.findall(inside[instruction.operands[0]].shape)[0][0]
+    first = inside.get(instruction.operands[0], instruction)
+    return ARRAY.findall(first.shape)[0][0]
 
 
 def _extents(shape: str) -> Sequence[int]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jepa_jax.planning.compiled.hlo import parse_hlo
-from jepa_jax.planning.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, MATMUL, read_kernels, total_flops
+from jepa_jax.program.compiled.hlo import parse_hlo
+from jepa_jax.program.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, MATMUL, read_kernels, total_flops
 
 HLO = """HloModule jit_step, is_scheduled=true
 

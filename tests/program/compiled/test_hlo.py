@@ -2,7 +2,7 @@
 
 import pytest
 
-from jepa_jax.planning.compiled.hlo import CompiledProgram, group_size, parse_hlo
+from jepa_jax.program.compiled.hlo import CompiledProgram, group_size, parse_hlo
 
 HLO = """HloModule jit_step, is_scheduled=true
 
