@@ -29,7 +29,12 @@ def test_the_wheel_holds_configs_templates_and_tables(clone, tmp_path):
     pip("wheel", "--no-deps", "--wheel-dir", tmp_path, clone)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder, pattern in (("configs", "*.py"), ("jepa_jax/reports/templates", "*"), ("jepa_jax", "**/*.toml")):
+    for folder, pattern in (
+        ("configs", "*.py"),
+        ("jepa_jax/reports/templates", "*"),
+        ("jepa_jax", "**/*.toml"),
+        ("jepa_jax", "**/*.json"),
+    ):
         for path in (ROOT / folder).glob(pattern):
             name = str(path.relative_to(ROOT))
             assert (f"jepa_jax/{name}" if folder == "configs" else name) in names

@@ -74,6 +74,8 @@ def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[
         "variants": options.variants,
         "largest": options.largest,
     }
+    if options.batch_sizes and len(requests) > FEW_GPUS:
+        raise UserError(f"--batch_sizes: not for more than {FEW_GPUS} GPUs at once; name fewer in --gpu")
     plans = planner.plans(requests, **wanted) if len(requests) <= FEW_GPUS else each_plan(planner, requests, console)
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
     return plans, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config))

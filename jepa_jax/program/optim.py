@@ -17,6 +17,7 @@ from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.methods.schedules import cosine, warmup_cosine
 
 PyTree = Any
+EXACT = jax.lax.Precision.HIGHEST
 SMALL_LEAF = 2**14  # numbers; below it, a leaf costs more to start a kernel for than to compute with
 # Leaves that are directions or offsets rather than maps: decay would only pull them towards zero.
 UNDECAYED = ("bias", "scale", "cls_token", "mask_token", "context_token", "position")
@@ -157,15 +158,17 @@ def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.Gradient
 def global_norm(tree: PyTree) -> jax.Array:
     """Returns the Euclidean norm of all leaves together.
 
-    `optax.global_norm` compiles to several kernels per leaf, most of them for a few hundred numbers; this one to a
-    kernel per large leaf and one for all small ones.
+    `optax.global_norm` compiles to several kernels per leaf, most of them for a few hundred numbers; here all small
+    leaves share theirs.
     """
     leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(tree)]
+    if not leaves:
+        return jnp.zeros([])
     small = [leaf.ravel() for leaf in leaves if leaf.size < SMALL_LEAF]
-    squares = [jnp.tensordot(leaf, leaf, leaf.ndim) for leaf in leaves if leaf.size >= SMALL_LEAF]
+    squares = [jnp.tensordot(leaf, leaf, leaf.ndim, precision=EXACT) for leaf in leaves if leaf.size >= SMALL_LEAF]
     if small:
         joined = jnp.concatenate(small)
-        squares.append(jnp.dot(joined, joined))
+        squares.append(jnp.dot(joined, joined, precision=EXACT))
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 

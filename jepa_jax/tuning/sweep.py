@@ -8,7 +8,7 @@ import dataclasses
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import EXIT_OK, UserError
@@ -184,8 +184,7 @@ def _measure_on_cards(
     def take(card: int) -> tuple[int, int] | None:
         waiting = [job for job in open_trials(rows, sweep.repeats) if job not in running]
         of_round = [job for job in waiting if job[1] == waiting[0][1]]
-        # A combination that has not been on this card yet comes first, so that cards and combinations do not mix.
-        job = min(of_round, key=lambda job: (job[0], card) in used, default=None)
+        job = next_job(of_round, card, cards, used)
         if job is not None:
             running.add(job)
             used.add((job[0], card))
@@ -205,6 +204,19 @@ def _measure_on_cards(
         progress.tick(Task("", (), f"{len(running)} trials on {len(cards)} GPUs"), time.monotonic() - began)
 
     run_on_cards(cards, take, run, done, tick)
+
+
+def next_job(
+    jobs: Sequence[tuple[int, int]], card: int, cards: Sequence[int], used: Collection[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """Returns the next of the (combination, round) for a card; None if it has to leave them to others.
+
+    A combination is on every card once before it is on any of them twice, however slow a card is: else the speed of a
+    card could not be told from that of a combination. `used` holds the combinations and cards that have met.
+    """
+    fresh = [job for job in jobs if (job[0], card) not in used]
+    anywhere = [job for job in jobs if all((job[0], other) in used for other in cards)]
+    return next(iter([*fresh, *anywhere]), None)
 
 
 def card_name(index: int) -> str:

@@ -52,7 +52,7 @@ def test_the_peak_says_what_it_holds_and_which_line_made_it(planned):
 def test_products_are_counted_and_timed(planned):
     flops = sum(kernel.flops * kernel.runs for kernel in planned.kernels)
     assert flops == (3 * DEPTH - 1) * 2 * BATCH * WIDTH**2  # no gradient of the input
-    assert planned.prediction.seconds > planned.prediction.bound_seconds / 1.2 > flops / 12.7e12 / 1.3
+    assert planned.prediction.seconds > planned.prediction.bound_seconds > flops / 12.7e12 / 1.5
     assert planned.verdict == "fits" and planned.recomputed == 0
 
 

@@ -23,7 +23,7 @@ GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "eb_jepa.npz")
 CONFIG = types.SimpleNamespace(
     name="sgd", lr=0.1, weight_decay=0.0, weight_decay_end=0.0, warmup_epochs=0.0, warmup_lr=0.0, end_lr=0.0,
     batch_scaling="none", reference_batch=256, momentum=0.0, nesterov=False, beta1=0.9, beta2=0.999, clip_norm=0.0,
-    larc_trust=0.02, probe_lr=0.5, probe_weight_decay=0.0,
+    larc_trust=0.02, probe_lr=0.5, probe_weight_decay=0.0, layer_decay=1.0,
 )  # fmt: skip
 
 

@@ -81,9 +81,13 @@ def array_script(sweep: Sweep, tasks: int, time_limit: float, slurm_options: str
         f"cd {shlex.quote(str(pathlib.Path.cwd()))}",
         f"folder={shlex.quote(str(folder))}",
         f'trial="$folder/$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$folder/{LIST}")"',
+        "SECONDS=0",
         f'timeout --kill-after=5 {time_limit:g} {command} "$trial/{REQUEST}" "$trial/{RESULT}" \\',
         f'  > "$trial/{processes.LOG}" 2>&1',
-        f'echo $? > "$trial/{EXIT_CODE}"',
+        "code=$?",
+        # One that ignores the first signal is killed, as one that takes too much memory is.
+        f'if [ "$code" = 137 ] && [ "$SECONDS" -ge {int(time_limit)} ]; then code={KILLED_BY_TIMEOUT}; fi',
+        f'echo "$code" > "$trial/{EXIT_CODE}"',
         "",
     ])  # fmt: skip
 

@@ -31,6 +31,13 @@ def test_kernels_run_one_after_the_other():
     assert made.images_per_sec == pytest.approx(10 / sum(seconds.values())) and made.limit == "exchange"
 
 
+def test_no_prediction_is_faster_than_its_bound():
+    for card in TABLE.values():
+        for kind in KINDS:
+            made = predict([Kernel(kind, "bf16", 10**12, 0, 10**6, "")], card, samples=1)
+            assert made.seconds >= made.bound_seconds > 0
+
+
 def test_the_time_of_what_xla_computes_again_is_known():
     kernels = [Kernel(ELEMENTWISE, "", 0, 0, 936 * 10**6, "", runs=4, recomputed=1)]
     assert predict(kernels, CARD, samples=1, shares=FULL).recomputing_seconds == pytest.approx(1e-3)
@@ -42,7 +49,9 @@ def test_every_gpu_has_factors_and_unmeasured_architectures_a_larger_error():
             shares = factors_of(gpu, mode).shares
             assert all(0.1 < shares[kind] < 1.5 for kind in (*KINDS, TRAFFIC) if kind in shares)
             assert TRAFFIC in shares
-    known, unknown = factors_of(TABLE["rtx4090"]), factors_of(TABLE["h100"])
+    # Training was measured on one card alone.
+    assert not factors_of(TABLE["rtx4090"]).measured and factors_of(TABLE["rtx4090"], "infer").measured
+    known, unknown = factors_of(TABLE["rtx3090"]), factors_of(TABLE["h100"])
     assert known.measured and not unknown.measured
     assert unknown.p90_error == pytest.approx(2 * known.p90_error)
     made = predict([Kernel(ELEMENTWISE, "", 0, 0, 10**9, "")], TABLE["h100"], samples=1)
