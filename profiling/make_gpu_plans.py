@@ -237,7 +237,7 @@ def explanation() -> list[str]:
         "- **largest batch**: over all devices, compiled and found to fit; the config is otherwise the same.",
         "- **predicted**: the sum over kernels of the longer of products and traffic, at the shares of the peak rates",
         "  that published measurements show, and launches and exchanges. The next column is how far nine of ten",
-        "  predictions of unseen measurements were off, doubled for architectures that nobody measured:",
+        "  predictions of unseen measurements were off, doubled where no such program was measured:",
         "  [predictions](predictions.md). **most time** is the kind of kernel that takes the most of it.",
         "- References count what their own programs take, their allocator's reserve included; ours is another program.",
     ]

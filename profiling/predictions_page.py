@@ -22,7 +22,8 @@ that predictions of training are rather too slow than too fast. Training on othe
 between cards from inference. Traffic is what XLA's program moves; software that moves more has a smaller share. A
 share above 1 means a card that runs above its advertised clock, or software that moves less than XLA's program.
 Attention in training was not fused in the published version (1.12): our kernel may be faster. Other architectures
-(Volta, Turing, A100, Hopper, B200) use the shares of the nearest measured one, with doubled errors."""
+(Volta, Turing, A100, Hopper, B200) use the shares of the nearest one. Errors are doubled there, and for training on
+anything but Ampere and inference on Ampere, where the software that stands for XLA was not measured."""
 
 
 def page(document: dict[str, Any]) -> str:

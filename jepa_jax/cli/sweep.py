@@ -33,7 +33,7 @@ LISTS = {
     "num_workers": "processes that load batches",
     "grad_accum": "parts that a batch is computed in",
     "precisions": "bfloat16, float32 or both",
-    "remats": "none, full or both",
+    "remats": "none, light, full or several of them",
     "pipelines": "grain, device or both",
 }
 
