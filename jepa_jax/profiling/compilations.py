@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jepa_jax.program.flops import Rules, jaxpr_flops
-from jepa_jax.program.step import StepMetrics
+from jepa_jax.program.step_metrics import StepMetrics
 
 REMEMBERED = 16  # steps
 _EVENT = "/jax/core/compile/backend_compile_duration"

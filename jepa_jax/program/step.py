@@ -9,7 +9,7 @@ statistics of a part, so accumulation is also a smaller statistical batch. Compa
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,49 +23,15 @@ from jepa_jax.methods.contract import Batch, Method, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
+from jepa_jax.program.step_metrics import Metrics, StepMetrics
 from jepa_jax.program.variables import check_variables, random_variables, variables_of, with_variables
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 PyTree = Any
-Metrics = dict[str, jax.Array]
 # Splitting small arrays costs a collective each and saves nothing.
 FSDP_SMALLEST_SIZE = 2**14
 # Far from the small numbers that methods fold or split into the key of a step.
 MODEL_STREAM, TARGET_STREAM = 2**31 + 1, 2**31 + 2
-
-
-@jax.tree_util.register_pytree_node_class
-class StepMetrics(Mapping[str, jax.Array]):
-    """Scalar metrics of a step by name, held in one array: to read many small arrays takes longer than to read one."""
-
-    def __init__(self, names: tuple[str, ...], packed: jax.Array):
-        self.names, self.packed = names, packed
-
-    @classmethod
-    def of(cls, metrics: Metrics) -> "StepMetrics":
-        return cls(tuple(metrics), jnp.stack([jnp.asarray(value, jnp.float32) for value in metrics.values()]))
-
-    def __getitem__(self, name: str) -> jax.Array:
-        if name not in self.names:
-            raise KeyError(name)
-        return self.packed[self.names.index(name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def floats(self) -> dict[str, float]:
-        """Returns the values by name; reads them from the device in one go."""
-        return dict(zip(self.names, jax.device_get(self.packed).tolist(), strict=True))
-
-    def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[str, ...]]:
-        return (self.packed,), self.names
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], packed: tuple[jax.Array]) -> "StepMetrics":
-        return cls(names, *packed)
 
 
 @jax.tree_util.register_dataclass

@@ -27,7 +27,8 @@ from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage, peak_memory_bytes
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.program.checkpoint import Checkpoints, no_whole_checkpoint
-from jepa_jax.program.step import StepMetrics, TrainState
+from jepa_jax.program.step import TrainState
+from jepa_jax.program.step_metrics import StepMetrics
 from jepa_jax.runtime.peers import Votes, is_first, sum_over_processes
 from jepa_jax.train.optional_files import OptionalFiles
 from jepa_jax.train.progress import FINAL_FIGURES, Loop, Progress

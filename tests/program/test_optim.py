@@ -273,3 +273,11 @@ def test_layer_decay_scales_the_rate_of_each_block_by_those_that_follow():
     assert [float(own[name]["x"]) for name in ("patch_embed", "position")] == [0.125, 0.125]
     with pytest.raises(UserError, match="layer_decay = 0.5: this encoder has no blocks"):
         first_update(config, {"encoder": encoder}, {"encoder": encoder})
+
+
+@pytest.mark.parametrize("sizes", [[3, 5], [20_000, 3], [40_000], []])
+def test_the_norm_of_large_and_small_leaves_is_that_of_all_numbers(sizes):
+    leaves = [jax.random.normal(jax.random.key(i), (n,)) for i, n in enumerate(sizes)]
+    expected = np.linalg.norm(np.concatenate([*leaves, np.zeros(1)]))
+    np.testing.assert_allclose(optim.global_norm(leaves), expected, rtol=1e-6)
+    np.testing.assert_allclose(optim.global_norm([leaf.reshape(1, -1) for leaf in leaves]), expected, rtol=1e-6)

@@ -10,6 +10,7 @@ from jepa_jax.methods.contract import Pretrained
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import averaged_params
 from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statistics
+from jepa_jax.program.step_metrics import StepMetrics
 from tests.planning.fire_method import FireMethod
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config
@@ -139,3 +140,11 @@ def test_variables_that_the_model_does_not_have_are_refused_before_anything_is_c
     program = build_program(LOADING, batch=FIRES)
     with pytest.raises(UserError, match=message):
         program.factory.create(0, FIRES)
+
+
+def test_metrics_are_one_array_and_a_mapping_of_scalars():
+    metrics = jax.jit(lambda x: StepMetrics.of({"loss": x, "hits": 2 * x}))(jnp.float32(1.5))
+    assert len(jax.tree.leaves(metrics)) == 1
+    assert dict(metrics) == metrics.floats() == {"loss": 1.5, "hits": 3.0} and "other" not in metrics
+    with pytest.raises(KeyError, match="other"):
+        metrics["other"]
