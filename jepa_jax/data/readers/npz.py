@@ -13,7 +13,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import fixed_order
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.photos.crops import centre_of
-from jepa_jax.data.photos.decode import eight_bits
+from jepa_jax.data.photos.decode import eight_bits, is_sixteen_bits
 from jepa_jax.data.readers.bounded import DEFLATE_RATIO, check_fits, open_regular
 
 # Names of arrays, in any case; {} is the name of a split.
@@ -163,6 +163,11 @@ def _checked_images(images: np.ndarray, file: pathlib.Path) -> np.ndarray:
         raise UserError(f"{file}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, C]")
     if not images.size:
         raise UserError(f"{file}: holds no image")
+    if is_sixteen_bits(images) and 0 < images.max() <= 255:  # their upper 8 bits would be black images
+        raise UserError(
+            f"{file}: images are uint16 but go up to {images.max()} alone; store them as uint8, or spread 16 bits over "
+            "0..65535"
+        )
     try:
         images = eight_bits(images)
     except ValueError as error:
