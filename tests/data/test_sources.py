@@ -15,6 +15,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import image_spec
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.sources import open_source, open_splits
 
 
@@ -428,6 +429,19 @@ def test_tfds_reads_prepared_array_records(prepared_tfds):
     assert_survives_pickling(source)
     grey = opened("tfds:tiny_pictures", directory, image_size=16, channels=1)
     assert everything(grey)["image"].shape == (6, 16, 16, 1)
+
+
+def test_tfds_names_what_it_skips_while_it_fills_its_memory(prepared_tfds):
+    class Damaged(TfdsSource):
+        def content(self, index):
+            content = super().content(index)
+            return b"damaged" if index == 2 else content
+
+    source = Damaged(config("tfds:tiny_pictures", prepared_tfds[0], image_size=16, on_error="skip"), "train")
+    first = everything(source)
+    assert first["skipped"] == ["tfds:tiny_pictures, train record 2"]
+    np.testing.assert_array_equal(first["image"][2], first["image"][3])
+    assert everything(source)["skipped"] == []  # from memory
 
 
 def test_tfds_missing_data_package_or_size(prepared_tfds, tmp_path, monkeypatch):
