@@ -40,7 +40,8 @@ def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **key
     _start_quietly()
     from jepa_jax.program.config import load_config
 
-    return load_config(reference, {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}})
+    changes = {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}}
+    return load_config(reference, changes, needs_data=True)
 
 
 def train(config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto") -> dict[str, Any]:

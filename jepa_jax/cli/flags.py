@@ -166,8 +166,8 @@ def override_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(f"{OVERRIDE}{key}={value}" for key, value in arguments.overrides.items())
 
 
-def config_from(arguments: argparse.Namespace) -> "Config":
+def config_from(arguments: argparse.Namespace, *, needs_data: bool = False) -> "Config":
     """Returns the config that --config and its overrides describe; UserError lists everything that is wrong."""
     from jepa_jax.program.config import load_config
 
-    return load_config(arguments.config, arguments.overrides)
+    return load_config(arguments.config, arguments.overrides, needs_data=needs_data)

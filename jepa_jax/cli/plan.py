@@ -16,6 +16,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from jepa_jax.base.files import write_json
+from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from, config_name, fields_from
@@ -57,7 +58,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
-    if not (arguments.check and platforms.has_nvidia_driver()):
+    if not (arguments.check and has_nvidia_driver()):
         platforms.prepare_to_plan()
 
     from jepa_jax.planning.frontier import frontier_lines

@@ -108,14 +108,12 @@ def prepare_statistics(arguments: argparse.Namespace, on_progress: Progress) -> 
     """Computes mean and standard deviation of each channel of the train split and keeps them beside the data."""
     import dataclasses
 
-    from jepa_jax.base.files import write_json
-    from jepa_jax.data.sources import open_source
-    from jepa_jax.data.statistics import channel_statistics, statistics_file
+    from jepa_jax.data.statistics import channel_statistics, keep_statistics, open_set, set_identity, statistics_file
 
     data = input_data(arguments)
-    found = channel_statistics(open_source(data, "train"), arguments.images, on_progress)
-    file = statistics_file(data)
-    write_json(file, dataclasses.asdict(found))
+    source, file = open_set(data), statistics_file(data)
+    found = channel_statistics(source, arguments.images, on_progress)
+    keep_statistics(file, found, set_identity(data, source))
     mean, std = (",".join(f"{number:g}" for number in numbers) for numbers in (found.mean, found.std))
     text = (
         f"{file}: of {found.images:,} images, used with --config.data.statistics=set. As flags:\n"

@@ -60,7 +60,7 @@ def set_place(arguments: argparse.Namespace) -> None:
 def run_train(arguments: argparse.Namespace, console: Console) -> Result:
     set_place(arguments)
     with signals_exit():
-        config = config_from(arguments)
+        config = config_from(arguments, needs_data=True)
     if arguments.tuned:
         from jepa_jax.tuning.tuned_file import use_tuned
 

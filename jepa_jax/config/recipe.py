@@ -11,13 +11,13 @@ import functools
 import importlib.util
 import os
 import pathlib
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.machine import has_nvidia_driver
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # In a clone the recipes lie beside the package, in an installed wheel inside it.
@@ -60,8 +60,8 @@ def recipe_path(reference: str) -> pathlib.Path:
 
 
 def by_machine(gpu: T, cpu: T) -> T:
-    """Returns the first value on a machine with an NVIDIA GPU that JAX may use, the second one elsewhere."""
-    has_gpu = shutil.which("nvidia-smi") is not None and os.environ.get("JAX_PLATFORMS", "") != "cpu"
+    """Returns the first value on a machine with an NVIDIA driver that JAX may use, the second one elsewhere."""
+    has_gpu = has_nvidia_driver() and os.environ.get("JAX_PLATFORMS", "") != "cpu"
     return gpu if has_gpu else cpu
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,10 @@ def channel_statistics(
     source: Source, count: int, on_image: Callable[[int, int], None] = lambda done, total: None
 ) -> Statistics:
     """Returns the statistics of a sample of the images of a source (0 = all), as they are delivered."""
+    if "image" not in source.spec:
+        raise UserError(
+            f"config.data.statistics = set: the data holds {', '.join(source.spec)} and no image; use config"
+        )
     chosen = sample(len(source), count)
     total, squares, pixels = np.zeros(0), np.zeros(0), 0
     for first in range(0, len(chosen), CHUNK):
@@ -52,29 +56,51 @@ def channel_statistics(
     return Statistics(tuple(np.round(mean, DIGITS).tolist()), tuple(np.round(std, DIGITS).tolist()), len(chosen))
 
 
+def open_set(data: DataConfig) -> Source:
+    """Opens all train images of a set, whatever part of them a run uses, resized to `data.image_size` alone."""
+    return open_source(dataclasses.replace(data, num_train=0, num_test=0, validation=0.0, shorter_side=0), "train")
+
+
 def set_statistics(
     data: DataConfig, count: int = IMAGES, on_image: Callable[[int, int], None] = lambda done, total: None
 ) -> Statistics:
-    """Returns the statistics that are kept beside a set; computes and keeps them if there are none for its channels.
+    """Returns the statistics that are kept beside a set; computes and keeps them if there are none of this set.
 
     A place that cannot be written is no error: the numbers are the same each time.
     """
+    source = open_set(data)
     file = statistics_file(data)
-    if found := kept_statistics(file, data.channels):
+    if found := kept_statistics(file, set_identity(data, source)):
         return found
-    computed = channel_statistics(open_source(data, "train"), count, on_image)
+    computed = channel_statistics(source, count, on_image)
     try:
-        write_json(file, dataclasses.asdict(computed))
+        keep_statistics(file, computed, set_identity(data, source))
     except (OSError, UserError):
         pass
     return computed
 
 
-def kept_statistics(file: pathlib.Path, channels: int) -> Statistics | None:
-    """Returns the statistics of a file; None if it is not there, damaged, or about other channels."""
+def set_identity(data: DataConfig, source: Source) -> dict[str, Any]:
+    """Returns what statistics depend on, as it is kept with them: they are computed anew if any of it differs."""
+    return {
+        "source": data.source,
+        "image_size": data.image_size,
+        "channels": data.channels,
+        "images": len(source),
+    }
+
+
+def keep_statistics(file: pathlib.Path, statistics: Statistics, identity: Mapping[str, Any]) -> None:
+    """Writes statistics with the identity of their set."""
+    write_json(file, dataclasses.asdict(statistics) | {"set": dict(identity)})
+
+
+def kept_statistics(file: pathlib.Path, identity: Mapping[str, Any]) -> Statistics | None:
+    """Returns the statistics of a file; None if it is not there, damaged, or about another set."""
     kept: dict[str, Any] = read_json_or_empty(file)
     try:
         mean, std = (tuple(float(number) for number in kept[name]) for name in ("mean", "std"))
-        return Statistics(mean, std, int(kept["images"])) if len(mean) == len(std) == channels else None
+        fits = kept["set"] == identity and len(mean) == len(std) == identity["channels"]
+        return Statistics(mean, std, int(kept["images"])) if fits else None
     except (KeyError, TypeError, ValueError):
         return None

@@ -13,6 +13,8 @@ from jepa_jax.data.statistics import Statistics, set_statistics
 from jepa_jax.methods.registry import build_method, method_config
 from jepa_jax.models.registry import model_config
 
+WITHOUT_FILES = ("shapes", "wildfire")  # sources that draw what they deliver
+FIXED_STATISTICS = ("data.augment.mean", "data.augment.std")
 OWNERS = {"method": method_config, "model": model_config}
 
 
@@ -24,12 +26,13 @@ def weights_problem(config: Config) -> Iterator[Problem]:
             yield Problem("eval.weights", "this method keeps no copy of its encoder; use online")
 
 
-def load_config(reference: str, overrides: Mapping[str, Any] | None = None) -> Config:
+def load_config(reference: str, overrides: Mapping[str, Any] | None = None, *, needs_data: bool = False) -> Config:
     """Returns the config of a recipe with changes.
 
     Args:
       reference: the name of a shipped recipe, the path of a file, or `file.py:argument`.
       overrides: values by dotted key, e.g. {"optim.lr": 0.1}; texts are read as the type of their key.
+      needs_data: refuses `data.statistics = set` if the set is not there, as training must; a plan can do without.
 
     Raises:
       UserError: says everything that is wrong.
@@ -39,17 +42,46 @@ def load_config(reference: str, overrides: Mapping[str, Any] | None = None) -> C
     if overrides:
         # The rate of a recipe is meant for the batch of the recipe, also if another batch is chosen.
         values = {**values, "optim.reference_batch": config.optim.reference_batch}
-        config = resolve_config(overlay(values, flatten(overrides), OWNERS))
-    return with_set_statistics(config) if config.data.statistics == "set" else config
+        values = overlay(values, flatten(overrides), OWNERS)
+        check_statistics(flatten(overrides), values)
+        config = resolve_config(values)
+    return with_set_statistics(config, needs_data) if config.data.statistics == "set" else config
 
 
-def with_set_statistics(config: Config) -> Config:
-    """Returns the config with mean and standard deviation of its data set; of middle grey if the set is not there."""
+def check_statistics(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raises UserError if a recipe or a command line gives statistics that those of the set would replace.
+
+    Args:
+      given: what the recipe or the command line sets itself, by dotted key.
+      values: the same with everything below it.
+    """
+    replaced = [key for key in FIXED_STATISTICS if key in given]
+    if replaced and values.get("data.statistics") == "set":
+        raise UserError(
+            f"config.{replaced[0]} = {given[replaced[0]]}: data.statistics = set takes mean and std from the data; "
+            "leave it out, or set data.statistics = config and give both"
+        )
+
+
+def with_set_statistics(config: Config, needs_data: bool) -> Config:
+    """Returns the config with mean and standard deviation of its data set.
+
+    A set that is not there is an error if `needs_data`, and taken to be middle grey otherwise.
+    """
     data, channels = config.data, config.data.channels
+    if data.source in WITHOUT_FILES:
+        raise UserError(f"config.data.statistics = set: {data.source} has no files to compute them of; use config")
+    if not data.dir:
+        raise UserError("config.data.dir = '': data.statistics = set needs the data; give its place, or use config")
     known = Statistics((0.5,) * channels, (0.25,) * channels, 0)
-    if data.dir and pathlib.Path(data.dir).expanduser().exists():
+    if pathlib.Path(data.dir).expanduser().exists():
         known = set_statistics(data)
-    return changed_config(config, {"data.augment.mean": known.mean, "data.augment.std": known.std})
+    elif needs_data:
+        raise UserError(
+            f"config.data.dir = {data.dir!r}: no such file or folder, and data.statistics = set needs the data; give "
+            "its place"
+        )
+    return changed_config(config, dict(zip(FIXED_STATISTICS, (known.mean, known.std), strict=True)))
 
 
 def recipe_values(reference: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -59,10 +91,13 @@ def recipe_values(reference: str, above: tuple[str, ...] = ()) -> dict[str, Any]
     values = read_recipe(reference)
     base = values.pop("base", None)
     if base is None:
+        check_statistics(flatten(values), flatten(values))
         return flatten(values)
     beside = recipe_path(reference.partition(".py:")[0] + ".py" * (".py:" in reference)).with_name(base)
     inherited = recipe_values(str(beside) if beside.is_file() else base, (*above, reference))
-    return overlay(inherited, flatten(values), OWNERS)
+    combined = overlay(inherited, flatten(values), OWNERS)
+    check_statistics(flatten(values), combined)
+    return combined
 
 
 def resolve_config(values: Mapping[str, Any], *, lenient: bool = False) -> Config:

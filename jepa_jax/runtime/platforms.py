@@ -7,21 +7,16 @@ to standard error when jax is imported, and JAX logs a traceback when it starts 
 import contextlib
 import logging
 import os
-import pathlib
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
 
-DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # the last one: WSL
+from jepa_jax.base.machine import has_nvidia_driver
+
 _REMARK = re.compile(r"cudart_stub\.cc|before absl::InitializeLog")
 _JAX_LOGGER = "jax._src.xla_bridge"
 _PLUGIN_FAILED = re.compile(r"jax_plugins\.xla_cuda1[23]\.initialize\(\)")
-
-
-def has_nvidia_driver() -> bool:
-    """Returns whether this machine has an NVIDIA driver."""
-    return any(pathlib.Path(path).exists() for path in DRIVER_FILES)
 
 
 def import_jax() -> None:

@@ -34,7 +34,9 @@ def test_statistics_are_kept_beside_the_data(photos, capsys):
     assert prepare_data.main(["statistics", str(photos), "--image_size=32"]) == EXIT_OK
     said = printed(capsys)
     kept = json.loads((photos / "statistics.json").read_text())
+    about = kept.pop("set")
     assert kept == {name: said[name] for name in ("mean", "std", "images")} and len(kept["mean"]) == 3
+    assert about == {"source": "folder", "image_size": 32, "channels": 3, "images": kept["images"]}
 
 
 @pytest.mark.parametrize("command", [["shards"], ["shards", "somewhere"], ["statistics"], ["cifar10"]])

@@ -2,8 +2,9 @@
 
 import pytest
 
+from jepa_jax.base import machine
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.recipe import LadderStep, read_ladder, read_recipe
+from jepa_jax.config.recipe import LadderStep, by_machine, read_ladder, read_recipe
 
 RECIPE = """
 LADDER = (("small", {}, 2.7), ("large", {"data.batch_size": 32}, (12, 14)), ("wide", {"model.width": 96}))
@@ -24,6 +25,20 @@ def test_a_ladder_has_steps_with_one_claim_a_range_or_none(tmp_path):
     ]
     assert read_ladder(f"{path}:argument") == read_ladder(str(path))
     assert read_recipe(f"{path}:argument") == {"run": "argument"}
+
+
+def test_recipes_by_machine_follow_the_driver_and_not_its_tools(tmp_path, monkeypatch):
+    tool, driver = tmp_path / "nvidia-smi", tmp_path / "nvidiactl"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine, "DRIVER_FILES", (str(driver),))
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert by_machine("gpu", "cpu") == "cpu"
+    driver.touch()
+    assert by_machine("gpu", "cpu") == "gpu"
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert by_machine("gpu", "cpu") == "cpu"
 
 
 def test_a_recipe_without_a_ladder_has_an_empty_one():

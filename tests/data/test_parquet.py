@@ -61,6 +61,13 @@ def test_without_test_files_and_labels_a_tenth_is_held_back(tmp_path):
     assert len(test) == 3 and sorted(levels[0] + levels[1]) == list(range(30)) and train.classes == ()
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_one_image_cannot_be_divided(tmp_path, split):
+    write(tmp_path / "train-0.parquet", [5])
+    with pytest.raises(UserError, match="train-0.parquet: one image cannot be divided"):
+        open_source(settings(tmp_path), split)
+
+
 def test_wrong_files_are_named(tmp_path):
     with pytest.raises(UserError, match="no train-\\*.parquet there"):
         open_source(settings(tmp_path), "train")

@@ -15,6 +15,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import image_spec
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.sources import open_source, open_splits
 
 
@@ -302,6 +303,8 @@ def test_npz_of_other_channels_than_configured_is_refused(tmp_path):
     [
         ({"image": npz_arrays()[0] / 2.0, "label": np.zeros(5, int)}, "images are floats from 0 to .*scale them"),
         ({"image": npz_arrays()[0].astype(int) - 9, "label": np.zeros(5, int)}, "images are int64 from -"),
+        ({"image": npz_arrays()[0].astype(int) * 257}, "images are int64 from 0 to [0-9]{5}; store uint8, uint16"),
+        ({"image": npz_arrays()[0].astype(np.uint16)}, "images are uint16 but go up to 255 alone; store them as uint8"),
         ({"image": npz_arrays(channels=(3, 1))[0], "label": np.zeros(5, int)}, r"shape \(5, 12, 12, 3, 1\)"),
         ({"image": npz_arrays()[0], "kind": np.zeros(5, int)}, "holds image, kind; expected an array named label"),
         ({"image": npz_arrays()[0], "label": np.zeros(4, int)}, r"labels are int64 \(4,\) for 5 images"),
@@ -316,6 +319,13 @@ def test_npz_wrong_content_is_named(tmp_path, arrays, message):
     np.savez(tmp_path / "train.npz", **arrays)
     with pytest.raises(UserError, match=f"train.npz: .*{message}"):
         opened("npz", tmp_path, image_size=12)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("i8", 1), ("i4", 1), ("<u2", 257), (">u2", 257), ("u4", 1)])
+def test_npz_of_wider_integers_holds_the_same_images(tmp_path, dtype, scale):
+    images = npz_arrays()[0]
+    np.savez(tmp_path / "train.npz", image=(images.astype(int) * scale).astype(dtype))
+    np.testing.assert_array_equal(everything(opened("npz", tmp_path, image_size=12))["image"], images)
 
 
 def test_npz_under_the_usual_names(tmp_path):
@@ -419,6 +429,19 @@ def test_tfds_reads_prepared_array_records(prepared_tfds):
     assert_survives_pickling(source)
     grey = opened("tfds:tiny_pictures", directory, image_size=16, channels=1)
     assert everything(grey)["image"].shape == (6, 16, 16, 1)
+
+
+def test_tfds_names_what_it_skips_while_it_fills_its_memory(prepared_tfds):
+    class Damaged(TfdsSource):
+        def content(self, index):
+            content = super().content(index)
+            return b"damaged" if index == 2 else content
+
+    source = Damaged(config("tfds:tiny_pictures", prepared_tfds[0], image_size=16, on_error="skip"), "train")
+    first = everything(source)
+    assert first["skipped"] == ["tfds:tiny_pictures, train record 2"]
+    np.testing.assert_array_equal(first["image"][2], first["image"][3])
+    assert everything(source)["skipped"] == []  # from memory
 
 
 def test_tfds_missing_data_package_or_size(prepared_tfds, tmp_path, monkeypatch):

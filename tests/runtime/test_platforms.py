@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.runtime import platforms
 
-no_driver = pytest.mark.skipif(platforms.has_nvidia_driver(), reason="JAX starts the GPU")
+no_driver = pytest.mark.skipif(has_nvidia_driver(), reason="JAX starts the GPU")
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

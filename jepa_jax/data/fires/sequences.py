@@ -11,7 +11,6 @@ A file holds, in the layout [T, H, W, 1] or in the channels-first one:
   fire_id   text or integer; optional: sequences of one fire share it. Otherwise the name of the file is the fire
 """
 
-import hashlib
 import pathlib
 
 import numpy as np
@@ -22,8 +21,9 @@ from jepa_jax.data.contract import sample
 from jepa_jax.data.fires.buckets import FrameBuckets
 from jepa_jax.data.fires.element import fire_element
 from jepa_jax.data.in_memory import Arrays, num_used
-from jepa_jax.data.readers.folder import TEST_SHARE, split_folder
+from jepa_jax.data.readers.folder import split_folder
 from jepa_jax.data.readers.npz import read_npz_file
+from jepa_jax.data.readers.undivided import is_test_name, name_digest
 
 FEWEST_FRAMES = 2  # of history
 
@@ -207,4 +207,4 @@ def _fires_below(folder: pathlib.Path) -> dict[pathlib.Path, str]:
 
 
 def _is_test_fire(fire: str) -> bool:
-    return hashlib.sha1(fire.encode(errors="surrogatepass")).digest()[-1] % TEST_SHARE == 0
+    return is_test_name(name_digest(fire.encode(errors="surrogatepass")))

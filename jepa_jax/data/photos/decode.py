@@ -115,7 +115,7 @@ def in_mode(stored: Image.Image, mode: str) -> Image.Image:
 
 
 def eight_bits(array: np.ndarray) -> np.ndarray:
-    """Returns numbers as uint8: 8 bits as they are, the upper 8 of 16 bits, floats in 0..1 as 0..255."""
+    """Returns numbers as uint8: the upper 8 bits of uint16, other integers in 0..255 as they are, floats times 255."""
     if array.dtype == np.uint8:
         return array
     if array.dtype == bool:
@@ -125,9 +125,16 @@ def eight_bits(array: np.ndarray) -> np.ndarray:
         if not (low >= 0 and high <= 1):
             raise ValueError(f"floats from {low:g} to {high:g}; scale them to 0..1, or store uint8")
         return (array * 255 + 0.5).astype(np.uint8)
-    if array.dtype.kind in "iu" and 0 <= low and high < 2**16 and array.dtype.itemsize > 1:
+    if is_sixteen_bits(array):
         return (array >> 8).astype(np.uint8)
+    if array.dtype.kind in "iu" and 0 <= low and high <= 255:
+        return array.astype(np.uint8)
     raise ValueError(f"{array.dtype} from {low} to {high}; store uint8, uint16, or floats in 0..1")
+
+
+def is_sixteen_bits(array: np.ndarray) -> bool:
+    """Returns whether an array is uint16, in either byte order."""
+    return array.dtype.kind == "u" and array.dtype.itemsize == 2
 
 
 def as_levels(array: np.ndarray, channels: int) -> np.ndarray:

@@ -5,7 +5,6 @@ one in ten a test image. If these folders hold sub-folders, each is a class; if 
 is unlabelled. A folder with both is refused.
 """
 
-import hashlib
 import os
 import pathlib
 from collections.abc import Iterable
@@ -17,11 +16,11 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import num_used
 from jepa_jax.data.photos.decode import MODES
 from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.readers.undivided import is_test_name, name_digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
 ANY_CHANNELS = (".npy", ".tif", ".tiff")  # files that may have any number of channels
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
-TEST_SHARE = 10  # without split folders, one image in ten is a test image
 
 
 class FolderSource(PhotoSource):
@@ -83,9 +82,9 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
         raise UserError(
             f"{top / min(empty)}: no image in this class folder ({', '.join(EXTENSIONS)}); add some or remove it"
         )
-    ordered = sorted((hashlib.sha1(os.fsencode(path)).digest(), path) for path in paths)
+    ordered = sorted((name_digest(os.fsencode(path)), path) for path in paths)
     if not has_splits:
-        ordered = [item for item in ordered if (item[0][-1] % TEST_SHARE == 0) == (split == "test")]
+        ordered = [item for item in ordered if is_test_name(item[0]) == (split == "test")]
     if not ordered:
         raise UserError(f"{top}: no image for the {split} split; add images or make the folders train and test")
     return top, classes, [path for _, path in ordered]

@@ -10,11 +10,11 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import fixed_order
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.photos.crops import centre_of
-from jepa_jax.data.photos.decode import eight_bits
+from jepa_jax.data.photos.decode import eight_bits, is_sixteen_bits
 from jepa_jax.data.readers.bounded import DEFLATE_RATIO, check_fits, open_regular
+from jepa_jax.data.readers.undivided import drawn_part
 
 # Names of arrays, in any case; {} is the name of a split.
 ONE_SPLIT = {"image": ("image", "images", "x", "data"), "label": ("label", "labels", "y", "target", "targets")}
@@ -23,7 +23,6 @@ BOTH_SPLITS = {
     "label": ("y_{}", "{}_y", "{}_labels", "labels_{}", "{}_targets"),
 }
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
-TEST_SHARE = 10  # of a file without splits, one image in ten is a test image
 MOST_CLASSES = 1_000_000
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -59,7 +58,7 @@ def read_npz(data: DataConfig, split: str) -> Arrays:
     if len(chosen) > 1:
         found["label"] = _checked_labels(arrays[chosen[1]], len(found["image"]), file)
     if divided:
-        part = _part(len(found["image"]), split, file)
+        part = drawn_part(len(found["image"]), split, file)
         found = {name: array[part] for name, array in found.items()}
     return found | {"image": at_size(found["image"], data.image_size, data.shorter_side)}
 
@@ -75,15 +74,6 @@ def _file_of(place: pathlib.Path, split: str) -> pathlib.Path:
 
 def _named(patterns: tuple[str, ...], split: str) -> tuple[str, ...]:
     return tuple(pattern.format(name) for pattern in patterns for name in SPLIT_NAMES[split])
-
-
-def _part(count: int, split: str, file: pathlib.Path) -> np.ndarray:
-    """Returns which images of a file without splits form a split."""
-    if count < 2:
-        raise UserError(f"{file}: one image cannot be divided into a train and a test split; add images")
-    order = fixed_order(count)
-    test = max(1, count // TEST_SHARE)
-    return np.sort(order[:test] if split == "test" else order[test:])
 
 
 def at_size(images: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
@@ -163,6 +153,11 @@ def _checked_images(images: np.ndarray, file: pathlib.Path) -> np.ndarray:
         raise UserError(f"{file}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, C]")
     if not images.size:
         raise UserError(f"{file}: holds no image")
+    if is_sixteen_bits(images) and 0 < images.max() <= 255:  # their upper 8 bits would be black images
+        raise UserError(
+            f"{file}: images are uint16 but go up to {images.max()} alone; store them as uint8, or spread 16 bits over "
+            "0..65535"
+        )
     try:
         images = eight_bits(images)
     except ValueError as error:

@@ -16,15 +16,15 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import fixed_order, sample
+from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
 from jepa_jax.data.photos.source import PhotoSource
 from jepa_jax.data.readers.bounded import open_regular
+from jepa_jax.data.readers.undivided import drawn_part
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "val", "valid")}
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 CACHE_BYTES = 2**28  # of row groups that each process keeps
-TEST_SHARE = 10  # without test files, one image in ten is a test image
 
 
 class ParquetSource(PhotoSource):
@@ -47,7 +47,7 @@ class ParquetSource(PhotoSource):
         if not available:
             raise UserError(f"{files[0]}: holds no image; check the files")
         self._image = _column(schema, IMAGE_COLUMNS, files[0])
-        rows = part_of_all(available, split) if divided else np.arange(available)
+        rows = drawn_part(available, split, files[0]) if divided else np.arange(available)
         self._chosen = rows[sample(len(rows), num_used(data, split, len(rows)))]
         label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
         super().__init__(data, labelled=label is not None)
@@ -118,13 +118,6 @@ def split_files(directory: str, split: str) -> tuple[list[pathlib.Path], bool]:
             "data set of Hugging Face"
         )
     return (found[split], False) if found["test"] else (found["train"], True)
-
-
-def part_of_all(count: int, split: str) -> np.ndarray:
-    """Returns which rows form a split of files that are not divided."""
-    test = max(1, count // TEST_SHARE)
-    order = fixed_order(count)
-    return np.sort(order[:test] if split == "test" else order[test:])
 
 
 def open_parquet(file: pathlib.Path) -> Any:

@@ -63,17 +63,19 @@ class TfdsSource(PhotoSource):
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
         return self._labels[indices]
 
-    def batch(self, indices: np.ndarray) -> Arrays:
+    def batch(self, indices: np.ndarray) -> dict[str, Any]:
         indices = np.asarray(indices)
         if self._cached is None:
             return super().batch(indices)
+        skipped: list[str] = []
         missing = np.unique(indices[~self._known[indices]])
         if len(missing):
             decoded = super().batch(missing)
             for key, array in self._cached.items():
                 array[missing] = decoded[key]
             self._known[missing] = True
-        return {key: array[indices] for key, array in self._cached.items()}
+            skipped = decoded["skipped"]  # said once: later batches take what stands in from memory
+        return {key: array[indices] for key, array in self._cached.items()} | {"skipped": skipped}
 
     def _forget(self) -> None:
         self._records = None

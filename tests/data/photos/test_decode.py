@@ -101,6 +101,7 @@ def test_arrays_have_any_number_of_channels():
     bands = np.random.default_rng(0).integers(0, 256, (20, 30, 6), np.uint8)
     np.testing.assert_array_equal(Photo(npy(bands), 6).pixels(), bands)
     np.testing.assert_array_equal(Photo(npy(bands.astype(np.uint16) * 256), 6).pixels(), bands)
+    np.testing.assert_array_equal(Photo(npy(bands.astype(np.int64)), 6).pixels(), bands)
     np.testing.assert_array_equal(Photo(npy(bands / 255), 6).pixels(), bands)
     np.testing.assert_array_equal(Photo(npy(RAMP), 3).pixels(), np.stack([RAMP] * 3, -1))
     for wrong, message in (
