@@ -23,6 +23,7 @@ from jepa_jax.data.readers.folder import EXTENSIONS
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.weights.load import load_model
+from jepa_jax.weights.reader import CONFIG, weight_files
 
 USUAL_SIZE = 224  # of public models that take images of any size
 PART_IMAGES = 512  # after which features are written, so that they survive an interruption
@@ -87,11 +88,20 @@ def open_embedder(
         pixels = (padded.astype(np.float32) / 255 - mean) / std
         return np.asarray(model.features(pixels))[: len(images)]
 
-    digest = hashlib.sha256(model.origin.read_bytes()).hexdigest()
-    identity = json.dumps([digest, size, model.pool, list(model.mean), list(model.std)])
+    identity = json.dumps([_sha256_of_weights(model.origin), size, model.pool, list(model.mean), list(model.std)])
     normal = f"normalised with mean {_short(model.mean)} and deviation {_short(model.std)}"
     words = f"{model.origin} ({model.kind}): {size} x {size} pixels, {normal}, pooled: {model.pool}"
     return Embedder(encode, size, model.channels, batch_size, identity, words)
+
+
+def _sha256_of_weights(origin: pathlib.Path) -> list[str]:
+    """Returns the checksum of every file that decides what a model computes: all of its tensors, and config.json."""
+    config = origin.with_name(CONFIG)
+    digests = []
+    for path in [*weight_files(origin), *([config] if config.is_file() else [])]:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return digests
 
 
 def _of_run(workdir: str, batch_size: int) -> Embedder:

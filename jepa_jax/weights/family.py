@@ -1,5 +1,6 @@
 """What a family of weights is: the module that they fit, their names, and the images that it reads."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ class Family(NamedTuple):
 
 
 def needed(config: Mapping[str, Any], key: str, origin: object) -> Any:
-    """Returns a value of config.json; raises UserError if it is missing."""
-    if key not in config:
+    """Returns a value of config.json; raises UserError if it is missing or null."""
+    if config.get(key) is None:
         raise UserError(f"{origin}: config.json has no {key}; save the model again with the library that made it")
     return config[key]
 
@@ -43,6 +44,40 @@ def settings(config: Mapping[str, Any], supported: Mapping[str, Any], origin: ob
     for key, value in supported.items():
         if config.get(key, value) != value:
             raise UserError(f"{origin}: config.json: {key} = {config[key]!r} is not supported; it must be {value!r}")
+
+
+def section(config: Mapping[str, Any], key: str, origin: object) -> Mapping[str, Any]:
+    """Returns an object inside config.json; an empty one if it is missing or null."""
+    found = config.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise UserError(f"{origin}: config.json: {key} = {found!r} is not an object; remove it or save the model again")
+    return found
+
+
+def timm_arguments(
+    config: Mapping[str, Any], supported: Mapping[str, Any], architectures: str, origin: object
+) -> dict[str, Any]:
+    """Returns what the config.json of a timm model says of its constructor's arguments; null ones are left out.
+
+    Args:
+        supported: the values of arguments that change what is computed though the tensors stay the same.
+        architectures: a pattern of the names whose models differ from the plain one in nothing else.
+
+    Raises:
+        UserError: the model computes something else.
+    """
+    values = {**config, **section(config, "model_args", origin)}
+    arguments = {key: value for key, value in values.items() if value is not None}
+    settings(arguments, supported, origin)
+    name = str(arguments.get("architecture", ""))
+    if name and not re.fullmatch(architectures, name):
+        raise UserError(
+            f"{origin}: config.json: architecture = {name!r} is not one that is known to compute what the plain "
+            "model does; use another model"
+        )
+    return arguments
 
 
 def shape_of(tensors: Mapping[str, np.ndarray], name: str, axes: int, origin: object) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.models.pooling import pooled
 from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.weights import exported
-from jepa_jax.weights.family import Family
+from jepa_jax.weights.family import Family, section
 from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
@@ -185,9 +185,9 @@ def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
 def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and deviation per channel that images are normalised with; those of ImageNet if no file says so."""
     found = read_optional(path, "preprocessor_config.json")
-    timm = config.get("pretrained_cfg", {})
+    timm = section(config, "pretrained_cfg", path)
     for values, names in ((found, ("image_mean", "image_std")), (timm, ("mean", "std"))):
-        if all(name in values for name in names):
+        if all(values.get(name) is not None for name in names):
             mean, std = (tuple(map(float, values[name])) for name in names)
             return mean, std
     return IMAGENET

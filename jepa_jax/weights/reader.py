@@ -74,12 +74,28 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: there is no such file, or it is not a complete safetensors file.
     """
-    path = tensor_file(path)
-    if path.name != INDEX:
-        return _read(path)
-    parts = read_json(path, "download it again").get("weight_map", {})
-    files = [path.with_name(name) for name in sorted(set(parts.values()))]
-    return {name: tensor for file in files for name, tensor in _read(tensor_file(file)).items()}
+    files = weight_files(tensor_file(path))
+    return {name: tensor for file in files for name, tensor in _read(file).items()}
+
+
+def weight_files(origin: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that hold the tensors of what `tensor_file` found: itself, or those that an index lists.
+
+    Raises:
+        UserError: the index lists none, or something else than .safetensors files beside it.
+    """
+    if origin.name != INDEX:
+        return [origin]
+    fix = "download the files again"
+    parts = read_json(origin, fix).get("weight_map")
+    if not isinstance(parts, dict) or not parts:
+        raise UserError(f"{origin}: has no weight_map, which names the file of each tensor; {fix}")
+    for tensor, name in parts.items():
+        if not isinstance(name, str) or pathlib.Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{origin}: {tensor} lies in {name!r}, which is no .safetensors file beside the index; {fix}"
+            )
+    return [tensor_file(origin.with_name(name)) for name in sorted(set(parts.values()))]
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -9,8 +9,12 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
-from jepa_jax.weights.family import Family, needed, settings, shape_of
+from jepa_jax.weights.family import Family, needed, settings, shape_of, timm_arguments
 from jepa_jax.weights.names import Rule, Table, batch_norm, convolution, unneeded
+
+# Names of timm without a letter for another stem, another way to halve maps, or other blocks.
+_TIMM_NAMES = r"((tv|gluon|ssl|swsl)_)?resnet\d+(_v1b)?"
+_TIMM_FIXED = {"act_layer": "relu", "aa_layer": "", "avg_down": False, "output_stride": 32}
 
 
 def torchvision_table(blocks: Sequence[int]) -> Table:
@@ -49,16 +53,17 @@ def _places(blocks: Sequence[int]) -> list[tuple[int, int]]:
 
 def torchvision_resnet(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
     """Returns what a ResNet is, from its tensors; where config.json has timm's arguments, they count."""
+    arguments = timm_arguments(config, _TIMM_FIXED, _TIMM_NAMES, origin)
     if "conv1.0.weight" in tensors:
         raise UserError(f"{origin}: a ResNet with a first layer of three convolutions is not supported; use another")
     places = {(int(found[1]), int(found[2])) for name in tensors if (found := re.match(r"layer(\d)\.(\d+)\.", name))}
     stages = sorted({stage for stage, _ in places})
     counted = [1 + max(index for stage, index in places if stage == wanted) for wanted in stages]
-    blocks = tuple(config.get("layers", counted))
+    blocks = tuple(arguments.get("layers", counted))
     bottleneck = any(".conv3." in name for name in tensors)
-    if "block" in config:
-        bottleneck = config["block"] == "Bottleneck"
-    widths = config.get("channels") or [shape_of(tensors, f"layer{i}.0.bn1.weight", 1, origin)[0] for i in stages]
+    if "block" in arguments:
+        bottleneck = arguments["block"] == "Bottleneck"
+    widths = arguments.get("channels") or [shape_of(tensors, f"layer{i}.0.bn1.weight", 1, origin)[0] for i in stages]
     stem, first = shape_of(tensors, "bn1.weight", 1, origin), shape_of(tensors, "conv1.weight", 4, origin)
     facts = {
         "blocks": blocks, "widths": tuple(widths), "bottleneck": bottleneck,

@@ -15,11 +15,14 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.vit import BlockOptions, ViT
-from jepa_jax.weights.family import Family, needed, settings, shape_of
+from jepa_jax.weights.family import Family, needed, settings, shape_of, timm_arguments
 from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import Layout, Rule, Table, both, dense, norm, patches, unneeded
 
 TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # by a word of the architecture's name
+# Names of timm without a word for another norm, attention, activation, position or parallel blocks.
+_TIMM_NAMES = r"(vit|deit|deit3)_[a-z]+_patch\d+(_gap)?_(\d+|dinov2)(_(in21k|in21ft1k|dino|miil|sam))?"
+_TIMM_FIXED = {"act_layer": "gelu", "norm_layer": "layernorm", "mlp_layer": "mlp", "block_fn": "block"}
 _FIXED = {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -109,10 +112,11 @@ def hf_vit(config: Mapping[str, Any], origin: object) -> Family:
     settings(config, _FIXED | {"use_swiglu_ffn": False, "apply_layernorm": True}, origin)
     dinov2, mae = architecture == "Dinov2Model", architecture == "ViTMAEForPreTraining"
     width, patch_size = needed(config, "hidden_size", origin), _side(config, "patch_size", origin)
-    mlp_width = config["mlp_ratio"] * width if dinov2 else needed(config, "intermediate_size", origin)
+    mlp_width = needed(config, "mlp_ratio", origin) * width if dinov2 else needed(config, "intermediate_size", origin)
     facts = {
         "width": width, "depth": needed(config, "num_hidden_layers", origin),
-        "heads": needed(config, "num_attention_heads", origin), "mlp_width": int(mlp_width), "patch_size": patch_size,
+        "heads": _fitting(needed(config, "num_attention_heads", origin), width, "num_attention_heads", origin),
+        "mlp_width": int(mlp_width), "patch_size": patch_size,
         "cls_token": architecture != "IJepaModel", "positions": "learned", "embedding": "linear",
         "layer_scale": config.get("layerscale_value", 1.0) if dinov2 else 0.0,
         "qkv_bias": config.get("qkv_bias", True), "norm_eps": needed(config, "layer_norm_eps", origin),
@@ -138,21 +142,23 @@ def vit_module(facts: Mapping[str, Any], image_size: int, channels: int) -> ViT:
 
 def _mae(config: Mapping[str, Any], facts: Mapping[str, Any], image_size: int, channels: int, origin: object) -> Any:
     patch_size = facts["patch_size"]
+    width, heads = needed(config, "decoder_hidden_size", origin), needed(config, "decoder_num_attention_heads", origin)
     decoder = Predictor(
-        facts["width"], channels * patch_size**2, width=needed(config, "decoder_hidden_size", origin),
+        facts["width"], channels * patch_size**2, width=width,
         depth=needed(config, "decoder_num_hidden_layers", origin), grid=image_size // patch_size,
-        heads=needed(config, "decoder_num_attention_heads", origin), stored_positions=True, rngs=nnx.Rngs(0),
+        heads=_fitting(heads, width, "decoder_num_attention_heads", origin), stored_positions=True, rngs=nnx.Rngs(0),
         options=BlockOptions(
             needed(config, "decoder_intermediate_size", origin), facts["qkv_bias"], norm_eps=facts["norm_eps"]
         ),
     )  # fmt: skip
     encoder = vit_module(facts, image_size, channels)
-    return MaeModel(encoder, decoder, mask_ratio=config["mask_ratio"], norm_pix=config["norm_pix_loss"])
+    mask_ratio, norm_pix = (needed(config, key, origin) for key in ("mask_ratio", "norm_pix_loss"))
+    return MaeModel(encoder, decoder, mask_ratio=mask_ratio, norm_pix=norm_pix)
 
 
 def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
     """Returns what a ViT of timm is: from its constructor's arguments in config.json, or else from its tensors."""
-    arguments = {**config, **config.get("model_args", {})}
+    arguments = timm_arguments(config, _TIMM_FIXED, _TIMM_NAMES, origin)
     embedding, places = (
         shape_of(tensors, "patch_embed.proj.weight", 4, origin),
         shape_of(tensors, "pos_embed", 3, origin),
@@ -164,7 +170,8 @@ def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origi
     scaled = any(".ls1." in name for name in tensors)
     hidden = arguments.get("mlp_ratio")
     facts = {
-        "width": width, "depth": arguments.get("depth", len(numbers)), "heads": _timm_heads(arguments, origin),
+        "width": width, "depth": arguments.get("depth", len(numbers)),
+        "heads": _fitting(_timm_heads(arguments, origin), width, "num_heads", origin),
         "mlp_width": int(hidden * width) if hidden else shape_of(tensors, "blocks.0.mlp.fc1.weight", 2, origin)[0],
         "patch_size": patch_size, "cls_token": cls_token, "positions": "learned", "embedding": "linear",
         "layer_scale": arguments.get("init_values", 1.0) if scaled else 0.0,
@@ -196,15 +203,20 @@ def _timm_heads(arguments: Mapping[str, Any], origin: object) -> int:
     if "num_heads" in arguments:
         return arguments["num_heads"]
     name = str(arguments.get("architecture", ""))
-    if "quickgelu" in name:
-        raise UserError(f"{origin}: {name} has another activation than GELU; use another model")
     for word, heads in TIMM_HEADS.items():
-        if f"vit_{word}_" in name:
+        if f"_{word}_patch" in name:
             return heads
     raise UserError(
         f"{origin}: config.json has neither num_heads nor a known architecture; write the constructor's arguments "
         'of the model into config.json, e.g. {"num_heads": 12}'
     )
+
+
+def _fitting(heads: int, width: int, key: str, origin: object) -> int:
+    """Returns the number of heads; raises UserError if they cannot share the width equally."""
+    if not isinstance(heads, int) or heads < 1 or width % heads:
+        raise UserError(f"{origin}: config.json: {key} = {heads!r} does not divide the width of {width}; correct it")
+    return heads
 
 
 def _side(config: Mapping[str, Any], name: str, origin: object) -> int:

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import PIL.Image
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
@@ -21,7 +22,7 @@ from jepa_jax.weights import load_model
 from tests.evals.untrained_run import write_run
 from tests.exports.write_parity import shaken
 from tests.tiny import tiny_config
-from tests.weights.golden import WEIGHTS
+from tests.weights.golden import WEIGHTS, write_in_parts
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,20 @@ def test_public_weights_give_what_their_library_gives(photos, tmp_path):
     image = decode(photos / made.names[3], 32).astype(np.float32) / 255
     pixels = (image - np.float32(model.mean)) / np.float32(model.std)
     np.testing.assert_allclose(made.features[3], model.apply(pixels[None])[0, 0], rtol=1e-5, atol=1e-5)  # its CLS token
+
+
+def test_every_file_of_tensors_and_the_config_decide_what_an_encoder_is(tmp_path):
+    def identity():
+        return open_embedder(workdir=None, weights=str(tmp_path)).identity
+
+    write_in_parts(tmp_path, "hf_vit")
+    before, part = identity(), tmp_path / "b.safetensors"
+    assert identity() == before
+    save_file({name: tensor + 1 for name, tensor in load_file(part).items()}, part)
+    other_tensors = identity()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 6}))
+    assert len({before, other_tensors, identity()}) == 3
 
 
 def test_an_interrupted_call_is_continued_and_a_finished_one_is_not_repeated(photos, tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 """Tiny models with random weights as transformers 5.22 and timm 1.0.30 save them; io.npz: inputs, outputs (NCHW)."""
 
+import json
 import pathlib
+import shutil
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 WEIGHTS = pathlib.Path(__file__).parents[1] / "golden" / "weights"
 SEGFORMER = WEIGHTS / "hf_segformer"
@@ -12,3 +15,15 @@ def recorded(name):
     """Returns inputs and outputs of a model; pixels and maps with channels last."""
     stored = dict(np.load(WEIGHTS / name / "io.npz"))
     return {key: value.transpose(0, 2, 3, 1) if value.ndim == 4 else value for key, value in stored.items()}
+
+
+def write_in_parts(folder, name):
+    """Writes a model with its tensors in a.safetensors and b.safetensors, and an index of them."""
+    tensors = load_file(WEIGHTS / name / "model.safetensors")
+    shutil.copy(WEIGHTS / name / "config.json", folder)
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
+    for file, own in parts.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.weights import load_model
-from tests.weights.golden import SEGFORMER, WEIGHTS, recorded
+from tests.weights.golden import SEGFORMER, WEIGHTS, recorded, write_in_parts
 
 VITS = {
     "hf_vit": "last_hidden_state",
@@ -73,14 +73,7 @@ def test_a_file_without_config_is_enough_for_a_resnet_and_tells_what_a_vit_lacks
 
 
 def test_a_model_in_several_files_is_read_through_its_index(tmp_path):
-    tensors = load_file(WEIGHTS / "hf_vit" / "model.safetensors")
-    shutil.copy(WEIGHTS / "hf_vit" / "config.json", tmp_path)
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
-    for file, own in parts.items():
-        save_file({name: tensors[name] for name in own}, tmp_path / file)
-    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_in_parts(tmp_path, "hf_vit")
     assert variables(load_model(tmp_path)) == variables(load_model(WEIGHTS / "hf_vit"))
 
 
@@ -133,6 +126,41 @@ def test_configs_that_cannot_be_built_are_refused(tmp_path):
         load_model(folder)
 
 
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("hf_vit", {"num_attention_heads": 5}, "num_attention_heads = 5 does not divide the width of 48"),
+        ("hf_vit", {"hidden_size": None}, "config.json has no hidden_size"),
+        ("hf_vitmae", {"mask_ratio": None}, "config.json has no mask_ratio"),
+        ("hf_vitmae", {"norm_pix_loss": None}, "config.json has no norm_pix_loss"),
+        ("hf_vitmae", {"decoder_num_attention_heads": 5}, "decoder_num_attention_heads = 5 does not divide"),
+        ("hf_dinov2", {"mlp_ratio": None}, "config.json has no mlp_ratio"),
+        ("timm_vit", {"num_heads": 5}, "num_heads = 5 does not divide the width of 48"),
+        ("timm_vit", {"model_args": {"act_layer": "quick_gelu"}}, "act_layer = 'quick_gelu' is not supported"),
+        ("timm_vit", {"model_args": 3}, "model_args = 3 is not an object"),
+        ("timm_vit", {"pretrained_cfg": "x"}, "pretrained_cfg = 'x' is not an object"),
+        ("timm_vit", {"architecture": "vit_base_patch16_rpn_224"}, "architecture = 'vit_base_patch16_rpn_224' is not"),
+        ("timm_vit", {"architecture": "vit_base_patch16_clip_quickgelu_224"}, "quickgelu_224' is not one that is"),
+        ("timm_resnet_basic", {"act_layer": "silu"}, "act_layer = 'silu' is not supported; it must be 'relu'"),
+        ("timm_resnet_basic", {"model_args": {"aa_layer": "blurpool"}}, "aa_layer = 'blurpool' is not supported"),
+        ("timm_resnet_basic", {"architecture": "resnetblur18"}, "architecture = 'resnetblur18' is not one that is"),
+        ("timm_resnet_basic", {"architecture": "resnetaa18"}, "architecture = 'resnetaa18' is not one that is known"),
+    ],
+)
+def test_incomplete_configs_and_models_that_compute_something_else_are_refused(name, change, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        load_model(with_config(tmp_path, name, change))
+
+
+@pytest.mark.parametrize(
+    "name, architecture", [("timm_vit", "deit3_small_patch16_224"), ("timm_resnet_basic", "tv_resnet34")]
+)
+def test_plain_architectures_and_null_settings_of_timm_are_taken(name, architecture, tmp_path):
+    nulls = {"pretrained_cfg": None, "model_args": None, "act_layer": None, "aa_layer": None}
+    model = load_model(with_config(tmp_path, name, nulls | {"architecture": architecture}))
+    assert variables(model) == variables(load_model(WEIGHTS / name)) and model.mean == (0.485, 0.456, 0.406)
+
+
 def test_wrong_pixels_and_wrong_places_are_refused(monkeypatch):
     model = load_model(WEIGHTS / "hf_ijepa")
     for pixels in (np.zeros((1, 3, 32, 32), np.float32), np.zeros((1, 32, 32, 3), np.uint8), np.zeros((32, 32, 3))):
@@ -169,6 +197,14 @@ def changed(folder, name, tensors):
     """Writes a model with other tensors; returns its folder."""
     shutil.copy(WEIGHTS / name / "config.json", folder)
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def with_config(folder, name, change):
+    """Writes a model with other values in its config.json; returns its folder."""
+    shutil.copy(WEIGHTS / name / "model.safetensors", folder)
+    saved = json.loads((WEIGHTS / name / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(saved | change))
     return folder
 
 

@@ -1,5 +1,6 @@
 """Files of weights: what is read, and the one error that each damaged or foreign file gives."""
 
+import json
 import pickle
 import shutil
 
@@ -40,6 +41,23 @@ def test_missing_files_are_named(tmp_path):
         read_tensors(tmp_path)
     with pytest.raises(UserError, match="config.json: not found"):
         read_config(tmp_path, "ViTModel")
+
+
+@pytest.mark.parametrize(
+    "index, message",
+    [
+        ({"weight_map": {"a": "../b.safetensors"}}, "a lies in '../b.safetensors', which is no .safetensors file"),
+        ({"weight_map": {"a": 3}}, "a lies in 3, which is no .safetensors file beside the index"),
+        ({"weight_map": {"a": ".."}}, "a lies in '..', which is no"),
+        ({"weight_map": {"a": "weights.bin"}}, "a lies in 'weights.bin', which is no"),
+        ({"weight_map": {"a": "absent.safetensors"}}, "absent.safetensors: not found"),
+        ({"weight_map": None}, "has no weight_map"),
+    ],
+)
+def test_an_index_of_anything_but_files_beside_it_is_refused(index, message, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=message):
+        read_tensors(tmp_path)
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
