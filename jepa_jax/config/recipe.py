@@ -99,7 +99,8 @@ def _from_file(reference: str, read: Callable[[ModuleType], T]) -> T:
     path_text, _, argument = reference.partition(".py:")
     path = recipe_path(path_text + (".py" if argument else ""))
     spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # a file that exists has both
+    if spec is None or spec.loader is None:  # by its name, Python does not know what to do with it
+        raise UserError(f"--config={reference}: no .py file; name a shipped config or a file such as configs/rapid.py")
     module = importlib.util.module_from_spec(spec)
     writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:

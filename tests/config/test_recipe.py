@@ -51,3 +51,10 @@ def test_a_ladder_of_another_form_is_refused_with_the_form(tmp_path, ladder):
     path.write_text(f"LADDER = {ladder}\n\ndef get_config():\n    return {{}}\n")
     with pytest.raises(UserError, match=r"mine.py: LADDER .*write a list of \(name, \{key: value\}\)"):
         read_ladder(str(path))
+
+
+def test_a_file_that_is_no_python_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    with pytest.raises(UserError, match=r"config\.json: no \.py file"):
+        read_recipe(str(path))
