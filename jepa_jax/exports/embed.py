@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 
 from jepa_jax.base.console import Console
@@ -22,6 +23,7 @@ from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.folder import EXTENSIONS
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
+from jepa_jax.weights.geometry import Geometry
 from jepa_jax.weights.load import load_model
 from jepa_jax.weights.reader import CONFIG, weight_files
 
@@ -80,18 +82,22 @@ def open_embedder(
         if pool not in pools:
             raise UserError(f"--pool={pool}: the outputs of these weights can be pooled by {' or '.join(pools)}")
         model = dataclasses.replace(model, pool=pool)
-    size = image_size or model.image_size or USUAL_SIZE
+    geometry = model.geometry.at(image_size or model.geometry.size or USUAL_SIZE)
     mean, std = (np.asarray(values, np.float32) for values in (model.mean, model.std))
 
     def encode(images: np.ndarray) -> np.ndarray:
         padded = np.pad(images, ((0, batch_size - len(images)), (0, 0), (0, 0), (0, 0)))  # one shape, one compilation
         pixels = (padded.astype(np.float32) / 255 - mean) / std
+        if geometry.crop_size != geometry.size:  # as an evaluation of the run does
+            shape = (batch_size, geometry.size, geometry.size, model.channels)
+            pixels = np.asarray(jax.image.resize(pixels, shape, "linear"))
         return np.asarray(model.features(pixels))[: len(images)]
 
-    identity = json.dumps([_sha256_of_weights(model.origin), size, model.pool, list(model.mean), list(model.std)])
+    facts = [_sha256_of_weights(model.origin), geometry, model.pool, model.mean, model.std]
     normal = f"normalised with mean {_short(model.mean)} and deviation {_short(model.std)}"
-    words = f"{model.origin} ({model.kind}): {size} x {size} pixels, {normal}, pooled: {model.pool}"
-    return Embedder(encode, size, model.channels, batch_size, identity, words)
+    words = f"{model.origin} ({model.kind}): {_in_words(geometry)}, {normal}, pooled: {model.pool}"
+    crop, shorter_side = geometry.crop_size, geometry.shorter_side
+    return Embedder(encode, crop, model.channels, batch_size, json.dumps(facts), words, shorter_side)
 
 
 def _sha256_of_weights(origin: pathlib.Path) -> list[str]:
@@ -110,8 +116,15 @@ def _of_run(workdir: str, batch_size: int) -> Embedder:
     shorter_side = config.data.shorter_side
     kept = [config.to_dict()["data"]["augment"], config.eval.pool, config.eval.image_size, size, shorter_side]
     identity = json.dumps([params_sha256({"params": encoder.params, "stats": encoder.stats}), kept])
-    words = f"{workdir} ({config.model.name}): {size} x {size} pixels, pooled: {config.eval.pool}"
+    seen = _in_words(Geometry(size, shorter_side=shorter_side).at(size))
+    words = f"{workdir} ({config.model.name}): {seen}, pooled: {config.eval.pool}"
     return Embedder(encoder, size, encoder.channels, batch_size, identity, words, shorter_side)
+
+
+def _in_words(geometry: Geometry) -> str:
+    size, crop, shorter_side = geometry
+    cropped = f" in the centre of {shorter_side}" if shorter_side != crop else ""
+    return f"{crop} x {crop} pixels{cropped}" + (f", resized to {size} x {size}" if size != crop else "")
 
 
 def _short(values: Sequence[float]) -> str:

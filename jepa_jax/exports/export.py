@@ -19,6 +19,7 @@ from jepa_jax.exports.model_card import model_card
 from jepa_jax.models.attention import portable
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.weights import exported
+from jepa_jax.weights.geometry import Geometry
 from jepa_jax.weights.to_transformers import transformers_files
 
 STABLEHLO = "encoder.stablehlo"
@@ -89,6 +90,13 @@ def _module(encoder: FrozenEncoder) -> Any:
     return encoder.program.factory.merge(encoder.params, encoder.stats).encoder
 
 
+def _geometry(encoder: FrozenEncoder) -> dict[str, int]:
+    """Returns how an evaluation of the run prepares pictures: see `jepa_jax.weights.geometry`."""
+    crop_size = encoder.image_size
+    shorter_side = encoder.config.data.shorter_side or crop_size
+    return {"image_size": input_size(encoder), "crop_size": crop_size, "shorter_side": shorter_side}
+
+
 def safetensors_files(encoder: FrozenEncoder) -> Files:
     """Returns the encoder under our own names, and the config.json from which `load_model` rebuilds it."""
     config = encoder.config
@@ -97,7 +105,7 @@ def safetensors_files(encoder: FrozenEncoder) -> Files:
         "version": exported.VERSION,
         "model": config.to_dict()["model"] | ({"init_from": ""} if hasattr(config.model, "init_from") else {}),
         "view_size": config.data.view_size,
-        "image_size": input_size(encoder),
+        **_geometry(encoder),
         "channels": encoder.channels,
         "mean": config.data.augment.mean,
         "std": config.data.augment.std,
@@ -115,9 +123,12 @@ def hf_files(encoder: FrozenEncoder) -> Files:
         _module(encoder), encoder_structure(config.model), image_size=config.data.view_size, channels=encoder.channels
     )
     augment, size = config.data.augment, input_size(encoder)
+    seen = Geometry(encoder.image_size, shorter_side=config.data.shorter_side).at(size)  # one resizing, not two
     images = {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True, "size": {"height": size, "width": size}, "resample": 2,
+        "image_processor_type": "BitImageProcessor",  # the one that crops the centre in every version
+        "do_convert_rgb": encoder.channels == 3,
+        "do_resize": True, "size": {"shortest_edge": seen.shorter_side}, "resample": 2,
+        "do_center_crop": True, "crop_size": {"height": size, "width": size},
         "do_rescale": True, "rescale_factor": 1 / 255,
         "do_normalize": True, "image_mean": augment.mean, "image_std": augment.std,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from jepa_jax.models.pooling import pooled
 from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family, section
+from jepa_jax.weights.geometry import Geometry, described_geometry
 from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
@@ -25,6 +26,7 @@ from jepa_jax.weights.segformer import segformer
 from jepa_jax.weights.vit import hf_vit, timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PREPROCESSOR = "preprocessor_config.json"
 ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], object], Family]] = {
     **dict.fromkeys(
         ("ViTModel", "ViTForImageClassification", "IJepaModel", "Dinov2Model", "ViTMAEForPreTraining"), hf_vit
@@ -46,6 +48,7 @@ class LoadedModel:
         mean, std: of each channel, in 0..1, that images are normalised with.
         pool: what `features` makes of the outputs: "cls", "mean" or "grid2".
         origin: where the weights lie.
+        geometry: how pictures are resized and cropped before they are normalised.
     """
 
     module: Any
@@ -57,6 +60,7 @@ class LoadedModel:
     std: tuple[float, ...]
     pool: str
     origin: pathlib.Path
+    geometry: Geometry
 
     @property
     def encoder(self) -> Any:
@@ -149,8 +153,9 @@ def load_model(source: str | os.PathLike[str]) -> LoadedModel:
     if len(mean) != family.channels:
         mean, std = (0.5,) * family.channels, (0.5,) * family.channels
     pool = "cls" if family.structure.get("cls_token") else "mean"
+    geometry = described_geometry(read_optional(path, PREPROCESSOR), family.image_size)
     return LoadedModel(
-        module, family.kind, family.structure, family.image_size, family.channels, mean, std, pool, origin
+        module, family.kind, family.structure, family.image_size, family.channels, mean, std, pool, origin, geometry
     )
 
 
@@ -179,12 +184,13 @@ def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     structure, (size, channels) = encoder_structure(group), (config["image_size"], config["channels"])
     mean, std = tuple(config["mean"]), tuple(config["std"])
     kind = encoder_kind(structure, group.name)
-    return LoadedModel(encoder, kind, structure, size, channels, mean, std, config["pool"], origin)
+    geometry = Geometry(size, config.get("crop_size", 0), config.get("shorter_side", 0))
+    return LoadedModel(encoder, kind, structure, size, channels, mean, std, config["pool"], origin, geometry)
 
 
 def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and deviation per channel that images are normalised with; those of ImageNet if no file says so."""
-    found = read_optional(path, "preprocessor_config.json")
+    found = read_optional(path, PREPROCESSOR)
     timm = section(config, "pretrained_cfg", path)
     for values, names in ((found, ("image_mean", "image_std")), (timm, ("mean", "std"))):
         if all(values.get(name) is not None for name in names):

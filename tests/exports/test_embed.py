@@ -21,7 +21,7 @@ from jepa_jax.reports.neighbours_page import neighbours, queries
 from jepa_jax.weights import load_model
 from tests.evals.untrained_run import write_run
 from tests.exports.write_parity import shaken
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_masked_config
 from tests.weights.golden import WEIGHTS, write_in_parts
 
 
@@ -74,6 +74,27 @@ def test_the_encoder_of_a_run_and_its_export_give_the_features_of_each_image(pho
     _, names, features = read_features(again)
     assert names == stored["names"].tolist()
     np.testing.assert_allclose(features, stored["features"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("formats", "changes"), [(("safetensors", "hf"), {}), (("safetensors",), {"eval__image_size": 12})]
+)
+def test_exports_see_the_same_part_of_a_picture_as_the_run(formats, changes, photos, tmp_path):
+    run = tmp_path / "run"
+    write_run(tiny_masked_config("ijepa", data__shorter_side=22, **changes), run, shaken)
+
+    def features(**source):
+        embedder = open_embedder(**{"workdir": None, "weights": None, **source}, batch_size=5)
+        return embed_folder(embedder, photos, tmp_path / f"{len(list(tmp_path.iterdir()))}.npz", console=QuietConsole())
+
+    expected = features(workdir=str(run)).features
+    for format in formats:
+        export_encoder(run, format, tmp_path / format)
+        np.testing.assert_allclose(features(weights=str(tmp_path / format)).features, expected, rtol=1e-5, atol=1e-5)
+    config = json.loads((tmp_path / "safetensors" / "config.json").read_text())
+    del config["shorter_side"]
+    (tmp_path / "safetensors" / "config.json").write_text(json.dumps(config))
+    assert np.abs(features(weights=str(tmp_path / "safetensors")).features - expected).max() > 1e-3  # it does matter
 
 
 def test_public_weights_give_what_their_library_gives(photos, tmp_path):

@@ -74,6 +74,8 @@ def test_a_directory_for_transformers_is_read_back_with_the_same_features(name, 
     export_encoder(runs[name], "hf", tmp_path / "out")
     loaded = load_model(tmp_path / "out")
     assert loaded.mean == encoder.config.data.augment.mean
+    images = "preprocessor_config.json"
+    assert (tmp_path / "out" / images).read_text() == (GOLDEN / name / images).read_text()
     np.testing.assert_allclose(loaded.features(pixels(encoder)), encoder(IMAGES), rtol=1e-5, atol=1e-5)
 
 
