@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
@@ -60,13 +61,16 @@ def add_embed_flags(parser: Parser) -> None:
 
 
 def run_embed(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.exports.embed import embed_folder, open_embedder
-    from jepa_jax.reports.neighbours_page import write_neighbours
+    from jepa_jax.exports.embed import embed_folder, list_images, open_embedder, shown
+    from jepa_jax.reports.neighbours_page import queries, write_neighbours
 
     if bool(arguments.workdir) == bool(arguments.weights):
         raise UserError("give either --workdir (the encoder of a run) or --weights (public or exported ones)")
     if arguments.on_error not in ("refuse", "skip"):
         raise UserError(f"--on_error={arguments.on_error}: not one of refuse, skip")
+    if arguments.neighbours:  # before hours of work that would end in this error
+        names = list_images(pathlib.Path(arguments.input).expanduser())
+        queries([shown(name) for name in names], arguments.neighbours)
     embedder = open_embedder(
         workdir=arguments.workdir,
         weights=arguments.weights,

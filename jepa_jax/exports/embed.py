@@ -154,7 +154,7 @@ def embed_folder(
     identity = _digest(embedder.identity, skip, [(name, _stamp(root / name)) for name in names])
     if (stored := read_features(file)) and stored[0] == identity:
         _, kept, features = stored
-        return Embedded(file, kept, features, sorted(set(map(_shown, names)) - set(kept)), len(kept))
+        return Embedded(file, kept, features, sorted(set(map(shown, names)) - set(kept)), len(kept))
     parts = _Parts(file.with_name(f".{file.name}.parts"), identity)
     size = max(1, PART_IMAGES // embedder.batch_size) * embedder.batch_size
     read, reused, skipped = [], 0, []
@@ -169,7 +169,7 @@ def embed_folder(
             reused += len(part[0])
             console.advance(len(own))
         read.append(part)
-        skipped += sorted(set(map(_shown, own)) - set(part[0]))
+        skipped += sorted(set(map(shown, own)) - set(part[0]))
     console.stop()
     kept = [name for part, _ in read for name in part]
     if not kept:
@@ -204,7 +204,7 @@ def _computed(
     for own, images in _decoded(embedder, root, names, skip):
         readable = [(name, image) for name, image in zip(own, images, strict=True) if image is not None]
         if readable:
-            kept += [_shown(name) for name, _ in readable]
+            kept += [shown(name) for name, _ in readable]
             features.append(embedder.encode(np.stack([image for _, image in readable])))
         console.advance(len(own))
     return kept, np.concatenate(features) if features else np.zeros((0, 0), np.float32)
@@ -261,13 +261,15 @@ class _Parts:
 
 
 def check_output(file: pathlib.Path) -> None:
-    """Raises UserError if features cannot be written to this file."""
+    """Raises UserError if features cannot be written to this file, or if it holds something else already."""
     if file.suffix not in SUFFIXES:
         raise UserError(f"--output={file}: ends neither with {' nor with '.join(SUFFIXES)}")
     if not file.parent.is_dir():
         raise UserError(f"--output={file}: there is no folder {file.parent}; make it first")
     if file.suffix == ".parquet":
         _pyarrow(file)
+    if file.exists() and read_features(file) is None:
+        raise UserError(f"--output={file}: exists, and embed did not write it; give another file, or remove it first")
 
 
 def _pyarrow(file: pathlib.Path) -> Any:
@@ -306,11 +308,11 @@ def read_features(file: pathlib.Path) -> tuple[str, list[str], np.ndarray] | Non
         flat = table["features"].combine_chunks().flatten().to_numpy()
         identity = (table.schema.metadata or {})[b"identity"].decode()
         return identity, table["name"].to_pylist(), flat.reshape(len(table), -1)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
         return None
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """Returns a file name as valid text, whatever its bytes are."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 

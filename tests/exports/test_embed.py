@@ -148,6 +148,31 @@ def test_an_unreadable_image_is_refused_or_left_out(photos, tmp_path):
     assert list(made.names) == ["good.png"] and made.skipped == ["bad.jpg"]
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_file_that_something_else_wrote_is_not_replaced(suffix, photos, tmp_path):
+    file = tmp_path / f"out{suffix}"
+
+    def refused():
+        before = file.read_bytes()
+        with pytest.raises(UserError, match="exists, and embed did not write it"):
+            embed_folder(mean_colours([]), photos, file, console=QuietConsole())
+        assert file.read_bytes() == before
+
+    file.write_text("a thesis")
+    refused()
+    if suffix == ".npz":
+        with file.open("wb") as out:
+            np.savez(out, names=np.zeros(2), features=np.zeros((2, 2)))
+        refused()
+        with file.open("wb") as out:
+            np.save(out, np.zeros(3))
+        refused()
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        pyarrow.parquet.write_table(pyarrow.table({"name": ["a"], "features": [[1.0]]}), file)
+        refused()
+
+
 def test_wrong_flags_are_refused(photos, tmp_path, capsys, monkeypatch):
     def refused(*flags):
         assert main(["embed", *flags]) == 2
@@ -159,6 +184,7 @@ def test_wrong_flags_are_refused(photos, tmp_path, capsys, monkeypatch):
     weights = f"--weights={WEIGHTS / 'hf_ijepa'}"
     assert "pooled by mean or grid2" in refused(*both, weights, "--pool=cls").replace("\n", " ")
     assert "neither with .npz nor with .parquet" in refused(weights, f"--input={photos}", "--output=o.csv")
+    assert "--neighbours=x.png: no such image" in refused(*both, "--neighbours=x.png", "--weights=nowhere")  # first
     assert "no such folder" in refused(weights, "--input=nowhere", f"--output={tmp_path / 'o.npz'}")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "needs the package pyarrow" in refused(weights, f"--input={photos}", f"--output={tmp_path / 'o.parquet'}")
