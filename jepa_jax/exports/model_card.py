@@ -26,6 +26,9 @@ features = encoder.call(images)  # uint8 [B, {stored}, {stored}, {channels}] -> 
 }
 
 
+PROGRAMS = ("jepa-jax", "jepa-jax.exe", "__main__.py")
+
+
 class Described(Protocol):
     """What a card needs to know of an export."""
 
@@ -68,7 +71,7 @@ An image encoder that gives {exported.feature_dim} numbers per image (pooled: {c
 {_recipe(config, summary)}
 
 ```
-{environment.get("command") or "(the command was not recorded)"}
+{_command(environment)}
 ```
 
 ## Accuracy
@@ -77,23 +80,36 @@ An image encoder that gives {exported.feature_dim} numbers per image (pooled: {c
 """
 
 
+def _command(environment: Mapping[str, Any]) -> str:
+    """Returns the command of the run without the places of Python and of the program on its machine."""
+    words = str(environment.get("command") or "").split(" ")
+    program = next((i for i, word in enumerate(words) if pathlib.PurePath(word).name in PROGRAMS), None)
+    known = [*map(_as_given, words[:2]), *words[2:]] if program is None else ["jepa-jax", *words[program + 1 :]]
+    return " ".join(known) or "(the command was not recorded)"
+
+
 def _data(config: Config, summary: Mapping[str, Any]) -> str:
     augment, data = config.data.augment, config.data
     splits = (summary.get("data_identity") or {}).items()
     sets = [f"{split['images']:,} {name} images (SHA-256 of a sample: {split['sha256']})" for name, split in splits]
     known = f" {' and '.join(sets)}." if sets else ""
+    side = f" The shorter side of a picture is resized to {data.shorter_side} pixels, then the centre is cropped."
+    seen = side if data.shorter_side else ""
     return (
         f"`{data.source}`, images of {data.image_size} x {data.image_size} pixels and {data.channels} channels, "
-        f"normalised with mean {list(augment.mean)} and deviation {list(augment.std)} of pixels in 0..1.{known}"
+        f"normalised with mean {list(augment.mean)} and deviation {list(augment.std)} of pixels in 0..1.{known}{seen}"
     )
 
 
 def _recipe(config: Config, summary: Mapping[str, Any]) -> str:
     optim, steps = config.optim, number(summary.get("steps"))
-    length = f"{steps:,.0f} steps, {summary.get('epochs', 0):.4g} epochs" if steps else "an unknown number of steps"
-    start = getattr(config.model, "init_from", "")
+    length = f"{steps:,.0f} steps" if steps else "an unknown number of steps"
+    images = ((summary.get("data_identity") or {}).get("train") or {}).get("images")
+    epochs = f", {summary.get('epochs', 0):.4g} epochs" + (f" of {images:,} images" if images else "") if steps else ""
+    start = _as_given(getattr(config.model, "init_from", ""))
     lines = [
-        f"- Method `{config.method.name}`, encoder `{config.model.name}`, {length} of {config.data.batch_size} images.",
+        f"- Method `{config.method.name}`, encoder `{config.model.name}`, {length} of {config.data.batch_size} images"
+        f"{epochs}.",
         f"- `{optim.name}`, peak rate {optim.lr:g}, weight decay {optim.weight_decay:g}, {config.train.precision}, "
         f"seed {config.train.seed}.",
         f"- Weights: {'the slow copy (EMA)' if config.eval.weights == 'target' else 'as trained'}.",
@@ -101,6 +117,12 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> str:
         f"- SHA-256 of the parameters: {summary.get('params_sha256') or 'not recorded'}.",
     ]
     return "\n".join(lines)
+
+
+def _as_given(source: str) -> str:
+    """Returns where weights came from; of a place on one machine only its name, which is all that others can use."""
+    path = pathlib.PurePath(source)
+    return path.name if path.is_absolute() or source.startswith("~") else source
 
 
 def _accuracies(config: Config, summary: Mapping[str, Any]) -> str:

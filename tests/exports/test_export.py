@@ -13,6 +13,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.cli.main import main
 from jepa_jax.data.augment import normalise
 from jepa_jax.evals.inference import load_encoder
+from jepa_jax.exports.embed import open_embedder
 from jepa_jax.exports.export import export_encoder
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.program.initial_weights import saved_encoder
@@ -26,6 +27,7 @@ from tests.tiny import tiny_config
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
 RESNET = pytest.param("resnet_basic", marks=pytest.mark.slow)  # takes longer to compile
+COMMAND = "python /home/ann/env/bin/jepa-jax train --config=tiny"
 SUMMARY = {
     "status": "finished", "steps": 12, "epochs": 2.0, "probe_accuracy": 71.25, "untrained_probe_accuracy": 40.5,
     "knn_accuracy": 65.0, "chance_accuracy": 10.0, "probe_test_images": 32, "baselines": {"raw pixels": 39.4},
@@ -42,7 +44,7 @@ def runs(tmp_path_factory):
             made[name] = tmp_path_factory.mktemp("runs") / name
             write_run(config, made[name], shaken)
             (made[name] / "summary.json").write_text(json.dumps(SUMMARY))
-            (made[name] / "environment.json").write_text(json.dumps({"command": "jepa-jax train --config=tiny"}))
+            (made[name] / "environment.json").write_text(json.dumps({"command": COMMAND}))
     return made
 
 
@@ -77,6 +79,22 @@ def test_a_directory_for_transformers_is_read_back_with_the_same_features(name, 
     images = "preprocessor_config.json"
     assert (tmp_path / "out" / images).read_text() == (GOLDEN / name / images).read_text()
     np.testing.assert_allclose(loaded.features(pixels(encoder)), encoder(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [{"format": "jepa_jax", "model": {}}, {"architectures": ["ViTModel"]}])
+def test_an_export_that_is_given_as_a_run_is_named_as_one(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    message = "holds exported or public weights, not a run.*--weights or jepa_jax.weights.load_model"
+    with pytest.raises(UserError, match=message):
+        load_encoder(tmp_path)
+    with pytest.raises(UserError, match=message):
+        export_encoder(tmp_path, "hf", tmp_path / "out")
+    with pytest.raises(UserError, match=message):
+        open_embedder(workdir=str(tmp_path), weights=None)
+    (tmp_path / "config.json").write_text(json.dumps({"format": "stablehlo"}))
+    with pytest.raises(UserError, match=r"not a run; give the folder of the run; the README.md"):
+        load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["vit", "ijepa", "dinov2", RESNET, "resnet_bottleneck"])
@@ -140,11 +158,13 @@ def test_the_command_writes_a_card_with_data_recipe_accuracies_and_command(runs,
     assert record["feature_dim"] == 8 and record["files"].keys() == {"model.safetensors", "config.json"}
     card = (tmp_path / "out" / "README.md").read_text()
     for part in (
-        "resnet trained with image_jepa on shapes", "jepa-jax train --config=tiny", "| Linear probe | 71.2 % |",
+        "resnet trained with image_jepa on shapes", "\njepa-jax train --config=tiny\n", "| Linear probe | 71.2 % |",
         "| Linear probe, encoder untrained | 40.5 % |", "| Chance | 10.0 % |", "| raw pixels (baseline) | 39.4 % |",
-        "load_model", "12 steps", "mean [0.", "4,096 train images (SHA-256", "Started from random weights",
+        "load_model", "12 steps of 16 images, 2 epochs of 4,096 images.", "mean [0.",
+        "4,096 train images (SHA-256", "Started from random weights",
     ):  # fmt: skip
         assert part in card
+    assert "/home/ann" not in card
     assert main(["export", *flags]) == 0  # an earlier export may be replaced
 
 
