@@ -28,7 +28,7 @@ def test_without_training_or_rate_no_branch_is_dropped():
 def test_whole_images_are_dropped_and_the_expectation_stays():
     dropped = block(0.4)
     branch = dropped.attention(dropped.norm1(X))
-    kept = dropped._kept(branch, train=True)
+    kept = dropped._kept(branch, None, train=True)
     skipped = np.all(np.asarray(kept) == 0, axis=(1, 2))
     assert abs(skipped.mean() - 0.4) < 4.5 * np.sqrt(0.24 / 2000)
     np.testing.assert_allclose(kept[~skipped], branch[~skipped] / 0.6, rtol=1e-5)

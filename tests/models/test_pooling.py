@@ -45,7 +45,7 @@ def test_the_pool_of_evaluation_is_that_of_the_features_and_of_the_online_probe(
     expected = {"mean": cells.mean((1, 2, 3, 4)), "cls": tokens[:, 0], "grid2": cells.mean((2, 4)).reshape(16, 64)}
     np.testing.assert_allclose(features, expected[pool], rtol=1e-4, atol=1e-5)
     _, metrics = jax.eval_shape(program.train_step, program.factory.abstract, shapes())
-    assert metrics["probe_accuracy"].shape == ()
+    assert "probe_accuracy" in metrics
     assert program.factory.abstract.params["probe"]["kernel"].shape == (64 if pool == "grid2" else 16, 10)
 
 
