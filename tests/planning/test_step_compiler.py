@@ -75,7 +75,8 @@ def test_rapid_fits_an_rtx_4090(rapid_facts):
     estimate = Planner(StepCompiler(CIFAR, PLANS), TABLE).estimate(Request(load_config("rapid"), TABLE["rtx4090"]))
     assert estimate.verdict == FITS
     assert 5_000 < estimate.speed.images_per_sec < estimate.speed.bound_images_per_sec < 15_000
-    assert total_flops(rapid_facts["none"].kernels) == pytest.approx(rapid_facts["none"].flops, rel=0.2)  # cuDNN multiplies padding too
+    # cuDNN multiplies padding too.
+    assert total_flops(rapid_facts["none"].kernels) == pytest.approx(rapid_facts["none"].flops, rel=0.2)
 
 
 @on_linux
