@@ -169,7 +169,7 @@ def table_row(name: str, plan: "Plan") -> str:
         estimate.verdict,
         largest_text(plan.largest[0][1]),
         f"{speed.images_per_sec:,.0f}",
-        f"{100 * speed.factors.p90_error:.0f} %" + ("" if speed.factors.measured else " (unmeasured card)"),
+        f"{100 * speed.factors.p90_error:.0f} %" + ("" if speed.factors.measured else " (unmeasured)"),
         speed.limit,
         CLAIMS.get(name, ""),
     ]
