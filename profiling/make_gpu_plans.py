@@ -76,7 +76,7 @@ class Results:
         """Returns what a page holds that was written before, without the configs that are planned anew."""
         lines = [line for line in text.splitlines() if config_of(line) not in replaced]
         bullets = [line for line in lines if line.startswith("- `")]
-        batches = re.search(rf"^{BATCH_SECTION}$.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        batches = re.search(rf"^{BATCH_SECTION}$.*?(?=^## |^Not planned yet|\Z)", text, re.MULTILINE | re.DOTALL)
         return cls(
             rows=[line for line in lines if line.startswith("| `")],
             notes=[line for line in bullets if " fits with " in line],
