@@ -21,7 +21,7 @@ from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 
 if TYPE_CHECKING:
-    from jepa_jax.config.groups import AugmentConfig
+    from jepa_jax.config.augment import AugmentConfig
 
 
 def add_flags(parser: Parser) -> None:
@@ -34,7 +34,7 @@ def add_flags(parser: Parser) -> None:
 
 def reference_augment() -> "AugmentConfig":
     """Returns crop .2-1, jitter .4 .4 .2 .1 (p .8), grayscale .2, solarize .1, flip .5, normalise."""
-    from jepa_jax.config.groups import AugmentConfig, GrayscaleConfig, JitterConfig, SolarizeConfig
+    from jepa_jax.config.augment import AugmentConfig, GrayscaleConfig, JitterConfig, SolarizeConfig
 
     return AugmentConfig(
         jitter=JitterConfig(probability=0.8),

@@ -97,7 +97,8 @@ def own_rate(source: str, folder: pathlib.Path, arguments: argparse.Namespace) -
     """Returns the views per second that our loader delivers, on the device."""
     import jax
 
-    from jepa_jax.config.groups import CropConfig, Crops, DataConfig
+    from jepa_jax.config.augment import CropConfig, Crops
+    from jepa_jax.config.groups import DataConfig
     from jepa_jax.data.pipeline import batches_ready, train_batches
     from jepa_jax.data.sources import open_source
     from jepa_jax.runtime.mesh import batch_sharding, make_mesh

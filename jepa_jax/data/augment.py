@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jepa_jax.config.groups import AugmentConfig, JitterConfig, Operations
+from jepa_jax.config.augment import AugmentConfig, JitterConfig, Operations
 
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a central crop
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)

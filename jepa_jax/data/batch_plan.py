@@ -14,7 +14,7 @@ import grain
 import numpy as np
 
 from jepa_jax.base.errors import DataLost, UserError
-from jepa_jax.config.groups import Crops
+from jepa_jax.config.augment import Crops
 from jepa_jax.data.contract import Bucketed, Cropping, Source
 
 LAST_STEP = 1 << 40  # the stream has no end; the loop decides when to stop

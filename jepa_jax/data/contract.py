@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jepa_jax.config.groups import Crops
+from jepa_jax.config.augment import Crops
 from jepa_jax.runtime.mesh import batch_sharding
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from jepa_jax.config.groups import Crops, DataConfig
+from jepa_jax.config.augment import Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.in_memory import Arrays

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import DataLost, UserError
-from jepa_jax.config.groups import Crops, DataConfig
+from jepa_jax.config.augment import Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batch_plan import BatchLoader, BatchPlan, loaded_batches
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.workers import WorkerPool

@@ -8,7 +8,8 @@ import numpy as np
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import Crops, DataConfig
+from jepa_jax.config.augment import Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Bucketed, Cropping, Grouped, Source, fixed_order, known_labels
 from jepa_jax.data.fires.ndws import NdwsSource
 from jepa_jax.data.fires.sequences import FireSequences

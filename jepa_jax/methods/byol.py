@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
-from jepa_jax.config.schema import Problem, key
+from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.schema import PROBABILITY, Problem, key
 from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.methods.contract import Batch, Ema, Output
 from jepa_jax.methods.image_method import EncoderWith, ImageMethod

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup, Operations, ViewGroup
-from jepa_jax.config.schema import Problem, following, key
+from jepa_jax.config.augment import Operations, ViewGroup
+from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.schema import PROBABILITY, Problem, following, key
 from jepa_jax.losses.cosine import unit
 from jepa_jax.losses.dino import dino_loss
 from jepa_jax.methods.contract import Batch, Ema, Output, ParamGroup

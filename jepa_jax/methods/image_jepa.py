@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import Config, NamedGroup, Operations, ViewGroup
+from jepa_jax.config.augment import Operations, ViewGroup
+from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Problem, following, key
 from jepa_jax.losses.infonce import InfoNceKeys, infonce_loss
 from jepa_jax.losses.roles import Roles

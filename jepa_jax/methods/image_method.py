@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from jepa_jax.config.groups import Operations, crops_name
+from jepa_jax.config.augment import Operations
+from jepa_jax.config.groups import crops_name
 from jepa_jax.data.augment import (
     Boxes,
     augment_crops,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from jepa_jax.config.groups import PROBABILITY, Config
-from jepa_jax.config.schema import Problem, key
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import PROBABILITY, Problem, key
 from jepa_jax.methods.contract import Batch, Ema, Output
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_problem

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from jepa_jax.config.groups import PROBABILITY, Config, NamedGroup
-from jepa_jax.config.schema import Group, Problem, key, subgroup
+from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.schema import PROBABILITY, Group, Problem, key, subgroup
 from jepa_jax.methods import schedules
 from jepa_jax.methods.contract import Batch, Ema
 from jepa_jax.methods.image_method import Features, ImageMethod

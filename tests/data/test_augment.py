@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from PIL import Image
 from scipy import stats
 
-from jepa_jax.config.groups import AugmentConfig, CropConfig, FlipConfig, Operations
+from jepa_jax.config.augment import AugmentConfig, CropConfig, FlipConfig, Operations
 from jepa_jax.data import augment
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

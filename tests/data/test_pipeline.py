@@ -14,7 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from PIL import Image
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import AugmentConfig, DataConfig
+from jepa_jax.config.augment import AugmentConfig
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data import pipeline
 from jepa_jax.data.augment import augment_views
 from jepa_jax.data.contract import abstract_batch, image_spec

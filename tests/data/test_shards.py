@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import CropConfig, Crops, DataConfig
+from jepa_jax.config.augment import CropConfig, Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.readers.shards import verify_shards, write_shards
 from jepa_jax.data.sources import open_source, open_splits
 from tests.data.photos.pictures import write_photos

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from PIL import Image
 
-from jepa_jax.config.groups import Config, CropConfig, Crops
+from jepa_jax.config.augment import CropConfig, Crops
+from jepa_jax.config.groups import Config
 from jepa_jax.data.augment import CROP_TRIES, central_box
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.photos.decode import Photo, opencv

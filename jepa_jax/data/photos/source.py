@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import Crops, DataConfig
+from jepa_jax.config.augment import Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec, image_spec
 from jepa_jax.data.photos.crops import centre_crop, cropped_spec, random_crops
 from jepa_jax.data.photos.decode import Photo

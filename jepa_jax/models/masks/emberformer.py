@@ -16,8 +16,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import PROBABILITY, Config
-from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import PROBABILITY, Group, Problem, key
 from jepa_jax.models.attention import attention
 from jepa_jax.models.masks.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.masks.unet import Enlarge, UNet

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from jepa_jax.config.groups import CropConfig, Crops
+from jepa_jax.config.augment import CropConfig, Crops
 from jepa_jax.data.photos.crops import DRAWS, Box, centre_crop, random_crops, resized, sample_box
 from jepa_jax.data.photos.decode import Photo
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import CropConfig, Crops, DataConfig
+from jepa_jax.config.augment import CropConfig, Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.augment import augment_crops, normalise
 from jepa_jax.data.photos.crops import cropped_spec
 from jepa_jax.data.pipeline import train_batches
