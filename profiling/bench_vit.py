@@ -45,8 +45,9 @@ def plain_transformers() -> Iterator[None]:
     from unittest import mock
 
     import jax
+    from flax import nnx
 
-    from jepa_jax.models import vit
+    from jepa_jax.models import linear, vit
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         return jax.nn.dot_product_attention(q, k, v)
@@ -54,7 +55,8 @@ def plain_transformers() -> Iterator[None]:
     def mlp(x: Any, up: Any, down: Any) -> Any:
         return down(jax.nn.gelu(up(x), approximate=False))
 
-    with mock.patch.object(vit, "attention", attention), mock.patch.object(vit, "mlp", mlp):
+    parts = {"attention": attention, "mlp": mlp, "LayerNorm": nnx.LayerNorm, "with_gradient_made_once": lambda x: x}
+    with mock.patch.multiple(vit, **parts), mock.patch.object(linear, "Linear", nnx.Linear):
         yield
 
 

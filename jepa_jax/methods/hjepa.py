@@ -28,10 +28,11 @@ from jepa_jax.methods.contract import Batch, Output, Terms
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
+from jepa_jax.models.linear import linear
 from jepa_jax.models.pooling import EncoderOutputs, area_means
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import ViT, layer_norm, linear
+from jepa_jax.models.vit import ViT, layer_norm
 
 Tokens = Float[Array, "b n d"]
 Maps = Float[Array, "_ _ d"]  # of a level: as many cells as it has, for each mask

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
+from jepa_jax.models.linear import linear
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import (
     DEFAULT_OPTIONS,
     Block,
     BlockOptions,
     layer_norm,
-    linear,
     run_blocks,
     sincos_positions,
 )

@@ -17,11 +17,12 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
-from jepa_jax.models.attention import attention
+from jepa_jax.models.attention import attention, with_gradient_made_once
+from jepa_jax.models.linear import linear
 from jepa_jax.models.mlp import mlp
 from jepa_jax.models.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, pooled
-from jepa_jax.models.remat import product, rematerialized
+from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.tokens import patchify, take_tokens
 from jepa_jax.models.whitening import WhitenedPatches
 
@@ -126,7 +127,8 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Tokens) -> Tokens:
         batch, length, width = x.shape
-        q, k, v = jnp.split(self.qkv(x).reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
+        projected = with_gradient_made_once(self.qkv(x))
+        q, k, v = jnp.split(projected.reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
         return self.out(attention(q, k, v).reshape(batch, length, width))
 
 
@@ -314,23 +316,6 @@ def interpolated(positions: Float[Array, "1 old d"], grid: int) -> Float[Array, 
         return positions
     square = jax.image.resize(positions.reshape(old, old, width), (grid, grid, width), "cubic")
     return square.reshape(1, grid**2, width)
-
-
-class Linear(nnx.Linear):
-    """A dense layer whose result light remat keeps."""
-
-    def __call__(self, inputs: Array, **options: Any) -> Array:  # type: ignore[override]
-        return product(super().__call__(inputs, **options))
-
-
-def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, *, bias: bool = True) -> Linear:
-    """Returns a dense layer with float32 parameters that computes in `dtype`.
-
-    The initial weights keep the scale of activations at any width. The usual fixed standard deviation of 0.02 is meant
-    for widths near 768: in a narrow ViT tokens would consist almost entirely of their position.
-    """
-    initial = nnx.initializers.xavier_uniform()
-    return Linear(inputs, outputs, use_bias=bias, dtype=dtype, kernel_init=initial, rngs=rngs)
 
 
 def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs, epsilon: float = 1e-6) -> LayerNorm:

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.linear import linear
 from jepa_jax.models.masks.segformer import SegFormer, SegFormerSize
-from jepa_jax.models.vit import linear
 from jepa_jax.weights.adapt import adapt_channels
 from jepa_jax.weights.family import Family
 from jepa_jax.weights.names import Rule, Table, batch_norm, both, convolution, dense, load_into, norm

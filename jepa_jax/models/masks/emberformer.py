@@ -19,6 +19,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import PROBABILITY, Group, Problem, key
 from jepa_jax.models.attention import attention
+from jepa_jax.models.linear import linear
 from jepa_jax.models.masks.segformer import SIZES, MixTransformer, SegFormerHead
 from jepa_jax.models.masks.unet import Enlarge, UNet
 from jepa_jax.models.mlp import gelu, mlp
@@ -26,7 +27,6 @@ from jepa_jax.models.norm import BatchNorm, BatchNormConfig, LayerNorm
 from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.resnet import ConvNorm
 from jepa_jax.models.tokens import patchify
-from jepa_jax.models.vit import linear
 
 LONGEST_PERIOD = 10_000.0  # of the time embedding, over 2 pi, in frames
 

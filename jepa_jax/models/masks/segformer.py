@@ -15,10 +15,10 @@ from jaxtyping import Array, Float
 
 from jepa_jax.models.attention import attention
 from jepa_jax.models.conv import conv2d
+from jepa_jax.models.linear import linear
 from jepa_jax.models.mlp import gelu
 from jepa_jax.models.norm import BatchNorm, LayerNorm
 from jepa_jax.models.remat import rematerialized
-from jepa_jax.models.vit import linear
 
 Map = Float[Array, "b h w c"]
 OutputMap = Float[Array, "b p q d"]
