@@ -2,9 +2,10 @@
 
   python profiling/bench_vit.py [--configs=hjepa_quick_val:32,ijepa_cifar10,mae_cifar10] [--rounds=5]
 
-The plain programs run the same method with flax's own modules: `jax.nn.dot_product_attention`, `jax.nn.gelu`, and the
-C library's default handling of freed memory. Rounds take turns; ratios are those of the medians. Parts, in the sizes of
-ViT-Tiny (32 images of 197 tokens): attention and MLP, forward and backward, beside the matrix product of the MLP. With
+The plain programs run the same method with flax's own modules: `nnx.Linear`, `nnx.LayerNorm`,
+`jax.nn.dot_product_attention`, `jax.nn.gelu`, and the C library's default handling of freed memory. Rounds take turns;
+ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of 197 tokens): attention and MLP, forward
+and backward, beside the matrix product of the MLP. With
 torch and timm installed, a timm ViT-Tiny takes turns with ours.
 
 Last line: JSON with `ratio_wall` and `ratio_cpu` (by config), `attention_gflops`, `mlp_gflops`, `matmul_gflops`, and
@@ -36,7 +37,7 @@ def add_flags(parser: Parser) -> None:
         "hjepa_quick_val:32,ijepa_cifar10,mae_cifar10",
     )  # fmt: skip
     parser.add_flag("rounds", "N", "timed rounds, each of which runs both programs", 5, least=1)
-    parser.add_flag("steps", "N", "steps per round", 1, least=1)
+    parser.add_flag("steps", "N", "steps per round; 0 = as many as take a second", 0, least=0)
 
 
 @contextlib.contextmanager
@@ -73,6 +74,7 @@ def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[s
     console.line(
         f"{config_name}: first step of ours {ours.first_step_seconds:.0f} s, plain {plain.first_step_seconds:.0f} s"
     )
+    steps = steps or max(1, round(1 / ours.timed_round(2)[0]))
     times = time_rounds({"ours": ours, "plain": plain}, rounds, steps, console)
     wall, cpu = ({who: statistics.median(t[i] for t in times[who]) for who in times} for i in (0, 1))
     return {

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.cli.flags import Parser, planned_config_from
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def compiled_text(config: "Config", gpu: str) -> str:
 
 def check(arguments: argparse.Namespace, console: Console) -> Result:
     platforms.prepare_to_plan()
-    config = config_from(arguments)
+    config = planned_config_from(arguments)
     console.line(f"compiling {config.data.batch_size} images per step for {arguments.gpu}")
     found, moved = find(compiled_text(config, arguments.gpu))
     ordered = sorted(found.items(), key=lambda item: -item[1][1])

@@ -171,3 +171,11 @@ def config_from(arguments: argparse.Namespace, *, needs_data: bool = False) -> "
     from jepa_jax.program.config import load_config
 
     return load_config(arguments.config, arguments.overrides, needs_data=needs_data)
+
+
+def planned_config_from(arguments: argparse.Namespace) -> "Config":
+    """Returns the config as `config_from` does, with what its recipe sets for GPUs."""
+    from jepa_jax.config.recipe import as_on_gpus
+
+    with as_on_gpus():
+        return config_from(arguments)

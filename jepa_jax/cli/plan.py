@@ -19,7 +19,7 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name, fields_from
+from jepa_jax.cli.flags import Parser, config_name, fields_from, planned_config_from
 from jepa_jax.runtime import platforms
 
 
@@ -68,7 +68,7 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.reports.plans.frontier_figure import frontier_figure
     from jepa_jax.reports.plans.plan_page import plan_page
 
-    config, name = config_from(arguments), config_name(arguments)
+    config, name = planned_config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
     lists = {"gpus": tuple(arguments.gpu or ["rtx4090"]), "batch_sizes": tuple(sizes)}
     options = PlanOptions(**fields_from(arguments, PlanOptions) | lists)

@@ -6,13 +6,15 @@ sets; the entry `base` names another recipe to start from. Its docstring says ho
 """
 
 import ast
+import contextlib
+import contextvars
 import difflib
 import functools
 import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,9 +62,22 @@ def recipe_path(reference: str) -> pathlib.Path:
 
 
 def by_machine(gpu: T, cpu: T) -> T:
-    """Returns the first value on a machine with an NVIDIA driver that JAX may use, the second one elsewhere."""
+    """Returns the first value where JAX may use an NVIDIA driver, and in plans; the second one elsewhere."""
     has_gpu = has_nvidia_driver() and os.environ.get("JAX_PLATFORMS", "") != "cpu"
-    return gpu if has_gpu else cpu
+    return gpu if has_gpu or _for_gpus.get() else cpu
+
+
+_for_gpus = contextvars.ContextVar("for_gpus", default=False)
+
+
+@contextlib.contextmanager
+def as_on_gpus() -> Iterator[None]:
+    """Reads recipes as a machine with GPUs does: plans are for GPUs, wherever they are made."""
+    token = _for_gpus.set(True)
+    try:
+        yield
+    finally:
+        _for_gpus.reset(token)
 
 
 def summary_of(path: pathlib.Path) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.cli.flags import Parser, config_from, config_name, override_flags
+from jepa_jax.cli.flags import Parser, config_from, config_name, override_flags, planned_config_from
 from jepa_jax.cli.sweep import add_flags, expand_study
 
 
@@ -111,3 +111,11 @@ def test_switches_stand_before_and_between_other_words():
     assert parser.parse(["--json=false", "a"]).json is False
     with pytest.raises(UserError, match="--json: 'maybe' is neither true nor false"):
         parser.parse(["--json=maybe"])
+
+
+def test_plans_are_of_what_a_recipe_sets_for_gpus():
+    parsed = parser_with(config=True).parse(["--config=photos_ijepa", "--config.data.batch_size=64"])
+    here, planned = config_from(parsed), planned_config_from(parsed)
+    assert (here.model.name, planned.model.name) == ("vit_tiny", "vit_small")
+    assert (here.train.precision, planned.train.precision) == ("float32", "bfloat16")
+    assert here.data.batch_size == planned.data.batch_size == 64
