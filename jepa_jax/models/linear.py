@@ -9,6 +9,8 @@ from jax import Array, lax
 
 from jepa_jax.models.remat import product
 
+Operands = tuple[Array, Array, Array | None]
+
 
 class Linear(nnx.Linear):
     """A dense layer whose result light remat keeps, with a gradient of its own."""
@@ -16,8 +18,7 @@ class Linear(nnx.Linear):
     def __call__(self, inputs: Array) -> Array:  # type: ignore[override]
         inputs, kernel = self.promote_dtype((inputs, self.kernel[...]), dtype=self.dtype)
         bias = None if self.bias is None else self.bias[...]
-        y = affine(inputs.reshape(-1, inputs.shape[-1]), kernel, bias)
-        return product(y.reshape(*inputs.shape[:-1], y.shape[-1]))
+        return product(affine(inputs, kernel, bias))
 
 
 def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, *, bias: bool = True) -> Linear:
@@ -32,23 +33,35 @@ def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, *, bias: bool 
 
 @jax.custom_vjp
 def affine(x: Array, kernel: Array, bias: Array | None) -> Array:
-    """Returns rows [n, i] times a kernel [i, o], plus a bias [o], if there is one, in their type."""
+    """Returns x [..., i] times a kernel [i, o], plus a bias [o], if there is one, in their type."""
+    return _plain(x, kernel, bias)
+
+
+def _plain(x: Array, kernel: Array, bias: Array | None) -> Array:
     y = x @ kernel
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-def _affine_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, tuple[Array, Array, Array | None]]:
+def _affine_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, Operands]:
     return affine(x, kernel, bias), (x, kernel, bias)
 
 
-def _affine_backward(operands: tuple[Array, Array, Array | None], dy: Array) -> tuple[Array, Array, Array | None]:
-    x, kernel, bias = operands
-    # On CPUs XLA copies the first operand of a product if it has to be transposed, so the narrower one goes first.
-    narrow, wide = (x, dy) if x.shape[1] <= dy.shape[1] else (dy, x)
-    dkernel = lax.dot_general(narrow, wide, (((0,), (0,)), ((), ())))
-    # Of a sum of bfloat16 XLA makes a tree of roundings there, at a fifth of a step's time.
-    dbias = None if bias is None else jnp.sum(dy.astype(jnp.float32), axis=0).astype(bias.dtype)
-    return dy @ kernel.T, dkernel if narrow is x else dkernel.T, dbias
+def _affine_backward(operands: Operands, dy: Array) -> Operands:
+    return lax.platform_dependent(*operands, dy, cpu=_gradients_on_cpu, default=_plain_gradients)
 
 
 affine.defvjp(_affine_forward, _affine_backward)
+
+
+def _plain_gradients(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
+    return jax.vjp(_plain, x, kernel, bias)[1](dy)
+
+
+def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
+    rows, drows = (array.reshape(-1, array.shape[-1]) for array in (x, dy))
+    # XLA copies the first operand of a product if it has to be transposed, so the narrower one goes first.
+    narrow, wide = (rows, drows) if rows.shape[1] <= drows.shape[1] else (drows, rows)
+    dkernel = lax.dot_general(narrow, wide, (((0,), (0,)), ((), ())))
+    # Of a sum in bfloat16 XLA makes a tree of roundings, which took a fifth of a step.
+    dbias = None if bias is None else jnp.sum(drows, axis=0, dtype=jnp.float32).astype(bias.dtype)
+    return (drows @ kernel.T).reshape(x.shape), dkernel if narrow is rows else dkernel.T, dbias
