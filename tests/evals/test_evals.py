@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 from jepa_jax.base.errors import UserError
 from jepa_jax.evals import linear_probe as linear_probe_module
 from jepa_jax.evals.features import Split, held_out_split
-from jepa_jax.evals.knn import knn_accuracy, knn_sweep, vote_accuracies
+from jepa_jax.evals.knn import knn_accuracy, knn_sweep, vote, vote_accuracies
 from jepa_jax.evals.linear_probe import (
     Standard,
     confusion_matrix,
@@ -104,6 +104,12 @@ def test_knn_equals_scikit_learn(k, temperature):
     theirs = KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / temperature))
     expected = theirs.fit(unit(TRAIN.features), TRAIN.labels).score(unit(TEST.features), TEST.labels)
     assert knn_accuracy(TRAIN, TEST, 5, k=k, temperature=temperature) == pytest.approx(100 * expected, abs=0.11)
+
+
+def test_neighbours_are_selected_without_sorting_all_keys():
+    arrays = (np.zeros(shape, dtype) for shape, dtype in (((8, 4), "f"), ((900, 4), "f"), (900, "i"), (2, "f")))
+    program = vote.lower(*arrays, num_classes=3, ks=(1, 20)).compile().as_text()
+    assert "TopK" in program and " sort(" not in program
 
 
 def test_every_k_and_temperature_of_a_sweep_equals_its_own_vote():
