@@ -3,10 +3,10 @@
   python profiling/bench_vit.py [--configs=hjepa_quick_val:32,ijepa_cifar10,mae_cifar10] [--rounds=5]
 
 The plain programs run the same method with flax's own modules: `nnx.Linear`, `nnx.LayerNorm`,
-`jax.nn.dot_product_attention`, `jax.nn.gelu`, and the C library's default handling of freed memory. Rounds take turns;
-ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of 197 tokens): attention and MLP, forward
-and backward, beside the matrix product of the MLP. With
-torch and timm installed, a timm ViT-Tiny takes turns with ours.
+`jax.nn.dot_product_attention`, `jax.nn.gelu`, and the C library's default handling of freed memory. Each program has a
+process of its own, and they take turns; ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of
+197 tokens): attention and MLP, forward and backward, beside the matrix product of the MLP. With torch and timm
+installed, a timm ViT-Tiny takes turns with ours.
 
 Last line: JSON with `ratio_wall` and `ratio_cpu` (by config), `attention_gflops`, `mlp_gflops`, `matmul_gflops`, and
 all rounds.
@@ -15,13 +15,14 @@ all rounds.
 import argparse
 import contextlib
 import importlib.util
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench_step import StepProgram, time_rounds
+from bench_step import StepProgram
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
@@ -56,29 +57,68 @@ def plain_transformers() -> Iterator[None]:
     def mlp(x: Any, up: Any, down: Any) -> Any:
         return down(jax.nn.gelu(up(x), approximate=False))
 
-    parts = {"attention": attention, "mlp": mlp, "LayerNorm": nnx.LayerNorm, "with_gradient_made_once": lambda x: x}
+    parts: dict[str, Any] = {
+        "attention": attention,
+        "mlp": mlp,
+        "LayerNorm": nnx.LayerNorm,
+        "with_gradient_made_once": lambda x: x,
+    }
     with mock.patch.multiple(vit, **parts), mock.patch.object(linear, "Linear", nnx.Linear):
         yield
 
 
+def serve(config: str, batch: int, who: str, turns: Any) -> None:
+    """Runs in a process of its own: sends the seconds of its first step, then wall and CPU seconds of each turn."""
+    from jepa_jax.program.config import load_config
+    from jepa_jax.runtime.allocator import keep_freed_memory
+    from jepa_jax.runtime.platforms import import_jax
+    from jepa_jax.runtime.start import start_compile_cache
+
+    import_jax()
+    start_compile_cache()
+    changes = {"data.source": "shapes", "data.dir": "", "data.num_workers": 0}
+    loaded = load_config(config, changes | ({"data.batch_size": batch} if batch else {}))
+    if who == "ours":
+        keep_freed_memory()
+    with plain_transformers() if who == "plain" else contextlib.nullcontext():
+        program = StepProgram.of(loaded)
+    turns.send((program.first_step_seconds, loaded.data.batch_size))
+    while steps := turns.recv():
+        turns.send(program.timed_round(steps))
+
+
 def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[str, Any]:
     """Returns ratios of the plain step to ours."""
-    from jepa_jax.program.config import load_config
-
     config_name, _, batch = name.partition(":")
-    changes = {"data.source": "shapes", "data.dir": "", "data.num_workers": 0}
-    config = load_config(config_name, changes | ({"data.batch_size": int(batch)} if batch else {}))
-    with plain_transformers():
-        plain = StepProgram.of(config)
-    ours = StepProgram.of(config)
-    console.line(
-        f"{config_name}: first step of ours {ours.first_step_seconds:.0f} s, plain {plain.first_step_seconds:.0f} s"
-    )
-    steps = steps or max(1, round(1 / ours.timed_round(2)[0]))
-    times = time_rounds({"ours": ours, "plain": plain}, rounds, steps, console)
+    spawn = multiprocessing.get_context("spawn")
+    turns, processes, batch_size = {}, [], 0
+    times: dict[str, list[tuple[float, float]]] = {}
+    for who in ("ours", "plain"):
+        turns[who], theirs = spawn.Pipe()
+        processes.append(spawn.Process(target=serve, args=(config_name, int(batch or 0), who, theirs), daemon=True))
+        processes[-1].start()
+        theirs.close()
+        first, batch_size = turns[who].recv()
+        console.line(f"{config_name}: first step of {who} {first:.0f} s")
+
+    def take(who: str, steps: int) -> tuple[float, float]:
+        turns[who].send(steps)
+        return turns[who].recv()
+
+    for who in turns:
+        take(who, 3)  # until the heap has its size
+        steps = steps or max(1, round(1 / take(who, 1)[0]))
+        times[who] = []
+    for i in range(rounds):
+        for who in list(turns)[:: 1 if i % 2 == 0 else -1]:
+            times[who].append(take(who, steps))
+            console.line(f"round {i + 1}: {who:<6} {times[who][-1][0]:7.3f} s per step, {times[who][-1][1]:7.3f} CPU s")
+    for connection, process in zip(turns.values(), processes, strict=True):
+        connection.send(0)
+        process.join()
     wall, cpu = ({who: statistics.median(t[i] for t in times[who]) for who in times} for i in (0, 1))
     return {
-        "config": config_name, "batch_size": config.data.batch_size, "seconds": wall["ours"],
+        "config": config_name, "batch_size": batch_size, "seconds": wall["ours"],
         "ratio_wall": wall["plain"] / wall["ours"], "ratio_cpu": cpu["plain"] / cpu["ours"], "rounds": times,
     }  # fmt: skip
 
