@@ -89,7 +89,10 @@ def serve(config: str, batch: int, who: str, turns: Any) -> None:
 
 def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[str, Any]:
     """Returns ratios of the plain step to ours."""
+    from jepa_jax.program.config import load_config
+
     config_name, _, batch = name.partition(":")
+    load_config(config_name)  # refuses what there is not
     spawn = multiprocessing.get_context("spawn")
     turns, processes, batch_size = {}, [], 0
     times: dict[str, list[tuple[float, float]]] = {}
@@ -106,8 +109,8 @@ def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[s
         return turns[who].recv()
 
     for who in turns:
-        take(who, 3)  # until the heap has its size
-        steps = steps or max(1, round(1 / take(who, 1)[0]))
+        seconds, _ = take(who, 4)  # until the heap has its size
+        steps = steps or max(1, round(1 / seconds))
         times[who] = []
     for i in range(rounds):
         for who in list(turns)[:: 1 if i % 2 == 0 else -1]:

@@ -33,7 +33,7 @@ def add_flags(parser: Parser) -> None:
 def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
     platforms.prepare_to_plan()
 
-    from jepa_jax.config.recipe import read_ladder
+    from jepa_jax.config.recipe import as_on_gpus, read_ladder
     from jepa_jax.planning.scale_guide import GuideOptions, make_guide
     from jepa_jax.reports.plans.scale_page import guide_json, guide_text, write_guide
 
@@ -42,7 +42,9 @@ def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
     if arguments.output_dir:
         folder = pathlib.Path(arguments.output_dir)
         make_folder(folder)  # before anything is compiled
-    guide = make_guide(config, read_ladder(arguments.config), options, console)
+    with as_on_gpus():
+        ladder = read_ladder(arguments.config)
+    guide = make_guide(config, ladder, options, console)
     if arguments.output_dir:
         given = [f"--config={arguments.config}", *override_flags(arguments), f"--gpu={arguments.gpu}"]
         given += [f"--topology={arguments.topology}"] if arguments.topology != "1x1x1" else []

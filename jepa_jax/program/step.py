@@ -330,7 +330,6 @@ def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Call
     return jax.jit(seeing(mesh, statistics), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
-@jax.jit
 def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:
     """Returns the statistics of several batches of one size together, from those of each.
 

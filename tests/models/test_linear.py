@@ -38,7 +38,7 @@ def test_bfloat16_goes_in_and_comes_out_and_gradients_are_float32():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(*map(np.float32, (a, b)), rtol=3e-2, atol=3e-2), ours, theirs)
 
 
-def test_the_gradient_of_the_bias_is_not_rounded_to_bfloat16():
+def test_on_cpus_the_gradient_of_the_bias_is_not_rounded_to_bfloat16():
     layer = Linear(4, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     gradient = nnx.grad(lambda layer: jnp.sum(layer(jnp.ones((3001, 4))).astype(jnp.float32)))(layer)
     np.testing.assert_array_equal(gradient.bias[...], 3001)
