@@ -67,7 +67,7 @@ def plain_transformers() -> Iterator[None]:
         yield
 
 
-def serve(config: str, batch: int, who: str, turns: Any) -> None:
+def serve(config: str, changes: dict[str, Any], who: str, turns: Any) -> None:
     """Runs in a process of its own: sends the seconds of its first step, then wall and CPU seconds of each turn."""
     from jepa_jax.program.config import load_config
     from jepa_jax.runtime.allocator import keep_freed_memory
@@ -76,13 +76,11 @@ def serve(config: str, batch: int, who: str, turns: Any) -> None:
 
     import_jax()
     start_compile_cache()
-    changes = {"data.source": "shapes", "data.dir": "", "data.num_workers": 0}
-    loaded = load_config(config, changes | ({"data.batch_size": batch} if batch else {}))
     if who == "ours":
         keep_freed_memory()
     with plain_transformers() if who == "plain" else contextlib.nullcontext():
-        program = StepProgram.of(loaded)
-    turns.send((program.first_step_seconds, loaded.data.batch_size))
+        program = StepProgram.of(load_config(config, changes))
+    turns.send(program.first_step_seconds)
     while steps := turns.recv():
         turns.send(program.timed_round(steps))
 
@@ -92,17 +90,18 @@ def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[s
     from jepa_jax.program.config import load_config
 
     config_name, _, batch = name.partition(":")
-    load_config(config_name)  # refuses what there is not
+    changes: dict[str, Any] = {"data.source": "shapes", "data.dir": "", "data.num_workers": 0}
+    changes |= {"data.batch_size": batch} if batch else {}
+    config = load_config(config_name, changes)  # refuses, before processes are started, what cannot be
     spawn = multiprocessing.get_context("spawn")
-    turns, processes, batch_size = {}, [], 0
+    turns, processes = {}, []
     times: dict[str, list[tuple[float, float]]] = {}
     for who in ("ours", "plain"):
         turns[who], theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=serve, args=(config_name, int(batch or 0), who, theirs), daemon=True))
+        processes.append(spawn.Process(target=serve, args=(config_name, changes, who, theirs), daemon=True))
         processes[-1].start()
         theirs.close()
-        first, batch_size = turns[who].recv()
-        console.line(f"{config_name}: first step of {who} {first:.0f} s")
+        console.line(f"{config_name}: first step of {who} {turns[who].recv():.0f} s")
 
     def take(who: str, steps: int) -> tuple[float, float]:
         turns[who].send(steps)
@@ -121,7 +120,7 @@ def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[s
         process.join()
     wall, cpu = ({who: statistics.median(t[i] for t in times[who]) for who in times} for i in (0, 1))
     return {
-        "config": config_name, "batch_size": batch_size, "seconds": wall["ours"],
+        "config": config_name, "batch_size": config.data.batch_size, "seconds": wall["ours"],
         "ratio_wall": wall["plain"] / wall["ours"], "ratio_cpu": cpu["plain"] / cpu["ours"], "rounds": times,
     }  # fmt: skip
 

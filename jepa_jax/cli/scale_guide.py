@@ -15,7 +15,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from jepa_jax.base.files import make_folder
 from jepa_jax.cli.command import PROGRAM, Command, Result
-from jepa_jax.cli.flags import Parser, config_name, fields_from, override_flags, planned_config_from
+from jepa_jax.cli.flags import Parser, config_from, config_name, fields_from, override_flags
 from jepa_jax.runtime import platforms
 
 
@@ -37,13 +37,13 @@ def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.planning.scale_guide import GuideOptions, make_guide
     from jepa_jax.reports.plans.scale_page import guide_json, guide_text, write_guide
 
-    config, name = planned_config_from(arguments), config_name(arguments)
+    with as_on_gpus():
+        config, ladder = config_from(arguments), read_ladder(arguments.config)
+    name = config_name(arguments)
     options = GuideOptions(**fields_from(arguments, GuideOptions))
     if arguments.output_dir:
         folder = pathlib.Path(arguments.output_dir)
         make_folder(folder)  # before anything is compiled
-    with as_on_gpus():
-        ladder = read_ladder(arguments.config)
     guide = make_guide(config, ladder, options, console)
     if arguments.output_dir:
         given = [f"--config={arguments.config}", *override_flags(arguments), f"--gpu={arguments.gpu}"]

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jepa_jax.base.errors import UserError
 
-PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}
-
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
+
+PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}  # bounds of `key`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,9 +63,5 @@ def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) ->
     narrow, wide = (rows, drows) if rows.shape[1] <= drows.shape[1] else (drows, rows)
     dkernel = lax.dot_general(narrow, wide, (((0,), (0,)), ((), ())))
     # Of a sum in bfloat16 XLA makes a tree of roundings, which took a fifth of a step.
-    dbias = (
-        None
-        if bias is None
-        else jnp.sum(drows, axis=0, dtype=jnp.promote_types(drows.dtype, jnp.float32)).astype(bias.dtype)
-    )
+    dbias = None if bias is None else jnp.sum(drows.astype(bias.dtype), axis=0)
     return (drows @ kernel.T).reshape(x.shape), dkernel if narrow is rows else dkernel.T, dbias
