@@ -6,7 +6,7 @@ The plain programs run the same method with flax's own modules: `nnx.Linear`, `n
 `jax.nn.dot_product_attention`, `jax.nn.gelu`, and the C library's default handling of freed memory. Each program has a
 process of its own, and they take turns; ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of
 197 tokens): attention and MLP, forward and backward, beside the matrix product of the MLP. With torch and timm
-installed, a timm ViT-Tiny takes turns with ours.
+installed, a timm ViT-Tiny takes turns with ours, as PyTorch runs it by default.
 
 Last line: JSON with `ratio_wall` and `ratio_cpu` (by config), `attention_gflops`, `mlp_gflops`, `matmul_gflops`, and
 all rounds.
@@ -20,15 +20,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 from bench_step import StepProgram
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 
-BATCH, LENGTH, WIDTH, HEADS = 32, 197, 192, 3
+BATCH, LENGTH, WIDTH, HEADS, DEPTH, PIXELS = 32, 197, 192, 3, 12, 224
 PART_REPEATS = 20
 
 
@@ -67,22 +69,127 @@ def plain_transformers() -> Iterator[None]:
         yield
 
 
-def serve(config: str, changes: dict[str, Any], who: str, turns: Any) -> None:
-    """Runs in a process of its own: sends the seconds of its first step, then wall and CPU seconds of each turn."""
+def serve_step(turns: Connection, who: str, config: str, changes: dict[str, Any]) -> None:
+    """Answers with times of a config's training step."""
     from jepa_jax.program.config import load_config
+
+    start(ours=who == "ours")
+    with plain_transformers() if who == "plain" else contextlib.nullcontext():
+        program = StepProgram.of(load_config(config, changes))
+    answer(turns, program.timed_round, ours=who == "ours")
+
+
+def serve_vit(turns: Connection) -> None:
+    """Answers with times of our ViT-Tiny, forward and backward."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from jepa_jax.models.vit import ViT
+
+    start(ours=True)
+    graph, state = nnx.split(ViT(WIDTH, DEPTH, HEADS, image_size=PIXELS, patch_size=16, rngs=nnx.Rngs(0)))
+    pixels = jax.random.normal(jax.random.key(0), (BATCH, PIXELS, PIXELS, 3))
+    step = jax.jit(jax.grad(lambda state: jnp.sum(jnp.square(nnx.merge(graph, state)(pixels)))))
+    jax.block_until_ready(step(state))
+    answer(turns, timed(lambda: jax.block_until_ready(step(state))), ours=True)
+
+
+def serve_timm(turns: Connection) -> None:
+    """Answers with times of timm's ViT-Tiny, forward and backward."""
+    import timm
+    import torch
+
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    images = torch.randn(BATCH, 3, PIXELS, PIXELS)
+
+    def step() -> None:
+        model.zero_grad()
+        model(images).square().sum().backward()
+
+    answer(turns, timed(step), ours=False)
+
+
+def start(*, ours: bool) -> None:
+    """Prepares a process: ours as training does, the other as it is."""
     from jepa_jax.runtime.allocator import keep_freed_memory
     from jepa_jax.runtime.platforms import import_jax
     from jepa_jax.runtime.start import start_compile_cache
 
     import_jax()
     start_compile_cache()
-    if who == "ours":
+    if ours:
         keep_freed_memory()
-    with plain_transformers() if who == "plain" else contextlib.nullcontext():
-        program = StepProgram.of(load_config(config, changes))
-    turns.send(program.first_step_seconds)
+
+
+def timed(step: Callable[[], Any]) -> Callable[[int], tuple[float, float]]:
+    """Returns a function that takes steps and returns wall and CPU seconds per step."""
+
+    def round_of(steps: int) -> tuple[float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            step()
+        return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
+
+    return round_of
+
+
+def answer(turns: Connection, round_of: Callable[[int], tuple[float, float]], *, ours: bool) -> None:
+    """Says that this process is ready, then takes as many steps as asked for until that is 0."""
+    from jepa_jax.runtime.allocator import set_gaps_aside
+
+    if ours:
+        set_gaps_aside()
+    turns.send("ready")
     while steps := turns.recv():
-        turns.send(program.timed_round(steps))
+        turns.send(round_of(steps))
+
+
+def take_turns(
+    programs: dict[str, tuple[Callable[..., None], tuple]], rounds: int, steps: int, console: Console
+) -> dict[str, list[tuple[float, float]]]:
+    """Returns wall and CPU seconds per step of each round; each program has a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    turns: dict[str, Connection] = {}
+    processes = []
+    for name, (target, arguments) in programs.items():
+        turns[name], theirs = spawn.Pipe()
+        processes.append(spawn.Process(target=target, args=(theirs, *arguments), daemon=True))
+        processes[-1].start()
+        theirs.close()
+        reply(turns[name], name)
+
+    def take(name: str, steps: int) -> tuple[float, float]:
+        turns[name].send(steps)
+        return reply(turns[name], name)
+
+    for name in turns:
+        seconds, _ = take(name, 4)  # until the heap has its size
+        steps = steps or max(1, round(1 / seconds))
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
+    for i in range(rounds):
+        for name in list(turns)[:: 1 if i % 2 == 0 else -1]:
+            times[name].append(take(name, steps))
+            console.line(
+                f"round {i + 1}: {name:<6} {times[name][-1][0]:7.3f} s per step, {times[name][-1][1]:7.3f} CPU s"
+            )
+    for connection, process in zip(turns.values(), processes, strict=True):
+        connection.send(0)
+        process.join()
+    return times
+
+
+def reply(connection: Connection, name: str) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        raise UserError(f"the process of {name} has ended; its error is above") from None
+
+
+def medians(times: dict[str, list[tuple[float, float]]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns wall and CPU seconds by program."""
+    wall, cpu = ({name: statistics.median(t[i] for t in times[name]) for name in times} for i in (0, 1))
+    return wall, cpu
 
 
 def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[str, Any]:
@@ -93,32 +200,10 @@ def bench_config(name: str, rounds: int, steps: int, console: Console) -> dict[s
     changes: dict[str, Any] = {"data.source": "shapes", "data.dir": "", "data.num_workers": 0}
     changes |= {"data.batch_size": batch} if batch else {}
     config = load_config(config_name, changes)  # refuses, before processes are started, what cannot be
-    spawn = multiprocessing.get_context("spawn")
-    turns, processes = {}, []
-    times: dict[str, list[tuple[float, float]]] = {}
-    for who in ("ours", "plain"):
-        turns[who], theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=serve, args=(config_name, changes, who, theirs), daemon=True))
-        processes[-1].start()
-        theirs.close()
-        console.line(f"{config_name}: first step of {who} {turns[who].recv():.0f} s")
-
-    def take(who: str, steps: int) -> tuple[float, float]:
-        turns[who].send(steps)
-        return turns[who].recv()
-
-    for who in turns:
-        seconds, _ = take(who, 4)  # until the heap has its size
-        steps = steps or max(1, round(1 / seconds))
-        times[who] = []
-    for i in range(rounds):
-        for who in list(turns)[:: 1 if i % 2 == 0 else -1]:
-            times[who].append(take(who, steps))
-            console.line(f"round {i + 1}: {who:<6} {times[who][-1][0]:7.3f} s per step, {times[who][-1][1]:7.3f} CPU s")
-    for connection, process in zip(turns.values(), processes, strict=True):
-        connection.send(0)
-        process.join()
-    wall, cpu = ({who: statistics.median(t[i] for t in times[who]) for who in times} for i in (0, 1))
+    console.line(f"{config_name}: compiling")
+    programs = {who: (serve_step, (who, config_name, changes)) for who in ("ours", "plain")}
+    times = take_turns(programs, rounds, steps, console)
+    wall, cpu = medians(times)
     return {
         "config": config_name, "batch_size": config.data.batch_size, "seconds": wall["ours"],
         "ratio_wall": wall["plain"] / wall["ours"], "ratio_cpu": cpu["plain"] / cpu["ours"], "rounds": times,
@@ -169,38 +254,13 @@ def bench_parts() -> dict[str, float]:
     }
 
 
-def bench_timm(rounds: int) -> dict[str, float] | None:
+def bench_timm(rounds: int, console: Console) -> dict[str, Any] | None:
     """Returns seconds of a timm ViT-Tiny, forward and backward, and of ours; None unless torch and timm are there."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "timm")):
         return None
-    import jax
-    import jax.numpy as jnp
-    import timm
-    import torch
-    from flax import nnx
-
-    from jepa_jax.models.vit import ViT
-
-    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0)
-    images = torch.randn(BATCH, 3, 224, 224)
-    model = ViT(192, 12, 3, image_size=224, patch_size=16, rngs=nnx.Rngs(0))
-    graph, state = nnx.split(model)
-    pixels = jnp.asarray(images.numpy().transpose(0, 2, 3, 1))
-    step = jax.jit(jax.grad(lambda state: jnp.sum(jnp.square(nnx.merge(graph, state)(pixels)))))
-
-    def run_theirs() -> None:
-        theirs.zero_grad()
-        theirs(images).square().sum().backward()
-
-    programs = {"timm": run_theirs, "ours": lambda: jax.block_until_ready(step(state))}
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for i in range(rounds + 1):
-        for name, run in programs.items():
-            start = time.perf_counter()
-            run()
-            if i:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    times = take_turns({"timm": (serve_timm, ()), "ours": (serve_vit, ())}, rounds, 1, console)
+    wall, cpu = medians(times)
+    return {"seconds": wall, "cpu_seconds": cpu, "rounds": times}
 
 
 def bench(arguments: argparse.Namespace, console: Console) -> Result:
@@ -211,7 +271,7 @@ def bench(arguments: argparse.Namespace, console: Console) -> Result:
     setup(load_config("quickstart"))
     parts = bench_parts()
     console.line(", ".join(f"{name} {value:.0f}" for name, value in parts.items()))
-    timm_seconds = bench_timm(arguments.rounds)
+    beside_timm = bench_timm(arguments.rounds, console)
     rows = [
         bench_config(name, arguments.rounds, arguments.steps, console)
         for name in filter(None, arguments.configs.split(","))
@@ -224,10 +284,13 @@ def bench(arguments: argparse.Namespace, console: Console) -> Result:
         "ratio_wall": {row["config"]: row["ratio_wall"] for row in rows},
         "ratio_cpu": {row["config"]: row["ratio_cpu"] for row in rows},
         **parts,
-        "timm_seconds": timm_seconds,
+        "timm": beside_timm,
         "configs": rows,
         "cores": environment()["cores"],
     }
+    if beside_timm is not None:
+        seconds = beside_timm["seconds"]
+        lines.append(f"ViT-Tiny: ours {seconds['ours']:.3f} s, timm {seconds['timm']:.3f} s")
     return Result([result], "\n".join([*lines, str(parts)]))
 
 

@@ -1,7 +1,7 @@
 """Softmax attention that is fast everywhere, with one meaning: softmax(q k' / sqrt(d)) v for each head.
 
 Which formulation a program holds is settled when it is lowered, as for convolutions. On CPUs heads are batches of plain
-matrix products with a gradient that reuses the exponentials of the forward pass; on NVIDIA GPUs self-attention is one
+matrix products with a gradient that reuses the weights of the forward pass; on NVIDIA GPUs self-attention is one
 fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
@@ -53,7 +54,12 @@ def with_gradient_made_once(x: Array) -> Array:
 
 
 def _made_once(_: None, dx: Array) -> tuple[Array]:
-    return (lax.platform_dependent(dx, cpu=lax.optimization_barrier, default=lambda dx: dx),)
+    return (lax.platform_dependent(dx, cpu=_row_major, default=lambda dx: dx),)
+
+
+def _row_major(x: Array) -> Array:
+    """Returns x as an array of its own: XLA drops barriers before it fuses for the last time, but no layouts."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 with_gradient_made_once.defvjp(lambda x: (x, None), _made_once)
@@ -105,25 +111,35 @@ def _by_head(x: Array) -> Array:
 @jax.custom_vjp
 def _heads(q: Array, k: Array, v: Array, bias: Array) -> Array:
     """Returns softmax(q k' + bias) v of [g, n, d], [g, m, d], [g, m, d] and [g, 1, m] or a number."""
-    return _heads_forward(q, k, v, bias)[0]
+    return _on_all_cores(_product(_weights(q, k, bias), v, 2, 1))
+
+
+def _weights(q: Array, k: Array, bias: Array) -> Array:
+    return jax.nn.softmax(_product(q, k, 2, 2) + bias, axis=-1)
 
 
 def _heads_forward(q: Array, k: Array, v: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
-    scores = _product(q, k, 2, 2) + bias
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     # An array that products read is made once, not again in each of them.
-    weights, total = lax.optimization_barrier((weights, jnp.sum(weights, axis=-1, keepdims=True)))
-    out = _product(weights, v, 2, 1) / total
-    return out, (q, k, v, weights, total, out)
+    weights = lax.optimization_barrier(_weights(q, k, bias))
+    out = _on_all_cores(_product(weights, v, 2, 1))
+    return out, (q, k, v, weights, out)
 
 
 def _heads_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array, None]:
-    q, k, v, weights, total, out = kept
-    dy = lax.optimization_barrier(dy / total)  # the rest works with weights that do not add up to 1
+    q, k, v, weights, out = kept
+    dy = lax.optimization_barrier(dy)
     dv = _product(weights, dy, 1, 1)
     slope = _product(dy, v, 2, 2) - jnp.sum(dy * out, axis=-1, keepdims=True)
     slope = lax.optimization_barrier(weights * slope)
-    return _product(slope, k, 2, 1), _product(slope, q, 1, 1), dv, None
+    return _on_all_cores(_product(slope, k, 2, 1)), _product(slope, q, 1, 1), dv, None
+
+
+def _on_all_cores(product: Array) -> Array:
+    """Returns a batch of products as it is, computed by all cores.
+
+    XLA's library (YNN) divides small products of a batch among threads only if there is a reduction in the same kernel.
+    """
+    return product + 0 * jnp.max(product, axis=-1, keepdims=True)
 
 
 _heads.defvjp(_heads_forward, _heads_backward)

@@ -10,6 +10,7 @@ import jax
 
 from jepa_jax.program.flops import Rules, jaxpr_flops
 from jepa_jax.program.step_metrics import StepMetrics
+from jepa_jax.runtime.allocator import set_gaps_aside
 
 REMEMBERED = 16  # steps
 _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -90,6 +91,7 @@ class CompiledStep:
         flops = traced_flops(traced if self._useful is self._jitted else self._useful.trace(state, batch))
         lowered = traced.lower()
         self._programs[_signature(batch)] = _Program(lowered.compile(), flops)
+        set_gaps_aside()
         return lowered
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, StepMetrics]:

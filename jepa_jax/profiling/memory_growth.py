@@ -5,12 +5,12 @@ temporaries find no room. So memory in use is counted: malloc's own account, and
 On accelerators the allocator knows what it has handed out.
 """
 
-import ctypes
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+
+from jepa_jax.runtime.allocator import malloc_account
 
 MATERIAL_BYTES_PER_STEP = 64 * 1024  # less is not called a leak: 32 MB in 500 steps
 SUSTAINED = 0.3  # of the typical growth, that every stretch of steps must show
@@ -20,17 +20,6 @@ SETTLE_SECONDS, SETTLE_EVERY = 0.5, 0.02  # for the loader to refill its queue
 InUse = Mapping[str, int]  # bytes, by place
 
 
-class _MallInfo(ctypes.Structure):
-    """struct mallinfo2 of glibc."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
 def memory_in_use() -> InUse:
     """Returns bytes in use: `host` by malloc's account, `mapped` outside its heap, `device` by JAX's allocators."""
     import jax
@@ -38,25 +27,13 @@ def memory_in_use() -> InUse:
 
     resident = psutil.Process().memory_info().rss
     used = {"mapped": resident}
-    heap = _malloc_info()
+    heap = malloc_account()
     if heap is not None:
         used = {"host": heap.uordblks + heap.hblkhd, "mapped": resident - heap.arena - heap.hblkhd}
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     if any("bytes_in_use" in known for known in stats):
         used["device"] = sum(known.get("bytes_in_use", 0) for known in stats)
     return used
-
-
-def _malloc_info() -> _MallInfo | None:
-    """Returns malloc's account; None unless the C library is glibc 2.33 or newer."""
-    if sys.platform != "linux":
-        return None
-    try:
-        ask = ctypes.CDLL("libc.so.6").mallinfo2
-    except (OSError, AttributeError):
-        return None
-    ask.restype = _MallInfo
-    return ask()
 
 
 def settled(read: Callable[[], InUse] = memory_in_use, sleep: Callable[[float], None] = time.sleep) -> InUse:

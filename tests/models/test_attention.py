@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.attention import _fused, attention
 from jepa_jax.models.mlp import gelu, mlp
+from jepa_jax.models.vit import Attention
 from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
 from jepa_jax.runtime.hardware import load_table
 from tests.stepping import mesh_of
@@ -87,6 +89,13 @@ def test_the_mlp_has_the_values_and_gradients_of_the_plain_form():
     ours = values_and_gradients(lambda x, up, down: mlp(x, lambda t: t @ up, lambda t: t @ down), x, up, down)
     plain = values_and_gradients(lambda x, up, down: jax.nn.gelu(x @ up, approximate=False) @ down, x, up, down)
     assert_close(ours, plain, 1e-5)
+
+
+def test_the_gradient_of_queries_keys_and_values_is_joined_once():
+    graph, state = nnx.split(Attention(48, 3, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    gradient = jax.grad(lambda state, x: jnp.sum(jnp.square(nnx.merge(graph, state)(x))), argnums=(0, 1))
+    program = jax.jit(gradient).lower(state, jnp.ones((4, 20, 48))).compile().as_text().partition("ENTRY")[2]
+    assert sum("/concatenate" in line for line in program.splitlines()) == 1
 
 
 def test_eight_devices_attend_as_one_does():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jepa_jax.models.linear import Linear
+from jepa_jax.models.linear import Linear, affine
 
 
 def value_and_gradients(kind: type[nnx.Linear], outputs: int, bias: bool, dtype: jnp.dtype, x: jax.Array) -> tuple:
@@ -38,7 +38,34 @@ def test_bfloat16_goes_in_and_comes_out_and_gradients_are_float32():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(*map(np.float32, (a, b)), rtol=3e-2, atol=3e-2), ours, theirs)
 
 
-def test_on_cpus_the_gradient_of_the_bias_is_not_rounded_to_bfloat16():
+def test_on_cpus_gradients_of_parameters_are_not_rounded_to_bfloat16():
     layer = Linear(4, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     gradient = nnx.grad(lambda layer: jnp.sum(layer(jnp.ones((3001, 4))).astype(jnp.float32)))(layer)
     np.testing.assert_array_equal(gradient.bias[...], 3001)
+    np.testing.assert_array_equal(gradient.kernel[...], 3001)
+
+
+@pytest.mark.parametrize("outputs", [16, 200])  # less than the inputs, and more
+def test_a_compiled_layer_in_bfloat16_may_have_its_operands_and_results_transposed(outputs):
+    kernel = jax.random.normal(jax.random.key(0), (64, outputs))
+
+    def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jnp.swapaxes(affine(jnp.swapaxes(x, 1, 2), kernel, None), 1, 2).astype(jnp.float32)
+
+    def wide(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        x, kernel = (each.astype(jnp.bfloat16).astype(jnp.float32) for each in (x, kernel))
+        return jnp.einsum("bct,co->bot", x, kernel)
+
+    x = jax.random.normal(jax.random.key(1), (4, 64, 70)).astype(jnp.bfloat16)
+    ours, exact = (
+        jax.jit(jax.value_and_grad(lambda x, kernel, run=run: jnp.sum(jnp.sin(run(x, kernel))), argnums=(0, 1)))
+        for run in (run, wide)
+    )
+    scale = jnp.sqrt(1.0 * 4 * 70 * outputs)
+    got, expected = ours(x, kernel / 64), exact(x, kernel / 64)
+    np.testing.assert_allclose(got[0] / scale, expected[0] / scale, atol=1e-2)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(*map(np.float32, (a, b)), atol=3e-2 * float(jnp.max(jnp.abs(b)))),
+        got[1],
+        expected[1],
+    )

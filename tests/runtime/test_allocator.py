@@ -1,0 +1,51 @@
+"""Free memory between used blocks, in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+FRAGMENTED = """
+import ctypes, psutil
+from jepa_jax.runtime import allocator
+
+assert allocator.keep_freed_memory()
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+sizes = [1500 + 37 * (i % 400) for i in range({blocks})]
+blocks = [libc.malloc(size) for size in sizes]
+used = blocks[1::2]
+for block, size in zip(blocks, sizes):
+    ctypes.memset(block, 7, size)
+for block in blocks[::2]:
+    libc.free(block)
+
+def gaps():
+    account = allocator.malloc_account()
+    return account.fordblks - account.keepcost
+
+before, resident = gaps(), psutil.Process().memory_info().rss
+aside = allocator.set_gaps_aside()
+assert all(ctypes.string_at(block, 1500) == bytes([7]) * 1500 for block in used)
+print(before, aside, gaps(), resident - psutil.Process().memory_info().rss)
+"""
+
+
+def run(blocks: int) -> list[int]:
+    done = subprocess.run(
+        [sys.executable, "-c", FRAGMENTED.format(blocks=blocks)], capture_output=True, text=True, check=True
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_many_gaps_are_set_aside_and_used_blocks_stay_as_they_are():
+    before, aside, left, returned = run(40_000)
+    assert before > 100e6
+    assert aside > 0.9 * before and left < 0.1 * before
+    assert returned > 0.3 * before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_a_few_gaps_are_left_alone():
+    assert run(2_000)[1] == 0
