@@ -27,7 +27,7 @@ from jepa_jax.program.step import (
 )
 from jepa_jax.program.variables import with_variables
 from jepa_jax.program.workdir import Workdir
-from jepa_jax.runtime.mesh import batch_sharding, make_mesh
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated
 
 Self = TypeVar("Self", bound="FrozenEncoder")
 
@@ -141,7 +141,8 @@ class FrozenEncoder:
             # One at a time: CPU devices that wait for each other in many programs at once can starve.
             seen.append(jax.block_until_ready(statistics(self.params, self.stats, batch)))
             on_images(size)
-        return self.with_weights(self.params, with_variables(self.stats, pooled_statistics(seen)))
+        pooled = jax.device_put(pooled_statistics(jax.device_get(seen)), replicated(mesh))
+        return self.with_weights(self.params, with_variables(self.stats, pooled))
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
@@ -331,7 +332,7 @@ def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Call
 
 
 def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:
-    """Returns the statistics of several batches of one size together, from those of each.
+    """Returns the statistics of several batches of one size together, from those of each; all in NumPy.
 
     The variance over all images is the mean of the batches' variances plus the variance of their means.
     """
@@ -339,5 +340,6 @@ def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:
         return sum(batches) / len(batches) if len(batches) > 1 else batches[0]
     pooled = {name: pooled_statistics([batch[name] for batch in batches]) for name in batches[0]}
     if {"mean", "var"} <= pooled.keys():
-        pooled["var"] += sum(jnp.square(batch["mean"] - pooled["mean"]) for batch in batches) / len(batches)
+        of_means = sum(np.square(batch["mean"] - pooled["mean"]) for batch in batches) / len(batches)
+        pooled["var"] = pooled["var"] + of_means
     return pooled
