@@ -81,18 +81,18 @@ def serve_step(turns: Connection, who: str, config: str, changes: dict[str, Any]
 
 def serve_vit(turns: Connection) -> None:
     """Answers with times of our ViT-Tiny, forward and backward."""
+    start(ours=True)
     import jax
     import jax.numpy as jnp
     from flax import nnx
 
     from jepa_jax.models.vit import ViT
 
-    start(ours=True)
     graph, state = nnx.split(ViT(WIDTH, DEPTH, HEADS, image_size=PIXELS, patch_size=16, rngs=nnx.Rngs(0)))
     pixels = jax.random.normal(jax.random.key(0), (BATCH, PIXELS, PIXELS, 3))
-    step = jax.jit(jax.grad(lambda state: jnp.sum(jnp.square(nnx.merge(graph, state)(pixels)))))
-    jax.block_until_ready(step(state))
-    answer(turns, timed(lambda: jax.block_until_ready(step(state))), ours=True)
+    step = jax.jit(jax.grad(lambda state, pixels: jnp.sum(jnp.square(nnx.merge(graph, state)(pixels)))))
+    jax.block_until_ready(step(state, pixels))
+    answer(turns, timed(lambda: jax.block_until_ready(step(state, pixels))), ours=True)
 
 
 def serve_timm(turns: Connection) -> None:
@@ -157,11 +157,11 @@ def take_turns(
         processes.append(spawn.Process(target=target, args=(theirs, *arguments), daemon=True))
         processes[-1].start()
         theirs.close()
-        reply(turns[name], name)
+        told(turns[name].recv, name)
 
     def take(name: str, steps: int) -> tuple[float, float]:
-        turns[name].send(steps)
-        return reply(turns[name], name)
+        told(lambda: turns[name].send(steps), name)
+        return told(turns[name].recv, name)
 
     for name in turns:
         seconds, _ = take(name, 4)  # until the heap has its size
@@ -179,11 +179,12 @@ def take_turns(
     return times
 
 
-def reply(connection: Connection, name: str) -> Any:
+def told(exchange: Callable[[], Any], name: str) -> Any:
+    """Returns what an exchange with a process returns."""
     try:
-        return connection.recv()
-    except EOFError:
-        raise UserError(f"the process of {name} has ended; its error is above") from None
+        return exchange()
+    except (EOFError, OSError):
+        raise UserError(f"the process of {name} has ended: its error is above, or memory ran out") from None
 
 
 def medians(times: dict[str, list[tuple[float, float]]]) -> tuple[dict[str, float], dict[str, float]]:
@@ -254,11 +255,11 @@ def bench_parts() -> dict[str, float]:
     }
 
 
-def bench_timm(rounds: int, console: Console) -> dict[str, Any] | None:
+def bench_timm(rounds: int, steps: int, console: Console) -> dict[str, Any] | None:
     """Returns seconds of a timm ViT-Tiny, forward and backward, and of ours; None unless torch and timm are there."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "timm")):
         return None
-    times = take_turns({"timm": (serve_timm, ()), "ours": (serve_vit, ())}, rounds, 1, console)
+    times = take_turns({"timm": (serve_timm, ()), "ours": (serve_vit, ())}, rounds, steps, console)
     wall, cpu = medians(times)
     return {"seconds": wall, "cpu_seconds": cpu, "rounds": times}
 
@@ -271,7 +272,7 @@ def bench(arguments: argparse.Namespace, console: Console) -> Result:
     setup(load_config("quickstart"))
     parts = bench_parts()
     console.line(", ".join(f"{name} {value:.0f}" for name, value in parts.items()))
-    beside_timm = bench_timm(arguments.rounds, console)
+    beside_timm = bench_timm(arguments.rounds, arguments.steps, console)
     rows = [
         bench_config(name, arguments.rounds, arguments.steps, console)
         for name in filter(None, arguments.configs.split(","))

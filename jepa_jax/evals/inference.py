@@ -141,7 +141,11 @@ class FrozenEncoder:
             # One at a time: CPU devices that wait for each other in many programs at once can starve.
             seen.append(jax.block_until_ready(statistics(self.params, self.stats, batch)))
             on_images(size)
-        pooled = jax.device_put(pooled_statistics(jax.device_get(seen)), replicated(mesh))
+        everywhere = replicated(mesh)
+        pooled = jax.tree.map(
+            lambda leaf: jax.make_array_from_callback(leaf.shape, everywhere, lambda index: leaf[index]),
+            pooled_statistics(jax.device_get(seen)),
+        )
         return self.with_weights(self.params, with_variables(self.stats, pooled))
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
+from jepa_jax.models.linear import made_once
 from jepa_jax.models.remat import product
 
 FUSED_LENGTH, FUSED_BLOCK = 64, 64  # tokens from which on, and in blocks of which, the kernel for GPUs works
@@ -53,16 +53,11 @@ def with_gradient_made_once(x: Array) -> Array:
     return x
 
 
-def _made_once(_: None, dx: Array) -> tuple[Array]:
-    return (lax.platform_dependent(dx, cpu=_row_major, default=lambda dx: dx),)
+def _with_gradient_made_once_backward(_: None, dx: Array) -> tuple[Array]:
+    return (lax.platform_dependent(dx, cpu=made_once, default=lambda dx: dx),)
 
 
-def _row_major(x: Array) -> Array:
-    """Returns x as an array of its own: XLA drops barriers before it fuses for the last time, but no layouts."""
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-
-
-with_gradient_made_once.defvjp(lambda x: (x, None), _made_once)
+with_gradient_made_once.defvjp(lambda x: (x, None), _with_gradient_made_once_backward)
 
 
 def _plain(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
@@ -135,7 +130,7 @@ def _heads_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array, A
 
 
 def _on_all_cores(product: Array) -> Array:
-    """Returns a batch of products as it is, computed by all cores.
+    """Returns a batch of finite products as it is, computed by all cores.
 
     XLA's library (YNN) divides small products of a batch among threads only if there is a reduction in the same kernel.
     """

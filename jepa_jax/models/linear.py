@@ -17,9 +17,9 @@ class Linear(nnx.Linear):
     """A dense layer whose result light remat keeps, with a gradient of its own."""
 
     def __call__(self, inputs: Array) -> Array:  # type: ignore[override]
-        (inputs,) = self.promote_dtype((inputs,), dtype=self.dtype)
-        bias = None if self.bias is None else self.bias[...]
-        return product(affine(inputs, self.kernel[...], bias))
+        kernel, bias = self.kernel[...], None if self.bias is None else self.bias[...]
+        dtype = self.dtype or jnp.promote_types(inputs.dtype, kernel.dtype)
+        return product(affine(inputs.astype(dtype), kernel, bias))
 
 
 def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, *, bias: bool = True) -> Linear:
@@ -44,7 +44,7 @@ def _plain(x: Array, kernel: Array, bias: Array | None) -> Array:
 
 
 def _on_cpu(x: Array, kernel: Array, bias: Array | None) -> Array:
-    y = _product(x, kernel.astype(x.dtype), x.ndim - 1, 0)
+    y = _sums(x, kernel.astype(x.dtype), x.ndim - 1, 0)
     return (y if bias is None else y + bias).astype(x.dtype)
 
 
@@ -67,16 +67,30 @@ def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) ->
     rows, drows = (array.reshape(-1, array.shape[-1]) for array in (x, dy))
     # XLA copies the first operand of a product if it has to be transposed, so the narrower one goes first.
     narrow, wide = (rows, drows) if rows.shape[1] <= drows.shape[1] else (drows, rows)
-    if x.dtype == jnp.bfloat16:  # XLA would convert the operands, unless the narrow one is transposed for good
-        dkernel = lax.optimization_barrier(_product(with_layout_constraint(narrow.T, Layout((0, 1))), wide, 1, 0))
+    if x.dtype == jnp.bfloat16:
+        # XLA would convert the operands to float32, unless the transposed one is an array of its own. The barrier keeps
+        # it from transposing the product instead, for which it has no code.
+        dkernel = lax.optimization_barrier(_sums(made_once(narrow.T), wide, 1, 0))
     else:
-        dkernel = _product(narrow, wide, 0, 0)
+        dkernel = _sums(narrow, wide, 0, 0)
+    dkernel = (dkernel if narrow is rows else dkernel.T).astype(kernel.dtype)
     # Of a sum in bfloat16 XLA makes a tree of roundings, which took a fifth of a step.
     dbias = None if bias is None else jnp.sum(drows.astype(bias.dtype), axis=0)
-    dx = _product(drows, kernel.astype(dy.dtype), 1, 1).astype(x.dtype)
-    return dx.reshape(x.shape), dkernel if narrow is rows else dkernel.T, dbias
+    dx = _sums(drows, kernel.astype(dy.dtype), 1, 1).astype(x.dtype)
+    return dx.reshape(x.shape), dkernel, dbias
 
 
-def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    """Returns products with sums in float32, for which CPUs have instructions that multiply bfloat16 twice as fast."""
-    return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
+def _sums(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    """Returns products in float32 at least: only for these have CPUs instructions that multiply bfloat16 faster."""
+    wide = jnp.promote_types(a.dtype, jnp.float32)
+    return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=wide)
+
+
+def made_once(x: Array) -> Array:
+    """Returns x as an array of its own, for CPUs: XLA drops barriers before it fuses for the last time, but no layouts.
+
+    XLA does not divide an array with a given layout over devices; there, it has to be a barrier.
+    """
+    if jax.sharding.get_abstract_mesh().size > 1:
+        return lax.optimization_barrier(x)
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

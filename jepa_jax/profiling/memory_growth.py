@@ -2,6 +2,7 @@
 
 On CPUs the size of the process is no guide: it keeps freed memory, from which a leak is then served, and it jumps when
 temporaries find no room. So memory in use is counted: malloc's own account, and what is resident outside malloc's heap.
+Gaps that were set aside after compilation (runtime/allocator.py) count as in use; growth begins later.
 On accelerators the allocator knows what it has handed out.
 """
 

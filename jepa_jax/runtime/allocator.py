@@ -6,6 +6,7 @@ step). Three settings keep the blocks in the process. What compilation leaves fr
 """
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Mapping
 
@@ -19,10 +20,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
 _STOCK = {_M_MMAP_MAX: 65536, _M_TRIM_THRESHOLD: 128 * 1024}  # glibc's defaults, for comparisons
 
-_MADV_DONTNEED = 4  # from sys/mman.h
-_PAGE = 4096
 MANY_GAPS = 5_000  # a step that comes from the cache leaves about 1,000 gaps, compilation of one 45,000
-LARGEST_GAP, SMALLEST_GAP, SHRINK = 2**24, 2**10, 1.2  # malloc finds gaps below the smallest without a search
+_SMALLEST_GAP = 2**10  # bytes; malloc finds smaller ones without a search
+_LARGE_GAP, _LARGEST_GAP = 2**20, 2**26  # bytes; large ones are few, and steps use them
+_FINER = 1.2  # ratio of the sizes that are asked for one after the other
 
 
 class MallocAccount(ctypes.Structure):
@@ -67,7 +68,7 @@ def keep_freed_memory(keep: bool = True) -> bool:
 
 
 def set_gaps_aside() -> int:
-    """Takes free memory between used blocks out of malloc's hands for good, and returns its pages to the system.
+    """Allocates free memory between used blocks, never frees it, and returns its pages to the system.
 
     Compilation leaves tens of thousands of gaps. Threads that run a step allocate thousands of times, and malloc would
     search the gaps each time, one thread after the other (`ijepa_cifar10`: a third of the step).
@@ -81,18 +82,25 @@ def set_gaps_aside() -> int:
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    gaps = account.fordblks - account.keepcost  # bytes
     end_of_gaps = libc.sbrk(0) - account.keepcost  # then comes one free block, from which the heap grows
-    size, aside = LARGEST_GAP, 0
-    while size >= SMALLEST_GAP:
+    size, taken, aside, large = _LARGEST_GAP, 0, 0, []
+    while size >= _SMALLEST_GAP and taken < gaps:
         block = libc.malloc(size)
         if block is None or block >= end_of_gaps:  # no gap of this size is left
             libc.free(block)
-            size = int(size / SHRINK)
+            size = int(size / _FINER)
+            continue
+        taken += size
+        if size >= _LARGE_GAP:
+            large.append(block)
             continue
         aside += size
-        first_page = -(-block // _PAGE) * _PAGE
-        if (whole_pages := (block + size - first_page) // _PAGE) > 0:
-            libc.madvise(first_page, whole_pages * _PAGE, _MADV_DONTNEED)
+        first_page = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
+        if (whole_pages := (block + size - first_page) // mmap.PAGESIZE) > 0:
+            libc.madvise(first_page, whole_pages * mmap.PAGESIZE, mmap.MADV_DONTNEED)
+    for block in large:
+        libc.free(block)
     return aside
 
 

@@ -128,4 +128,4 @@ def machine_warnings(config: Config, platform: str) -> Iterator[str]:
     if data.workers < data.num_workers:
         yield f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto"
     if config.train.precision == "bfloat16" and platform == "cpu":
-        yield "config.train.precision = bfloat16: slower than float32 on a CPU; use float32"
+        yield "config.train.precision = bfloat16: slower than float32 on most CPUs; compare them by jepa-jax sweep"

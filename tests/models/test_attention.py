@@ -16,6 +16,7 @@ from jepa_jax.models.attention import _fused, attention
 from jepa_jax.models.mlp import gelu, mlp
 from jepa_jax.models.vit import Attention
 from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
+from jepa_jax.program.step import seeing
 from jepa_jax.runtime.hardware import load_table
 from tests.stepping import mesh_of
 
@@ -96,6 +97,17 @@ def test_the_gradient_of_queries_keys_and_values_is_joined_once():
     gradient = jax.grad(lambda state, x: jnp.sum(jnp.square(nnx.merge(graph, state)(x))), argnums=(0, 1))
     program = jax.jit(gradient).lower(state, jnp.ones((4, 20, 48))).compile().as_text().partition("ENTRY")[2]
     assert sum("/concatenate" in line for line in program.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_eight_devices_do_not_exchange_gradients_of_tokens(dtype):
+    graph, state = nnx.split(Attention(48, 3, dtype=dtype, rngs=nnx.Rngs(0)))
+    gradient = jax.grad(lambda state, x: jnp.sum(jnp.square(nnx.merge(graph, state)(x).astype(jnp.float32))))
+    mesh = mesh_of(8)
+    everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    x = jax.device_put(jnp.ones((16, 20, 48)), split)
+    compiled = jax.jit(seeing(mesh, gradient), out_shardings=everywhere).lower(jax.device_put(state, everywhere), x)
+    assert "all-gather" not in compiled.compile().as_text()
 
 
 def test_eight_devices_attend_as_one_does():

@@ -69,3 +69,22 @@ def test_a_compiled_layer_in_bfloat16_may_have_its_operands_and_results_transpos
         got[1],
         expected[1],
     )
+
+
+@pytest.mark.parametrize("parameters", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("inputs", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_types_are_those_of_flax(dtype, inputs, parameters):
+    def types(kind: type[nnx.Linear]) -> list:
+        layer = kind(6, 8, dtype=dtype, param_dtype=parameters, rngs=nnx.Rngs(0))
+        x = jnp.ones((5, 6), inputs)
+        gradient = jax.jit(nnx.grad(lambda layer, x: jnp.sum(layer(x).astype(jnp.float32)), argnums=(0, 1)))(layer, x)
+        return [leaf.dtype for leaf in jax.tree.leaves((layer(x), gradient))]
+
+    assert types(Linear) == types(nnx.Linear)
+
+
+def test_double_precision_is_kept():
+    with jax.enable_x64(True):
+        x, kernel = (jax.random.normal(jax.random.key(i), (6, 6), jnp.float64) for i in range(2))
+        np.testing.assert_allclose(affine(x, kernel, None), x @ kernel, rtol=1e-13)
