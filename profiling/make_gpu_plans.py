@@ -217,7 +217,7 @@ def page(results: Results, *, finished: bool) -> str:
     planned = {config_of(line) for line in (*results.rows, *results.failures)}
     if missing := [name for name in WANTED if name not in planned]:
         lines += [f"Not planned yet: {', '.join(missing)}.", ""]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def explanation() -> list[str]:

@@ -1,7 +1,7 @@
 """Softmax attention that is fast everywhere, with one meaning: softmax(q k' / sqrt(d)) v for each head.
 
 Which formulation a program holds is settled when it is lowered, as for convolutions. On CPUs heads are batches of plain
-matrix products with a gradient that reuses the weights of the forward pass; on NVIDIA GPUs self-attention is one
+matrix products with a gradient that reuses the softmax of the forward pass; on NVIDIA GPUs self-attention is one
 fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
 """
 

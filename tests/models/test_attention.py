@@ -106,8 +106,8 @@ def test_eight_devices_do_not_exchange_gradients_of_tokens(dtype):
     mesh = mesh_of(8)
     everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     x = jax.device_put(jnp.ones((16, 20, 48)), split)
-    compiled = jax.jit(seeing(mesh, gradient), out_shardings=everywhere).lower(jax.device_put(state, everywhere), x)
-    assert "all-gather" not in compiled.compile().as_text()
+    lowered = jax.jit(seeing(mesh, gradient), out_shardings=everywhere).lower(jax.device_put(state, everywhere), x)
+    assert "all-gather" not in lowered.compile().as_text()
 
 
 def test_eight_devices_attend_as_one_does():
