@@ -17,7 +17,8 @@ POOL_VARIABLE, OLD_POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT
 
 # From malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
-_KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
+# Trimming is off at -1 alone: the largest number that mallopt takes is 2 GiB, and steps free more than that.
+_KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 _STOCK = {_M_MMAP_MAX: 65536, _M_TRIM_THRESHOLD: 128 * 1024}  # glibc's defaults, for comparisons
 
 MANY_GAPS = 5_000  # a step that comes from the cache leaves about 1,000 gaps, compilation of one 45,000

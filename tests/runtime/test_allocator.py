@@ -1,4 +1,4 @@
-"""Free memory between used blocks, in a process of its own."""
+"""The heap of a process of its own: what stays in it when it is freed, and free memory between used blocks."""
 
 import subprocess
 import sys
@@ -34,12 +34,39 @@ assert all(ctypes.string_at(block, 1500) == bytes([7]) * 1500 for block in used)
 print(before, aside, gaps(), resident - psutil.Process().memory_info().rss)
 """
 
+FREED = """
+import ctypes
+from jepa_jax.runtime import allocator
+
+assert allocator.keep_freed_memory()
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.sbrk.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = libc.sbrk(0)
+blocks = [libc.malloc({size}) for _ in range({count})]  # never touched, so that it takes no memory
+assert all(blocks)
+full = libc.sbrk(0)
+for block in blocks:
+    libc.free(block)
+print(full - before, libc.sbrk(0) - before)
+"""
+
+
+def printed(program: str) -> list[int]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
 
 def run(blocks: int) -> list[int]:
-    done = subprocess.run(
-        [sys.executable, "-c", FRAGMENTED.format(blocks=blocks)], capture_output=True, text=True, check=True
-    )
-    return [int(word) for word in done.stdout.split()]
+    return printed(FRAGMENTED.format(blocks=blocks))
+
+
+@needs_glibc
+@pytest.mark.parametrize("count", [1, 3])
+def test_freed_memory_stays_in_the_process_also_beyond_two_gibibytes(count):
+    size = 2**30 - 2**20
+    grown, kept = printed(FREED.format(size=size, count=count))
+    assert kept == grown > 0.99 * count * size
 
 
 @needs_glibc
