@@ -54,9 +54,11 @@ def plain_convolution() -> Iterator[None]:
     """Traces models with `lax.conv_general_dilated` on every platform within a `with` block."""
     from unittest import mock
 
-    from jepa_jax.models import patchnet, resnet
+    from jepa_jax.models import patchnet, resnet, whitening
 
-    with mock.patch.object(resnet, "conv2d", lax_convolution), mock.patch.object(patchnet, "conv2d", lax_convolution):
+    with contextlib.ExitStack() as stack:
+        for module in (patchnet, resnet, whitening):
+            stack.enter_context(mock.patch.object(module, "conv2d", lax_convolution))
         yield
 
 

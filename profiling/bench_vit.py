@@ -3,8 +3,8 @@
   python profiling/bench_vit.py [--configs=hjepa_quick_val:32,ijepa_cifar10,mae_cifar10] [--rounds=5]
 
 The plain programs run the same method with flax's own modules: `nnx.Linear`, `nnx.LayerNorm`,
-`jax.nn.dot_product_attention`, `jax.nn.gelu`, and the C library's default handling of freed memory. Each program has a
-process of its own, and they take turns; ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of
+`jax.nn.dot_product_attention`, `jax.nn.gelu`, `lax.conv` (in whitened patches), and the C library's default handling of
+freed memory. Each program has a process of its own, and they take turns; ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of
 197 tokens): attention and MLP, forward and backward, beside the matrix product of the MLP. With torch and timm
 installed, a timm ViT-Tiny takes turns with ours, as PyTorch runs it by default.
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench_step import StepProgram
+from bench_step import StepProgram, plain_convolution
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
@@ -65,7 +65,7 @@ def plain_transformers() -> Iterator[None]:
         "LayerNorm": nnx.LayerNorm,
         "with_gradient_made_once": lambda x: x,
     }
-    with mock.patch.multiple(vit, **parts), mock.patch.object(linear, "Linear", nnx.Linear):
+    with mock.patch.multiple(vit, **parts), mock.patch.object(linear, "Linear", nnx.Linear), plain_convolution():
         yield
 
 

@@ -26,7 +26,7 @@ from jepa_jax.losses.sigreg import SigregKeys, random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
 from jepa_jax.methods.image_method import EncoderWith
-from jepa_jax.methods.masked import JepaConfig, JepaMethod, View
+from jepa_jax.methods.masked import Described, JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
 from jepa_jax.models.linear import linear
 from jepa_jax.models.pooling import EncoderOutputs, area_means
@@ -147,9 +147,9 @@ class HJepa(JepaMethod):
         view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
         view = self.view(batch, view_key)
         masks = self.sample_masks(mask_key, view)
-        goal = self.target_patches(model, target, view)  # [B, tokens, D]
+        goal, described = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
-            context = self._context(model.encoder, view, masks.context)
+            context = self._context(model.encoder, view, masks.context, described)
         with jax.named_scope("predictor"):
             outputs = model.predictor(context, masks.context, masks.hidden, with_context=True)
             where = jnp.argsort(jnp.concatenate([masks.context, masks.hidden], axis=1), axis=1)
@@ -197,12 +197,14 @@ class HJepa(JepaMethod):
             coarse.append(cells.reshape(view.shape))
         return jnp.stack([view, self.shown(view, masks.context), self.shown(view, masks.targets), *coarse])
 
-    def _context(self, encoder: ViT, view: View, index: Integer[Array, "bm context"]) -> Float[Array, "bm context d"]:
+    def _context(
+        self, encoder: ViT, view: View, index: Integer[Array, "bm context"], described: Described | None = None
+    ) -> Float[Array, "bm context d"]:
         """Returns outputs of the visible patches, computed from them alone or with zeros for the hidden ones."""
         if self.config.token_dropping:
-            return self.context_patches(encoder, view, index)
+            return self.context_patches(encoder, view, index, described)
         visible = covers(index, self.grid**2)[..., None]
-        tokens = jnp.repeat(encoder.embed(view), len(index) // len(view), axis=0)
+        tokens = jnp.repeat(encoder.embed(view, described=described), len(index) // len(view), axis=0)
         outputs = encoder.encode(tokens * visible.astype(tokens.dtype), train=True)
         return take_tokens(outputs[:, encoder.num_cls :], index)
 

@@ -57,9 +57,9 @@ class IJepa(JepaMethod):
         masks = self.sample_masks(mask_key, view)
         wanted = masks.targets.reshape(len(masks.targets), -1)  # [B M, targets * target_tokens]
 
-        goal = self.target_patches(model, target, view)  # [B, tokens, D]
+        goal, described = self.target_patches(model, target, view)  # [B, tokens, D]
         with jax.named_scope("encoder"):
-            context = self.context_patches(model.encoder, view, masks.context)
+            context = self.context_patches(model.encoder, view, masks.context, described)
         with jax.named_scope("predictor"):
             predicted = model.predictor(context, masks.context, wanted)
         with jax.named_scope("loss"):

@@ -21,6 +21,7 @@ from jepa_jax.models.vit import ViT, VitConfig
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
 View = Float[Array, "b h w c"]
+Described = Float[Array, "b all numbers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,18 +115,24 @@ class JepaMethod(MaskedMethod):
         context, hidden, targets = (index[:: self.config.masks_per_image] for index in self.sample_masks(key, view))
         return Masks(context, hidden, targets)
 
-    def context_patches(self, encoder: ViT, view: View, index: Integer[Array, "bm n"]) -> Float[Array, "bm n d"]:
+    def context_patches(
+        self, encoder: ViT, view: View, index: Integer[Array, "bm n"], described: Described | None = None
+    ) -> Float[Array, "bm n d"]:
         """Returns outputs of the patches that each mask leaves visible, computed from these alone."""
-        tokens = encoder.embed(view, index.reshape(len(view), -1))  # [B, M n, D]
+        tokens = encoder.embed(view, index.reshape(len(view), -1), described)  # [B, M n, D]
         outputs = encoder.encode(tokens.reshape(*index.shape, -1), train=True)
         return outputs[:, encoder.num_cls :]
 
-    def target_patches(self, model: Any, target: Any, view: View) -> Float[Array, "b n d"]:
-        """Returns the patch outputs that are to be predicted, for `method.target`."""
+    def target_patches(self, model: Any, target: Any, view: View) -> tuple[Float[Array, "b n d"], Described]:
+        """Returns the patch outputs that are to be predicted, for `method.target`, and all patches before encoding.
+
+        What describes patches is fixed, so that the model and its slow copy share it.
+        """
         kind = self.config.target
         with jax.named_scope("target"):
-            patches = (target if kind == "ema" else model).encoder.patches(view)
-            return patches if kind == "shared" else jax.lax.stop_gradient(patches)
+            described = model.encoder.describe(view)
+            patches = (target if kind == "ema" else model).encoder.patches(view, described=described)
+            return patches if kind == "shared" else jax.lax.stop_gradient(patches), described
 
     def probe_features(self, goal: Float[Array, "b n d"]) -> Features | None:
         """Returns what the online probe reads of the predicted patches; None if other weights are evaluated.

@@ -65,15 +65,11 @@ def _plain_gradients(x: Array, kernel: Array, bias: Array | None, dy: Array) -> 
 
 def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
     rows, drows = (array.reshape(-1, array.shape[-1]) for array in (x, dy))
-    # XLA copies the first operand of a product if it has to be transposed, so the narrower one goes first.
+    # XLA has no fast code for a product whose first operand is transposed, so the narrower one is transposed before. The
+    # barrier keeps XLA from transposing the product instead.
     narrow, wide = (rows, drows) if rows.shape[1] <= drows.shape[1] else (drows, rows)
-    if x.dtype == jnp.bfloat16:
-        # XLA would convert the operands to float32, unless the transposed one is an array of its own. The barrier keeps
-        # it from transposing the product instead, for which it has no code.
-        dkernel = lax.optimization_barrier(_sums(made_once(narrow.T), wide, 1, 0))
-    else:
-        dkernel = _sums(narrow, wide, 0, 0)
-    dkernel = (dkernel if narrow is rows else dkernel.T).astype(kernel.dtype)
+    dkernel = lax.optimization_barrier(_sums(made_once(narrow.T), wide, 1, 0))
+    dkernel = (dkernel if narrow is rows else made_once(dkernel.T)).astype(kernel.dtype)
     # Of a sum in bfloat16 XLA makes a tree of roundings, which took a fifth of a step.
     dbias = None if bias is None else jnp.sum(drows.astype(bias.dtype), axis=0)
     dx = _sums(drows, kernel.astype(dy.dtype), 1, 1).astype(x.dtype)

@@ -246,14 +246,29 @@ class ViT(nnx.Module):
         sizes = {"width": width, "depth": depth, "heads": heads, "mlp_width": mlp_width}
         return sizes | {name: getattr(config, name) for name in (*names, *filters)}
 
-    def embed(self, images: Images, keep: Places | None = None) -> Tokens:
-        """Returns patch tokens with positions, without CLS, of all patches or of those at `keep`."""
+    def describe(self, images: Images, keep: Places | None = None) -> Float[Array, "b n numbers"]:
+        """Returns what is known of patches before anything trained reads them: their pixels, or whitened ones."""
         patches = patchify(images, self.patch_size)
-        positions = self._positions(images.shape[1] // self.patch_size)
         if keep is not None:  # dropped before anything is computed of them
             patches = take_tokens(patches, keep)
+        return patches if self.whitened is None else self.whitened(patches)
+
+    def embed(
+        self, images: Images, keep: Places | None = None, described: Float[Array, "b all numbers"] | None = None
+    ) -> Tokens:
+        """Returns patch tokens with positions, without CLS, of all patches or of those at `keep`.
+
+        Args:
+          described: what `describe` returns for all patches, if it is known already.
+        """
+        positions = self._positions(images.shape[1] // self.patch_size)
+        if keep is not None:
             positions = take_tokens(jnp.broadcast_to(positions, (len(images), *positions.shape[1:])), keep)
-        tokens = self.patch_embed(patches if self.whitened is None else self.whitened(patches))
+        if described is None:
+            described = self.describe(images, keep)
+        elif keep is not None:
+            described = take_tokens(described, keep)
+        tokens = self.patch_embed(described)
         return tokens + positions.astype(tokens.dtype)
 
     def encode(self, tokens: Tokens, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
@@ -266,9 +281,16 @@ class ViT(nnx.Module):
         x = run_blocks(self.blocks, x, remat=self.remat, train=train)
         return self.norm(x) if normalised else x
 
-    def patches(self, images: Images, keep: Places | None = None, *, train: bool = False) -> Tokens:
-        """Returns outputs of the patches alone."""
-        return self.encode(self.embed(images, keep), train=train)[:, self.num_cls :]
+    def patches(
+        self,
+        images: Images,
+        keep: Places | None = None,
+        described: Float[Array, "b all numbers"] | None = None,
+        *,
+        train: bool = False,
+    ) -> Tokens:
+        """Returns outputs of the patches alone; for the arguments see `embed`."""
+        return self.encode(self.embed(images, keep, described), train=train)[:, self.num_cls :]
 
     def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """See `jepa_jax.models.registry.Encoder`."""

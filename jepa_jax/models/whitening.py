@@ -70,5 +70,5 @@ class WhitenedPatches(nnx.Module):
         batch, length, _ = patches.shape
         small = patches.reshape(batch * length, self.patch_size, self.patch_size, self.channels).astype(self.dtype)
         x = conv2d(small, self.filters[...].astype(self.dtype), padding=0)
-        x = jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], axis=-1).astype(jnp.float32)
-        return area_means(x, QUADRANTS).reshape(batch, length, self.outputs)
+        of_signs = [area_means(jax.nn.relu(sign * x).astype(jnp.float32), QUADRANTS) for sign in (1, -1)]
+        return jnp.concatenate(of_signs, axis=-1).reshape(batch, length, self.outputs)
