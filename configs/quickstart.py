@@ -25,6 +25,6 @@ def get_config() -> dict:
             ),
         ),
         optim=dict(lr=2e-3, weight_decay=1e-4, epochs=8.0, warmup_lr=1e-5, probe_lr=1e-2),
-        eval=dict(every_epochs=2, knn_every_epochs=4, calibration_images=1024),
+        eval=dict(every_epochs=2, knn_every_epochs=4, calibration_images=1024, batch_size=64),
         log=dict(every_steps=8),
     )

@@ -3,10 +3,10 @@
   python profiling/bench_vit.py [--configs=hjepa_quick_val:32,ijepa_cifar10,mae_cifar10] [--rounds=5]
 
 The plain programs run the same method with flax's own modules: `nnx.Linear`, `nnx.LayerNorm`,
-`jax.nn.dot_product_attention`, `jax.nn.gelu`, `lax.conv` (in whitened patches), and the C library's default handling of
-freed memory. Each program has a process of its own, and they take turns; ratios are those of the medians. Parts, in the sizes of ViT-Tiny (32 images of
-197 tokens): attention and MLP, forward and backward, beside the matrix product of the MLP. With torch and timm
-installed, a timm ViT-Tiny takes turns with ours, as PyTorch runs it by default.
+`jax.nn.dot_product_attention`, `jax.nn.gelu`, `lax.conv` (of whitened patches), and the C library's default handling of
+freed memory. Each program has a process of its own, and they take turns; ratios are those of the medians. Parts, in the
+sizes of ViT-Tiny (32 images of 197 tokens): attention and MLP, forward and backward, beside the matrix product of the
+MLP. With torch and timm installed, a timm ViT-Tiny takes turns with ours, as PyTorch runs it by default.
 
 Last line: JSON with `ratio_wall` and `ratio_cpu` (by config), `attention_gflops`, `mlp_gflops`, `matmul_gflops`, and
 all rounds.

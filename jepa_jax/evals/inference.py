@@ -11,7 +11,7 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, abstract_batch, fixed_order, image_spec
+from jepa_jax.data.contract import Source, abstract_batch, abstract_on, fixed_order, image_spec
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.registry import build_method
@@ -43,7 +43,7 @@ class FrozenEncoder:
     program: Program
     params: Any
     stats: Any
-    compiled: dict[Any, Callable[[Any, Any, Batch], Any]] = dataclasses.field(default_factory=dict)
+    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)  # functions, and whether some are the same
 
     @property
     def image_size(self) -> int:
@@ -110,6 +110,15 @@ class FrozenEncoder:
         encode, sharding = self._features(level, normalised), batch_sharding(self.program.mesh)
         size = self.config.eval.batch_size
         return extract(lambda batch: encode(self.params, self.stats, batch), source, size, sharding, on_images)
+
+    def normalises(self, source: Source, level: int = 0) -> bool:
+        """Returns whether features are normalised last: whether those before it are another program."""
+        if ("normalises", level) not in self.compiled:
+            batch = abstract_on(self.program.mesh, source.spec, self.config.eval.batch_size)
+            steps: list[Any] = [self._features(level, normalised) for normalised in (True, False)]
+            programs = {str(step.trace(self.params, self.stats, batch).jaxpr) for step in steps}
+            self.compiled["normalises", level] = len(programs) > 1
+        return self.compiled["normalises", level]
 
     def _has_batch_statistics(self) -> bool:
         model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)

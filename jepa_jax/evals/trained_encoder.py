@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jepa_jax.base.files import disk_error
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import FeatureCache, OnCount, Split, fingerprint, ignore
 from jepa_jax.evals.inference import FrozenEncoder, encoder_config
@@ -68,6 +68,11 @@ class EvaluatedEncoder(FrozenEncoder):
 
     def raw_features(self, level: int = 0, images: int = QUALITY_IMAGES, on_images: OnCount = ignore) -> Split:
         """Returns features before the encoder's last normalisation, of a sample of test images."""
+        test = self.known.get(f"level{level}_test")
+        if test is not None and not self.normalises(self.test, level):
+            chosen = sample(len(self.test), images)
+            on_images(len(chosen))
+            return Split(test.features[chosen], test.labels[chosen] if len(test.labels) else test.labels)
         source = part_of(self.test, images)
         return self.remembered(f"level{level}_raw", lambda: self.extract(source, level, False, on_images))
 

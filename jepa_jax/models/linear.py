@@ -65,8 +65,8 @@ def _plain_gradients(x: Array, kernel: Array, bias: Array | None, dy: Array) -> 
 
 def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
     rows, drows = (array.reshape(-1, array.shape[-1]) for array in (x, dy))
-    # XLA has no fast code for a product whose first operand is transposed, so the narrower one is transposed before. The
-    # barrier keeps XLA from transposing the product instead.
+    # XLA has no fast code for a product whose first operand is transposed, so the narrower one is transposed before, as
+    # an array of its own. The barrier keeps XLA from transposing the product instead.
     narrow, wide = (rows, drows) if rows.shape[1] <= drows.shape[1] else (drows, rows)
     dkernel = lax.optimization_barrier(_sums(made_once(narrow.T), wide, 1, 0))
     dkernel = (dkernel if narrow is rows else made_once(dkernel.T)).astype(kernel.dtype)

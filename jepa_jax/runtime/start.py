@@ -33,7 +33,9 @@ def make_deterministic() -> None:
 
 
 def start_compile_cache() -> None:
-    """Keeps compiled programs between runs; JAX_COMPILATION_CACHE_DIR names another place."""
+    """Keeps compiled programs between runs, small ones too; JAX_COMPILATION_CACHE_DIR names another place."""
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # evaluations have a dozen small programs
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     default = cache_folder() / "xla"

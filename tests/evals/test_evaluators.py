@@ -25,7 +25,7 @@ from jepa_jax.methods.image_method import ImageMethod
 from jepa_jax.program.step import with_evaluated_statistics
 from tests.runs import one_class, rows, run, unlabelled
 from tests.stepping import build_program
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 UNTRAINED, FIRST, LAST = Moment(Stage.UNTRAINED, 0, 0), Moment(Stage.EPOCH, 6, 1), Moment(Stage.FINAL, 12, 2)
 NEEDS_LABELS = {
@@ -40,6 +40,21 @@ def context_of(config):
     sample = sources[0].batch(np.arange(config.data.batch_size))
     program = build_program(config, batch=sample)
     return EvaluationContext(config, program, sources), program.factory.create(0, sample)
+
+
+@pytest.mark.parametrize(("config", "normalised"), [(tiny_config(), False), (tiny_masked_config("ijepa"), True)])
+def test_features_before_the_last_norm_are_computed_only_where_there_is_one(config, normalised):
+    context, state = context_of(config)
+    encoder = context.encoder(state, 0)
+    assert encoder.normalises(encoder.test) == normalised
+    apart = encoder.raw_features(0, 10).features  # computed before any other features are known
+    known = encoder.with_weights(encoder.params, encoder.stats)
+    known.test_features()
+    counted = []
+    beside = known.raw_features(0, 10, counted.append).features
+    np.testing.assert_allclose(beside, apart, rtol=1e-5, atol=1e-6)
+    assert (list(known.known) == ["level0_test"]) == (not normalised)
+    assert sum(counted) == 10
 
 
 class MeanLength(Evaluator):
