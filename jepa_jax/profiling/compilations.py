@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -82,10 +82,10 @@ class CompiledStep:
             return self.total_flops / self.calls
         return next(reversed(self._programs.values())).flops if self._programs else None
 
-    def is_ready_for(self, batch: Any) -> bool:
+    def is_ready_for(self, batch: Mapping[str, Any]) -> bool:
         return _signature(batch) in self._programs
 
-    def compile(self, state: Any, batch: Any) -> Any:
+    def compile(self, state: Any, batch: Mapping[str, Any]) -> Any:
         """Compiles the step for a shape of batch; returns the lowered program (jax.stages.Lowered)."""
         traced = self._jitted.trace(state, batch)
         flops = traced_flops(traced if self._useful is self._jitted else self._useful.trace(state, batch))
@@ -94,7 +94,7 @@ class CompiledStep:
         set_gaps_aside()
         return lowered
 
-    def __call__(self, state: Any, batch: Any) -> tuple[Any, StepMetrics]:
+    def __call__(self, state: Any, batch: Mapping[str, Any]) -> tuple[Any, StepMetrics]:
         program = self._programs[_signature(batch)]
         self._ran.append(program)
         self.calls += 1
@@ -119,5 +119,5 @@ def traced_flops(traced: Any) -> int:
     return jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda" if backend == "gpu" else backend))
 
 
-def _signature(batch: Any) -> tuple:
-    return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch))
+def _signature(batch: Mapping[str, Any]) -> tuple:
+    return tuple([(name, array.shape, array.dtype) for name, array in batch.items()])

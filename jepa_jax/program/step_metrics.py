@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Metrics = dict[str, jax.Array]
 
@@ -34,8 +35,9 @@ class StepMetrics(Mapping[str, jax.Array]):
         return len(self.names)
 
     def floats(self) -> dict[str, float]:
-        """Returns the values by name; reads them from the device in one go."""
-        return dict(zip(self.names, jax.device_get(self.packed).tolist(), strict=True))
+        """Returns the values by name; reads them from the device in one go, faster than `jax.device_get`."""
+        with jax.transfer_guard_device_to_host("allow"):
+            return dict(zip(self.names, np.asarray(self.packed).tolist(), strict=True))
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[str, ...]]:
         return (self.packed,), self.names

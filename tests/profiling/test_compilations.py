@@ -17,8 +17,8 @@ def test_operations_are_those_of_the_platform():
 
 
 def test_a_step_of_several_shapes_has_the_operations_of_those_that_ran():
-    step = CompiledStep(jax.jit(lambda state, batch: (state, {"loss": (batch @ batch.T).sum()})))
-    small, large = jnp.ones([2, 4]), jnp.ones([8, 4])
+    step = CompiledStep(jax.jit(lambda state, batch: (state, {"loss": (batch["x"] @ batch["x"].T).sum()})))
+    small, large = {"x": jnp.ones([2, 4])}, {"x": jnp.ones([8, 4])}
     assert step.flops is None and not step.is_ready_for(small)
     for batch, flops in ((small, 2 * 2 * 2 * 4), (large, 2 * 8 * 8 * 4)):
         step.compile(0.0, batch)
