@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.pooling import EncoderOutputs, pooled
+from jepa_jax.models.pooling import EncoderOutputs, area_means, area_weights, pooled
 from jepa_jax.program.config import load_config
 from tests.stepping import BATCH, IMAGES, build_program, model_of
 from tests.tiny import tiny_config, tiny_masked_config
@@ -22,6 +22,17 @@ def test_quadrants_are_concatenated_row_by_row_and_a_middle_row_counts_half_in_e
     upper, lower = (0 + 3 / 2) / 1.5, (3 / 2 + 9) / 1.5
     np.testing.assert_allclose(pooled(rows, "grid2")[0], [upper] * 4 + [lower] * 4, rtol=1e-6)
     np.testing.assert_allclose(pooled(rows, "mean"), [[4.0, 4.0]])
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "side"), [(4, 4, 2), (8, 4, 4), (2, 6, 2), (12, 12, 2), (14, 14, 4), (3, 5, 2)]
+)
+def test_areas_have_the_mean_of_what_they_cover(height, width, side):
+    cells = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype(np.float32)
+    rows, columns = area_weights(height, side), area_weights(width, side)
+    np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-6)
+    expected = np.einsum("ih,jw,bhwd->bijd", rows, columns, cells.astype(np.float64))
+    np.testing.assert_allclose(area_means(jnp.asarray(cells), side), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_patches_in_bfloat16_are_pooled_in_float32():

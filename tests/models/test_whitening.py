@@ -66,6 +66,19 @@ def test_a_whitened_patch_reads_no_pixel_of_another():
     assert differs.tolist() == [True, False, False, False]
 
 
+@pytest.mark.parametrize("kind", ["linear", "whitened"])
+def test_tokens_of_described_patches_are_those_of_the_images(kind):
+    whitened = WhitenedPatches(IMAGES, patch_size=8, filter_size=5, filters=8, dtype=jnp.float32)
+    options = {"whitened": whitened} if kind == "whitened" else {}
+    vit = ViT(16, 1, 2, image_size=16, patch_size=8, **options, rngs=nnx.Rngs(0))
+    images, keep = IMAGES[:2], jnp.array([[3, 0], [1, 2]])
+    described = vit.describe(images)
+    assert described.shape == (2, 4, 2 * 8 * 4 if kind == "whitened" else 8 * 8 * 3)
+    np.testing.assert_allclose(vit.embed(images, described=described), vit.embed(images), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vit.embed(images, keep, described), vit.embed(images, keep), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vit.describe(images, keep)[1, 0], described[1, 1], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
