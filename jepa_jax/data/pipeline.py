@@ -20,6 +20,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batch_plan import BatchLoader, BatchPlan, loaded_batches
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.workers import WorkerPool
+from jepa_jax.runtime.allocator import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +219,7 @@ def _device_batches(
     resident = {key: jax.make_array_from_process_local_data(everywhere, value) for key, value in host.items()}
     jax.block_until_ready(resident)
     del host
+    return_freed_memory()
     gather = jax.jit(_take, out_shardings=dict.fromkeys(resident, sharding))
     # The first batch reports the reading of the set; the others cost nothing.
     read, copied = loaded - start, time.perf_counter() - loaded

@@ -19,6 +19,7 @@ from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
 from jepa_jax.methods.contract import Batch
 from jepa_jax.program.build import Program
+from jepa_jax.program.step import seeing
 from jepa_jax.program.variables import variables_of
 
 ENCODER_RATE, HEAD_RATE = 1e-4, 1e-3
@@ -71,6 +72,7 @@ def fine_tune(
     batch_size = fitting_batch(len(fit_part), sharding.mesh.size)
     steps_per_epoch = len(fit_part) // batch_size
     step, params, opt_state = make_step(encoder, head, standard, epochs * steps_per_epoch, flip)
+    step = jax.jit(seeing(sharding.mesh, step))
     stats = encoder.stats
 
     def accuracy(params: Any, stats: Any, source: Source) -> float:
@@ -118,7 +120,7 @@ def num_steps(images: int, epochs: int, multiple: int = 1) -> int:
 def make_step(
     encoder: TunableEncoder, head: Any, standard: Standard, total_steps: int, flip: bool
 ) -> tuple[Callable[..., Any], Any, Any]:
-    """Returns the compiled step, its first params {"model", "head"} and its first optimizer state."""
+    """Returns the step, its first params {"model", "head"} and its first optimizer state."""
     params = {"model": encoder.params, "head": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), head)}
     schedules = {
         name: optax.warmup_cosine_decay_schedule(0.0, rate, max(1, round(WARMUP * total_steps)), total_steps + 1)
@@ -134,7 +136,6 @@ def make_step(
         logits = standard(features) @ params["head"]["kernel"] + params["head"]["bias"]
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])), stats
 
-    @jax.jit
     def step(params: Any, stats: Any, opt_state: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any, Any]:
         batch = {**batch} | {"image": jitter_position(key, batch["image"], flip)}
         grads, stats = jax.grad(loss_fn, has_aux=True)(params, stats, batch)

@@ -43,7 +43,7 @@ class FrozenEncoder:
     program: Program
     params: Any
     stats: Any
-    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)  # functions, and whether some are the same
+    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)  # functions, and facts about them
 
     @property
     def image_size(self) -> int:
@@ -112,11 +112,11 @@ class FrozenEncoder:
         return extract(lambda batch: encode(self.params, self.stats, batch), source, size, sharding, on_images)
 
     def normalises(self, source: Source, level: int = 0) -> bool:
-        """Returns whether features are normalised last: whether those before it are another program."""
+        """Returns whether `normalised=False` gives other features: whether it lowers to a different program."""
         if ("normalises", level) not in self.compiled:
             batch = abstract_on(self.program.mesh, source.spec, self.config.eval.batch_size)
             steps: list[Any] = [self._features(level, normalised) for normalised in (True, False)]
-            programs = {str(step.trace(self.params, self.stats, batch).jaxpr) for step in steps}
+            programs = {step.lower(self.params, self.stats, batch).as_text() for step in steps}  # with constants
             self.compiled["normalises", level] = len(programs) > 1
         return self.compiled["normalises", level]
 

@@ -74,7 +74,7 @@ class EvaluatedEncoder(FrozenEncoder):
             on_images(len(chosen))
             return Split(test.features[chosen], test.labels[chosen] if len(test.labels) else test.labels)
         source = part_of(self.test, images)
-        return self.remembered(f"level{level}_raw", lambda: self.extract(source, level, False, on_images))
+        return self.remembered(f"level{level}_raw_{images}", lambda: self.extract(source, level, False, on_images))
 
     def view_features(self, level: int, images: int, views: int, on_images: OnCount = ignore) -> np.ndarray:
         """Returns features [images, views, F] of augmented views of a sample of test images."""

@@ -147,7 +147,8 @@ class HJepa(JepaMethod):
         view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
         view = self.view(batch, view_key)
         masks = self.sample_masks(mask_key, view)
-        goal, described = self.target_patches(model, target, view)  # [B, tokens, D]
+        described = model.encoder.describe(view)  # once for both encoders
+        goal = self.target_patches(model, target, view, described)  # [B, tokens, D]
         with jax.named_scope("encoder"):
             context = self._context(model.encoder, view, masks.context, described)
         with jax.named_scope("predictor"):

@@ -57,7 +57,8 @@ class IJepa(JepaMethod):
         masks = self.sample_masks(mask_key, view)
         wanted = masks.targets.reshape(len(masks.targets), -1)  # [B M, targets * target_tokens]
 
-        goal, described = self.target_patches(model, target, view)  # [B, tokens, D]
+        described = model.encoder.describe(view)  # once for both encoders
+        goal = self.target_patches(model, target, view, described)  # [B, tokens, D]
         with jax.named_scope("encoder"):
             context = self.context_patches(model.encoder, view, masks.context, described)
         with jax.named_scope("predictor"):

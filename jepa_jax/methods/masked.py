@@ -123,16 +123,14 @@ class JepaMethod(MaskedMethod):
         outputs = encoder.encode(tokens.reshape(*index.shape, -1), train=True)
         return outputs[:, encoder.num_cls :]
 
-    def target_patches(self, model: Any, target: Any, view: View) -> tuple[Float[Array, "b n d"], Described]:
-        """Returns the patch outputs that are to be predicted, for `method.target`, and all patches before encoding.
-
-        What describes patches is fixed, so that the model and its slow copy share it.
-        """
+    def target_patches(
+        self, model: Any, target: Any, view: View, described: Described | None = None
+    ) -> Float[Array, "b n d"]:
+        """Returns the patch outputs that are to be predicted, for `method.target`."""
         kind = self.config.target
         with jax.named_scope("target"):
-            described = model.encoder.describe(view)
             patches = (target if kind == "ema" else model).encoder.patches(view, described=described)
-            return patches if kind == "shared" else jax.lax.stop_gradient(patches), described
+            return patches if kind == "shared" else jax.lax.stop_gradient(patches)
 
     def probe_features(self, goal: Float[Array, "b n d"]) -> Features | None:
         """Returns what the online probe reads of the predicted patches; None if other weights are evaluated.

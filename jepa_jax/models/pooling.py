@@ -1,6 +1,5 @@
 """From an encoder's last map or tokens to one vector per image, in float32 whatever the encoder computes in."""
 
-from functools import reduce
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -8,8 +7,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 Cells = Float[Array, "b h w d"]
-
-FEW_CELLS = 16  # per area; their sum is ten times as fast on CPUs as a product with weights
 
 
 class EncoderOutputs(NamedTuple):
@@ -37,10 +34,9 @@ def pooled(outputs: EncoderOutputs, kind: str) -> Float[Array, "b f"]:
 
 def area_means(cells: Cells, side: int) -> Float[Array, "b side side d"]:
     """Returns maps of `side` x `side` cells, each the mean over the area that it covers."""
-    height, width = cells.shape[1] // side, cells.shape[2] // side
-    if cells.shape[1:3] == (side * height, side * width) and height * width <= FEW_CELLS:
-        parts = [cells[:, i::height, j::width] for i in range(height) for j in range(width)]
-        return reduce(jnp.add, parts) / len(parts)
+    batch, height, width, numbers = cells.shape
+    if height % side == 0 and width % side == 0:  # several times as fast as products with weights
+        return jnp.mean(cells.reshape(batch, side, height // side, side, width // side, numbers), axis=(2, 4))
     rows, columns = (jnp.asarray(area_weights(size, side), cells.dtype) for size in cells.shape[1:3])
     return jnp.einsum("ih,jw,bhwd->bijd", rows, columns, cells)
 

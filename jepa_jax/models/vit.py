@@ -247,7 +247,10 @@ class ViT(nnx.Module):
         return sizes | {name: getattr(config, name) for name in (*names, *filters)}
 
     def describe(self, images: Images, keep: Places | None = None) -> Float[Array, "b n numbers"]:
-        """Returns what is known of patches before anything trained reads them: their pixels, or whitened ones."""
+        """Returns patches before anything trained reads them: their pixels, or whitened ones.
+
+        An encoder and its slow copy share them, so that nothing here may be trained.
+        """
         patches = patchify(images, self.patch_size)
         if keep is not None:  # dropped before anything is computed of them
             patches = take_tokens(patches, keep)

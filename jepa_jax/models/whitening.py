@@ -70,5 +70,12 @@ class WhitenedPatches(nnx.Module):
         batch, length, _ = patches.shape
         small = patches.reshape(batch * length, self.patch_size, self.patch_size, self.channels).astype(self.dtype)
         x = conv2d(small, self.filters[...].astype(self.dtype), padding=0)
-        of_signs = [area_means(jax.nn.relu(sign * x).astype(jnp.float32), QUADRANTS) for sign in (1, -1)]
+        of_signs = [_quadrants(jax.nn.relu(sign * x).astype(jnp.float32)) for sign in (1, -1)]
         return jnp.concatenate(of_signs, axis=-1).reshape(batch, length, self.outputs)
+
+
+def _quadrants(x: Float[Array, "n h w f"]) -> Float[Array, "n 2 2 f"]:
+    """Returns the means of quadrants; of four cells each, as a sum, which on CPUs is four times as fast forward."""
+    if x.shape[1:3] != (2 * QUADRANTS, 2 * QUADRANTS):
+        return area_means(x, QUADRANTS)
+    return (x[:, ::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, ::2] + x[:, 1::2, 1::2]) / 4

@@ -13,6 +13,7 @@ from jepa_jax.program.step_metrics import StepMetrics
 from jepa_jax.runtime.allocator import set_gaps_aside
 
 REMEMBERED = 16  # steps
+Signature = frozenset[tuple[str, tuple[int, ...], Any]]  # name, shape and type of each array of a batch, in no order
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_EVENT = "/jax/compilation_cache/cache_retrieval_time_sec"
 
@@ -67,7 +68,7 @@ class CompiledStep:
     def __init__(self, jitted: Callable[..., Any], useful: Callable[..., Any] | None = None):
         self._jitted: Any = jitted
         self._useful: Any = useful or jitted
-        self._programs: dict[tuple, _Program] = {}
+        self._programs: dict[Signature, _Program] = {}
         self._ran: collections.deque[_Program] = collections.deque(maxlen=REMEMBERED)
         self.calls = self.total_flops = 0
 
@@ -119,5 +120,5 @@ def traced_flops(traced: Any) -> int:
     return jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda" if backend == "gpu" else backend))
 
 
-def _signature(batch: Mapping[str, Any]) -> tuple:
-    return tuple([(name, array.shape, array.dtype) for name, array in batch.items()])
+def _signature(batch: Mapping[str, Any]) -> Signature:
+    return frozenset([(name, array.shape, array.dtype) for name, array in batch.items()])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jepa_jax.methods.contract import Batch, Method, Pretrained
@@ -191,7 +191,7 @@ def make_train_step(
     )
 
 
-def seeing(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+def seeing(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function, which finds the mesh when it is traced: XLA does not divide kernels over devices."""
 
     @functools.wraps(function)

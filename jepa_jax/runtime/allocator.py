@@ -68,6 +68,13 @@ def keep_freed_memory(keep: bool = True) -> bool:
     return all([libc.mallopt(key, value) == 1 for key, value in (_KEEP if keep else _STOCK).items()])
 
 
+def return_freed_memory() -> None:
+    """Returns to the system what is free now, once: after a large array that no step will need again."""
+    libc = _libc()
+    if libc is not None and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def set_gaps_aside() -> int:
     """Allocates free memory between used blocks, never frees it, and returns its pages to the system.
 

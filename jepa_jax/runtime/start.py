@@ -12,6 +12,8 @@ from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.runtime.peers import check_same_config, connect
 from jepa_jax.runtime.platforms import import_jax
 
+CACHED_FROM = "jax_persistent_cache_min_compile_time_secs"
+
 
 def setup(config: Config) -> Mesh:
     """Prepares the process, connects it to others where the environment asks for it, and returns the mesh."""
@@ -34,8 +36,8 @@ def make_deterministic() -> None:
 
 def start_compile_cache() -> None:
     """Keeps compiled programs between runs, small ones too; JAX_COMPILATION_CACHE_DIR names another place."""
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # evaluations have a dozen small programs
+    if jax.config.values[CACHED_FROM] == 1.0:  # JAX's default; nobody has chosen another
+        jax.config.update(CACHED_FROM, 0.0)  # evaluations have a dozen small programs
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     default = cache_folder() / "xla"

@@ -21,7 +21,7 @@ from jepa_jax.evals.evaluators import (
     build_evaluators,
 )
 from jepa_jax.methods.contract import Output
-from jepa_jax.methods.image_method import ImageMethod
+from jepa_jax.methods.image_method import EncoderWith, ImageMethod
 from jepa_jax.program.step import with_evaluated_statistics
 from tests.runs import one_class, rows, run, unlabelled
 from tests.stepping import build_program
@@ -55,6 +55,33 @@ def test_features_before_the_last_norm_are_computed_only_where_there_is_one(conf
     np.testing.assert_allclose(beside, apart, rtol=1e-5, atol=1e-6)
     assert (list(known.known) == ["level0_test"]) == (not normalised)
     assert sum(counted) == 10
+
+
+class Weighted(ImageMethod):
+    """A user's method whose features differ from those before its last norm by constants alone."""
+
+    evaluators = ("collapse",)
+
+    def init(self, key, sample):
+        return EncoderWith(self.encoder(sample, nnx.Rngs(params=key)))
+
+    def loss(self, model, target, batch, key, step):
+        features = self.features(model, batch, train=True)
+        return Output(jnp.mean(jnp.square(features - 1)), {}, features)
+
+    def features(self, model, batch, *, level=0, normalised=True, train=False):
+        features = super().features(model, batch, train=train)
+        width = features.shape[-1]
+        return features * (np.linspace(0, 1, width) if normalised else np.ones(width))
+
+
+def test_features_that_differ_by_constants_are_told_apart():
+    context, state = context_of(tiny_config(method__name=f"{__name__}:Weighted"))
+    encoder = context.encoder(state, 0)
+    assert encoder.normalises(encoder.test)
+    whole = encoder.test_features().features
+    raw = encoder.raw_features(0, len(whole)).features
+    np.testing.assert_allclose(whole, raw * np.linspace(0, 1, raw.shape[-1]), rtol=1e-5, atol=1e-6)
 
 
 class MeanLength(Evaluator):

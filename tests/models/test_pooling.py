@@ -35,6 +35,16 @@ def test_areas_have_the_mean_of_what_they_cover(height, width, side):
     np.testing.assert_allclose(area_means(jnp.asarray(cells), side), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("side", [1, 2, 4])
+def test_gradients_of_areas_are_shared_out_and_bfloat16_is_summed_in_float32(side):
+    cells = jnp.asarray(np.random.default_rng(0).normal(3, 1, (4, 8, 8, 16)), jnp.bfloat16)
+    wide, rows = np.asarray(cells, np.float64), area_weights(8, side)
+    exact = np.einsum("ih,jw,bhwd->bijd", rows, rows, wide)
+    np.testing.assert_allclose(np.asarray(area_means(cells, side), np.float64), exact, rtol=2**-8)  # one rounding
+    gradient = jax.grad(lambda x: jnp.sum(area_means(x, side)[:, 0, 0]))(jnp.asarray(wide, jnp.float32))
+    np.testing.assert_allclose(gradient[0, :, :, 0], np.outer(rows[0], rows[0]), rtol=1e-5, atol=1e-7)
+
+
 def test_patches_in_bfloat16_are_pooled_in_float32():
     program = build_program(tiny_masked_config("ijepa", train__precision="bfloat16"))
     model = model_of(program)

@@ -30,3 +30,12 @@ def test_a_step_of_several_shapes_has_the_operations_of_those_that_ran():
     assert "f32[2,4]" in step.text() and "f32[8,4]" not in step.text()
     step(0.0, large)
     assert "f32[8,4]" in step.text()
+
+
+def test_the_order_of_the_arrays_of_a_batch_does_not_matter():
+    step = CompiledStep(jax.jit(lambda state, batch: (state, {"loss": batch["x"].sum() - batch["a"].sum()})))
+    batch = {"x": jnp.ones([2]), "a": jnp.ones([3])}
+    step.compile(0.0, batch)
+    by_name = dict(sorted(batch.items()))
+    assert list(by_name) != list(batch) and step.is_ready_for(by_name)
+    assert step(0.0, by_name)[1]["loss"] == -1

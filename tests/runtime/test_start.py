@@ -30,9 +30,12 @@ print(int(jax.jit(lambda x: x * 2 + 1)(20)))
 """
 
 
-def test_programs_that_compile_at_once_are_kept_too(tmp_path):
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+@pytest.mark.parametrize("chosen", [None, "100"])
+def test_programs_that_compile_at_once_are_kept_unless_the_user_says_otherwise(tmp_path, chosen):
+    variable = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    own = {name: value for name, value in os.environ.items() if name not in (variable, "JAX_COMPILATION_CACHE_DIR")}
+    environment = own | {"XDG_CACHE_HOME": str(tmp_path)} | ({variable: chosen} if chosen else {})
     done = subprocess.run([sys.executable, "-c", SMALL_PROGRAM], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["41"], done.stderr
-    assert any(path.name.startswith("jit__lambda") for path in (tmp_path / "jepa_jax" / "xla").iterdir())
+    kept = [path.name for path in (tmp_path / "jepa_jax" / "xla").iterdir() if path.name.startswith("jit__lambda")]
+    assert bool(kept) == (chosen is None)
