@@ -46,6 +46,7 @@ STEPS = 48  # of tests/tiny_config.py
 TIMEOUT = 600.0  # for a run on a busy machine
 END_SECONDS = 30.0  # for the processes of a run that was hit
 SHARED_MEMORY = pathlib.Path("/dev/shm")
+PYTHON_STARTS = 1.0  # seconds; an interpreter that has not started yet cannot answer a signal
 TEMPORARY = ("*orbax-checkpoint-tmp*", ".*.??????*")
 MARK = "JEPA_JAX_CHAOS"
 
@@ -96,7 +97,8 @@ class Storm:
         """Starts the run, hits it once and waits for its end; returns what was done."""
         how, victim_number = self.rng.choice(SIGNALS), self.rng.randrange(self.processes + 1)
         moment, wait = self.rng.choice(list(MOMENTS.items()))
-        life = self.start()
+        life, started = self.start(), time.monotonic()
+        until(life, lambda: time.monotonic() - started > PYTHON_STARTS)
         waited = wait(self, life)
         self.newest = max(self.newest, newest_step(self.workdir))
         victim = life.victim(victim_number if self.processes > 1 else 0)
@@ -230,11 +232,14 @@ def at_a_step(storm: Storm, life: Life) -> str:
 
 
 def in_a_save(storm: Storm, life: Life) -> str:
-    count = storm.rng.randint(1, 3)
+    def temporary() -> set[str]:
+        return {path.name for path in (storm.workdir / "checkpoints").glob("*orbax-checkpoint-tmp*")}
+
+    count, left = storm.rng.randint(1, 3), temporary()  # by a run that was killed
     seen: set[str] = set()
 
     def saving() -> bool:
-        seen.update(path.name for path in (storm.workdir / "checkpoints").glob("*orbax-checkpoint-tmp*"))
+        seen.update(temporary() - left)
         return len(seen) >= count
 
     until(life, saving)
