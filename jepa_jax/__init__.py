@@ -7,7 +7,6 @@
 Importing this package is cheap and has no side effect: jax is imported by the functions, when they are called.
 """
 
-import importlib
 import pathlib
 from collections.abc import Mapping
 from importlib import metadata
@@ -18,12 +17,9 @@ from jepa_jax.base.selection import SELECTION_KEY
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
-    from jepa_jax.evals.masks.inference import FrozenPredictor
+    from jepa_jax.projects.wildfire.evals.predictor import FrozenPredictor
 
 __all__ = ["SELECTION_KEY", "get_config", "load_encoder", "load_predictor", "train"]
-
-# Imported here, the folder `jepa_jax/train` cannot replace the function of that name later.
-importlib.import_module("jepa_jax.train")
 
 
 def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **keywords: Any) -> "Config":
@@ -83,7 +79,7 @@ def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> "Fro
         batch_size: histories per call of the compiled model.
     """
     _start_quietly()
-    from jepa_jax.evals.masks.inference import load_predictor
+    from jepa_jax.projects.wildfire.evals.predictor import load_predictor
 
     return load_predictor(workdir, batch_size=batch_size)
 

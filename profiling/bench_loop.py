@@ -70,7 +70,7 @@ def bench(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.profiling.compilations import CompiledStep
     from jepa_jax.program.config import changed_config, load_config
     from jepa_jax.program.workdir import Workdir
-    from jepa_jax.train.setup import NO_HOOKS, prepare
+    from jepa_jax.training.setup import NO_HOOKS, prepare
 
     config = load_config("quickstart", {**SMALL, "optim.epochs": float(arguments.rounds + 2)})
     with contextlib.ExitStack() as stack:

@@ -27,7 +27,7 @@ from jepa_jax.cli.flags import Parser
 
 if TYPE_CHECKING:
     from jepa_jax.profiling.compilations import CompiledStep
-    from jepa_jax.train.setup import Run
+    from jepa_jax.training.setup import Run
 
 PARTS = 4  # of an epoch, that take turns
 CASES: dict[str, dict[str, Any]] = {
@@ -71,8 +71,8 @@ class Arm:
 
     def __init__(self, run: "Run", compiled: "CompiledStep", stack: contextlib.ExitStack):
         from jepa_jax.profiling.profiler import Profiler
-        from jepa_jax.train.actions import CloseEpoch, Record
-        from jepa_jax.train.session import Session
+        from jepa_jax.training.actions import CloseEpoch, Record
+        from jepa_jax.training.session import Session
 
         self._watch, self._part = StopWatch(), run.length.steps_per_epoch // PARTS
         self._session = stack.enter_context(Session(run, clock=self._watch, train_step=compiled))
@@ -136,7 +136,7 @@ def train_in_turns(case: str, pairs: int, console: Console) -> tuple[list[Second
     from jepa_jax.profiling.compilations import CompiledStep
     from jepa_jax.program.config import changed_config, load_config
     from jepa_jax.program.workdir import Workdir
-    from jepa_jax.train.setup import NO_HOOKS, prepare
+    from jepa_jax.training.setup import NO_HOOKS, prepare
 
     config = load_config("quickstart", {**CASES[case], "optim.epochs": float(pairs + 2)})
     rounds, arms = [], {}

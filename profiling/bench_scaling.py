@@ -95,10 +95,10 @@ def exchange(name: str, data: int, fsdp: int) -> Exchange:
     """Compiles the step of a method for a mesh and reads what it exchanges."""
     import jax
 
+    from jepa_jax.compiled.hlo import parse_hlo
     from jepa_jax.data.contract import abstract_batch
     from jepa_jax.data.sources import open_source
     from jepa_jax.program.build import build_program
-    from jepa_jax.program.compiled.hlo import parse_hlo
     from jepa_jax.program.config import changed_config
     from jepa_jax.runtime.mesh import make_mesh
 

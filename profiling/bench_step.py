@@ -42,7 +42,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def lax_convolution(x: "jax.Array", kernel: "jax.Array", *, stride: int = 1, padding: int) -> "jax.Array":
-    """Computes `jepa_jax.models.conv.conv2d` as XLA does by default."""
+    """Computes `jepa_jax.models.kernels.conv.conv2d` as XLA does by default."""
     import jax
 
     pads, order = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")

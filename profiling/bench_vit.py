@@ -51,7 +51,8 @@ def plain_transformers() -> Iterator[None]:
     import jax
     from flax import nnx
 
-    from jepa_jax.models import linear, vit
+    from jepa_jax.models import vit
+    from jepa_jax.models.kernels import linear
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         return jax.nn.dot_product_attention(q, k, v)
@@ -230,8 +231,8 @@ def bench_parts() -> dict[str, float]:
     import jax
     import jax.numpy as jnp
 
-    from jepa_jax.models.attention import attention
-    from jepa_jax.models.mlp import mlp
+    from jepa_jax.models.kernels.attention import attention
+    from jepa_jax.models.kernels.mlp import mlp
 
     keys = iter(jax.random.split(jax.random.key(0), 9))
     x = jax.random.normal(next(keys), (BATCH, LENGTH, WIDTH))

@@ -25,8 +25,8 @@ from jepa_jax.cli.flags import Parser, planned_config_from
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
+    from jepa_jax.compiled.hlo import CompiledProgram, Computation, Instruction
     from jepa_jax.config.groups import Config
-    from jepa_jax.program.compiled.hlo import CompiledProgram, Computation, Instruction
 
 SMALLEST = 2**16  # bytes; smaller kernels cost their launch
 TRANSPOSE, CONVERT, COPY, FLOAT32 = "transpose", "convert", "copy", "float32"
@@ -67,7 +67,7 @@ def kind_of(program: "CompiledProgram", instruction: "Instruction", inside: "Com
 
 def float32_bytes(instruction: "Instruction") -> int:
     """Returns the bytes of float32 arrays that a kernel writes."""
-    from jepa_jax.program.compiled.hlo import ARRAY, shape_bytes
+    from jepa_jax.compiled.hlo import ARRAY, shape_bytes
 
     return sum(shape_bytes(array[0]) for array in ARRAY.finditer(instruction.shape) if array[1] == "f32")
 
@@ -83,8 +83,8 @@ def _layout_changes(instruction: "Instruction", inside: "Computation") -> bool:
 
 def find(text: str) -> tuple[dict[Found, list[int]], int]:
     """Returns kernels and bytes of each finding, and the bytes that the whole program moves."""
-    from jepa_jax.planning.compiled.buffers import source_lines
-    from jepa_jax.program.compiled.hlo import parse_hlo
+    from jepa_jax.compiled.buffers import source_lines
+    from jepa_jax.compiled.hlo import parse_hlo
 
     program, lines = parse_hlo(text), source_lines(text)
     found: dict[Found, list[int]] = collections.defaultdict(lambda: [0, 0])
@@ -107,7 +107,7 @@ def compiled_text(config: "Config", gpu: str) -> str:
     from jepa_jax.data.facts import data_facts
     from jepa_jax.data.photos.crops import batch_spec
     from jepa_jax.planning.absent_gpus import absent_devices
-    from jepa_jax.planning.compiled.compiling import compile_lowered
+    from jepa_jax.planning.compiling import compile_lowered
     from jepa_jax.planning.step_compiler import program_for
     from jepa_jax.planning.step_facts import trace_step
     from jepa_jax.runtime.hardware import load_table

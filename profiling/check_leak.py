@@ -43,8 +43,8 @@ def keeper(kind: str, num_bytes: int) -> Callable[[Any, Any], None]:
 
 
 def check_leaks(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.measurement import measure
-    from jepa_jax.tuning.settings import Combination, TrialRequest
+    from jepa_jax.experiments.measurement import measure
+    from jepa_jax.experiments.settings import Combination, TrialRequest
 
     config = config_from(arguments)
     request = TrialRequest(config.to_dict(), Combination.of(config), max_batches=arguments.max_batches)

@@ -27,12 +27,12 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.runner import Runner
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
+from jepa_jax.experiments import trial_process
+from jepa_jax.experiments.rows import SweepRow
+from jepa_jax.experiments.settings import Combination, TrialRequest
+from jepa_jax.experiments.speed_statistics import compare_speeds, fit_speeds
+from jepa_jax.experiments.sweep import measured_or_run
 from jepa_jax.program.config import resolve_config
-from jepa_jax.tuning import trial_process
-from jepa_jax.tuning.rows import SweepRow
-from jepa_jax.tuning.settings import Combination, TrialRequest
-from jepa_jax.tuning.speed_statistics import compare_speeds, fit_speeds
-from jepa_jax.tuning.sweep import measured_or_run
 
 FAULTY_SWEEP = pathlib.Path(__file__).with_name("faulty_sweep.py")
 OVERLAP = 0.9

@@ -34,7 +34,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("measurements", "CSV", "measured speeds", required=True)
     parser.add_flag("json", "FILE", "file of all rows and errors to write", "")
     parser.add_flag("page", "FILE", "Markdown page to write, e.g. docs/results/predictions.md")
-    parser.add_flag("factors", "FILE", "factors to write, e.g. jepa_jax/planning/speed/factors.json")
+    parser.add_flag("factors", "FILE", "factors to write, e.g. jepa_jax/planning/factors.json")
 
 
 def read_measurements(path: str) -> list[dict[str, str]]:
@@ -56,7 +56,7 @@ def engine_of(row: dict[str, str]) -> str:
 
 def check_predictions(arguments: argparse.Namespace, console: Console) -> Result:
     platforms.prepare_to_plan()
-    from jepa_jax.planning.speed.fit import effect_names, fit, left_out_errors
+    from jepa_jax.planning.fit import effect_names, fit, left_out_errors
 
     rows = read_measurements(arguments.measurements)
     compiled = Compiled(console)
@@ -101,7 +101,7 @@ def check_predictions(arguments: argparse.Namespace, console: Console) -> Result
 
 def summaries(rows: list[dict[str, str]], errors: dict[str, list[float]]) -> dict[str, Any]:
     """Returns the errors by mode and by mode and engine, for each way of fitting."""
-    from jepa_jax.planning.speed.fit import error_summary
+    from jepa_jax.planning.fit import error_summary
 
     labels = [{row["mode"], f"{row['mode']} {engine_of(row)}"} for row in rows]
     names = sorted(set().union(*labels))
@@ -140,7 +140,7 @@ class Compiled:
         return case_facts(case, self.gpu(row["gpu"]), self.console.line)
 
     def gpu(self, name: str) -> Any:
-        from jepa_jax.planning.speed.factors import ARCHITECTURES
+        from jepa_jax.planning.factors import ARCHITECTURES
         from jepa_jax.runtime.hardware import find_gpus
 
         gpu = find_gpus([name], self.table)[0]
@@ -150,7 +150,7 @@ class Compiled:
         return gpu
 
     def measurement(self, row: dict[str, str], batch: int | None = None) -> Any:
-        from jepa_jax.planning.speed.fit import Measurement
+        from jepa_jax.planning.fit import Measurement
 
         size = int(row["batch_size"])
         batch = batch or (size if row["mode"] == "train" else INFER_BATCH)
@@ -180,7 +180,7 @@ class Compiled:
         seconds = [one.predicted_seconds(whole.shares(one)) for one in (scaled, compiled)]
         gpu, model, size, batch, measured = OUTSIDE
         trained = {"gpu": gpu, "mode": "train", "model": model, "image_size": str(size), "batch_size": str(batch)}
-        from jepa_jax.planning.speed.factors import predict
+        from jepa_jax.planning.factors import predict
 
         facts = self.facts(trained, batch)
         shares = planning_shares(whole)["train"]["ampere"]
@@ -194,8 +194,8 @@ class Compiled:
 
 def planning_shares(whole: Any) -> dict[str, dict[str, dict[str, float]]]:
     """Returns the shares that plans use: of the software that stands for XLA, for each architecture."""
-    from jepa_jax.planning.speed.factors import ARCHITECTURES
-    from jepa_jax.planning.speed.fit import Measurement
+    from jepa_jax.planning.factors import ARCHITECTURES
+    from jepa_jax.planning.fit import Measurement
     from jepa_jax.runtime.hardware import load_table
 
     cards = {capability: gpu for gpu in load_table().values() for capability in [gpu.compute_capability]}

@@ -38,9 +38,9 @@ from jepa_jax.profiling.bottlenecks import DATA_WAIT
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import load_config
-from jepa_jax.train import actions, setup
-from jepa_jax.train.run import train
-from jepa_jax.train.session import Session
+from jepa_jax.training import actions, setup
+from jepa_jax.training.run import train
+from jepa_jax.training.session import Session
 
 STEPS = 4  # per epoch
 BATCH_SIZE = 16

@@ -25,10 +25,10 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.runner import Runner
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, override_flags
-from jepa_jax.tuning.rows import SweepRow
-from jepa_jax.tuning.settings import Combination, TrialRequest
-from jepa_jax.tuning.speed_statistics import FASTER, SAME, compare_speeds, geometric_mean, t_interval
-from jepa_jax.tuning.trial_process import STOP_SECONDS, run_trial
+from jepa_jax.experiments.rows import SweepRow
+from jepa_jax.experiments.settings import Combination, TrialRequest
+from jepa_jax.experiments.speed_statistics import FASTER, SAME, compare_speeds, geometric_mean, t_interval
+from jepa_jax.experiments.trial_process import STOP_SECONDS, run_trial
 
 LISTS = {
     "batch_sizes": "32,64,128,256", "num_workers": "0,1", "precisions": "float32,bfloat16", "remats": "none",
@@ -99,7 +99,7 @@ def distinct_executions(rows: list[dict[str, Any]]) -> int:
 
 
 def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.tuning.tuned_file import read_tuned
+    from jepa_jax.experiments.tuned_file import read_tuned
 
     folder, rounds = pathlib.Path(arguments.output_dir), arguments.rounds
     shared = (f"--config={arguments.config}", *override_flags(arguments))

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jepa_jax.cli.sweep import main as sweep_command
+from jepa_jax.experiments import trial, trial_process
+from jepa_jax.experiments.rows import Figures
+from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.platforms import import_jax
-from jepa_jax.tuning import trial, trial_process
-from jepa_jax.tuning.rows import Figures
-from jepa_jax.tuning.settings import TrialRequest
 
 VARIABLE = "JEPA_JAX_FAULTS"
 HEADROOM_BYTES = 2**28  # left when memory runs out, for messages to be written
@@ -68,7 +68,7 @@ class Wait:
 
 def measure(request: TrialRequest, fault: str) -> Figures:
     import_jax()
-    from jepa_jax.tuning import measurement
+    from jepa_jax.experiments import measurement
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before: dict[str, Callable[[], None]] = {"out_of_memory": run_out_of_memory, "crash": os.abort, "hang": hang}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.console import Console
-from jepa_jax.train.run import train
+from jepa_jax.training.run import train
 from tests.tiny import tiny_config
 
 

@@ -28,7 +28,7 @@ def test_importing_the_package_has_no_side_effect(tmp_path):
     program = (
         "import sys; before = set(sys.modules); import jepa_jax; print(jepa_jax.__file__); "
         "foreign = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
-        "assert foreign == {'jepa_jax'}, foreign; import jepa_jax.train.loop; assert jepa_jax.train.__code__"
+        "assert foreign == {'jepa_jax'}, foreign; import jepa_jax.training.loop; assert jepa_jax.train.__code__"
     )
     result = run_python(program, tmp_path)
     assert result.returncode == 0, result.stderr

@@ -64,9 +64,9 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.planning.frontier import frontier_lines
     from jepa_jax.planning.plan_command import PlanOptions, make_plans, plan_frontier
     from jepa_jax.planning.plan_text import plan_json, plan_lines, row_json
+    from jepa_jax.reports.frontier_figure import frontier_figure
     from jepa_jax.reports.page import write_page
-    from jepa_jax.reports.plans.frontier_figure import frontier_figure
-    from jepa_jax.reports.plans.plan_page import plan_page
+    from jepa_jax.reports.plan_page import plan_page
 
     config, name = planned_config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []

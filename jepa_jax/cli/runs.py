@@ -9,7 +9,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
-from jepa_jax.reports.masks.results import results_text
+from jepa_jax.projects.wildfire.reports.results import results_text
 
 ABOUT_SUMMARY = """Prints what a finished run reached: accuracies beside those of its baselines, feature quality, speed.
 

@@ -35,7 +35,7 @@ def run_scale_guide(arguments: argparse.Namespace, console: Console) -> Result:
 
     from jepa_jax.config.recipe import as_on_gpus, read_ladder
     from jepa_jax.planning.scale_guide import GuideOptions, make_guide
-    from jepa_jax.reports.plans.scale_page import guide_json, guide_text, write_guide
+    from jepa_jax.reports.scale_page import guide_json, guide_text, write_guide
 
     with as_on_gpus():
         config, ladder = config_from(arguments), read_ladder(arguments.config)

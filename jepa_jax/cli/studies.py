@@ -66,9 +66,9 @@ def conduct_study(
     fixed: Mapping[str, Any],
 ) -> Result:
     """Trains every combination of rate, number of epochs and seed, and writes tables, plot and page."""
+    from jepa_jax.experiments.findings import find
+    from jepa_jax.experiments.study import Study, plan_runs, run_study, warmup_share
     from jepa_jax.reports.study_page import study_markdown, write_plot, write_tables
-    from jepa_jax.studies.findings import find
-    from jepa_jax.studies.study import Study, plan_runs, run_study, warmup_share
 
     overrides = override_flags(arguments)
     study = Study(

@@ -26,7 +26,7 @@ from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from, config_name
 
 if TYPE_CHECKING:
-    from jepa_jax.tuning.sweep import Sweep
+    from jepa_jax.experiments.sweep import Sweep
 
 LISTS = {
     "batch_sizes": "images per optimizer step",
@@ -88,10 +88,10 @@ def study_flags(parser: Parser, path: str) -> list[str]:
 
 def sweep_from(arguments: argparse.Namespace) -> "Sweep":
     """Returns the sweep that the flags describe."""
+    from jepa_jax.experiments.settings import grid_values
+    from jepa_jax.experiments.sweep import Sweep
+    from jepa_jax.experiments.trial_process import device_options
     from jepa_jax.runtime.provenance import describe_hardware
-    from jepa_jax.tuning.settings import grid_values
-    from jepa_jax.tuning.sweep import Sweep
-    from jepa_jax.tuning.trial_process import device_options
 
     config, gpus = config_from(arguments), gpus_from(arguments)
     options = device_options(describe_hardware(gpus[0] if gpus else arguments.gpu_index), arguments.memory_fraction)
@@ -133,9 +133,9 @@ def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.experiments.slurm_array import collect, write_array
+    from jepa_jax.experiments.sweep import run_sweep, summarise
     from jepa_jax.reports.sweep_page import write_sweep
-    from jepa_jax.tuning.many_cards.slurm_array import collect, write_array
-    from jepa_jax.tuning.sweep import run_sweep, summarise
 
     sweep, again = sweep_from(arguments), arguments.resume or arguments.retry_failed
     limit, batch, missing = arguments.time_limit, arguments.fixed_effective_batch, 0

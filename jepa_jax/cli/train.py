@@ -62,7 +62,7 @@ def run_train(arguments: argparse.Namespace, console: Console) -> Result:
     with signals_exit():
         config = config_from(arguments, needs_data=True)
     if arguments.tuned:
-        from jepa_jax.tuning.tuned_file import use_tuned
+        from jepa_jax.experiments.tuned_file import use_tuned
 
         config = use_tuned(config, arguments.tuned, arguments.overrides, console)
     summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
@@ -78,8 +78,8 @@ def train_with_report(
     with signals_exit():
         from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
         from jepa_jax.reports.run_report import write_report
-        from jepa_jax.train.run import train
-        from jepa_jax.train.setup import Hooks
+        from jepa_jax.training.run import train
+        from jepa_jax.training.setup import Hooks
 
     hooks = Hooks(check_memory, explain_out_of_memory, write_report)
     return train(config, workdir, resume=resume, console=console, hooks=hooks)

@@ -49,9 +49,9 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
+    from jepa_jax.experiments.tune import TuneOptions, tune
     from jepa_jax.reports.page import write_page
     from jepa_jax.reports.sweep_page import sweep_page
-    from jepa_jax.tuning.tune import TuneOptions, tune
 
     others = {
         "output_dir": pathlib.Path(arguments.output_dir).expanduser(),

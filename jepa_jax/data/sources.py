@@ -11,9 +11,6 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Bucketed, Cropping, Grouped, Source, fixed_order, known_labels
-from jepa_jax.data.fires.ndws import NdwsSource
-from jepa_jax.data.fires.sequences import FireSequences
-from jepa_jax.data.fires.wildfire import WildfireSource
 from jepa_jax.data.in_memory import open_arrays
 from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
 from jepa_jax.data.readers.folder import FolderSource
@@ -23,6 +20,9 @@ from jepa_jax.data.readers.parquet import ParquetSource
 from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.synthetic import ShapesSource
+from jepa_jax.projects.wildfire.data.ndws import NdwsSource
+from jepa_jax.projects.wildfire.data.sequences import FireSequences
+from jepa_jax.projects.wildfire.data.simulated import WildfireSource
 
 OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "shapes": ShapesSource,

@@ -32,8 +32,8 @@ from jepa_jax.program.step import TrainState, evaluated_variables
 EVALUATORS = {
     "classification": "jepa_jax.evals.evaluators:Classification",
     "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
-    "next_mask": "jepa_jax.evals.masks.next_mask:NextMask",
-    "validation_loss": "jepa_jax.evals.validation.loss:ValidationLoss",
+    "next_mask": "jepa_jax.projects.wildfire.evals.next_mask:NextMask",
+    "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
 }
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
 

@@ -16,7 +16,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
 from jepa_jax.exports.model_card import model_card
-from jepa_jax.models.attention import portable
+from jepa_jax.models.kernels.attention import portable
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.weights import exported
 from jepa_jax.weights.geometry import Geometry

@@ -28,7 +28,7 @@ from jepa_jax.methods.contract import Batch, Output, Terms
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import Described, JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
-from jepa_jax.models.linear import linear
+from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.pooling import EncoderOutputs, area_means
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens

@@ -13,7 +13,7 @@ METHODS = {
     "simsiam": "jepa_jax.methods.simsiam:SimSiam",
     "barlow_twins": "jepa_jax.methods.barlow_twins:BarlowTwins",
     "dino": "jepa_jax.methods.dino:Dino",
-    "emberformer": "jepa_jax.methods.emberformer:EmberFormerMethod",
+    "emberformer": "jepa_jax.projects.wildfire.method:EmberFormerMethod",
 }
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.models.norm import BatchNorm
+from jepa_jax.models.kernels.norm import BatchNorm
 
 
 class Projector(nnx.Module):

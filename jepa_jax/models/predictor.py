@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from jepa_jax.models.linear import linear
+from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import (
     DEFAULT_OPTIONS,

@@ -18,7 +18,7 @@ MODELS = {
     ),
     **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
     "patchnet": "jepa_jax.models.patchnet:PatchNet",
-    "emberformer": "jepa_jax.models.masks.emberformer:EmberFormer",  # no encoder of images: for the method of that name
+    "emberformer": "jepa_jax.projects.wildfire.models.emberformer:EmberFormer",
 }
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
-from jepa_jax.models.conv import conv2d, max_pool
-from jepa_jax.models.norm import BatchNorm, BatchNormConfig
+from jepa_jax.models.kernels.conv import conv2d, max_pool
+from jepa_jax.models.kernels.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.remat import LIGHT, NONE, product, rematerialized
 

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
-from jepa_jax.models.attention import attention, with_gradient_made_once
-from jepa_jax.models.linear import linear
-from jepa_jax.models.mlp import mlp
-from jepa_jax.models.norm import LayerNorm
+from jepa_jax.models.kernels.attention import attention, with_gradient_made_once
+from jepa_jax.models.kernels.linear import linear
+from jepa_jax.models.kernels.mlp import mlp
+from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.tokens import patchify, take_tokens

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.models.conv import conv2d
+from jepa_jax.models.kernels.conv import conv2d
 from jepa_jax.models.pooling import area_means
 from jepa_jax.models.tokens import patchify
 

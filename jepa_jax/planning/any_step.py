@@ -11,13 +11,13 @@ from jax.sharding import SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import gib
+from jepa_jax.compiled.buffers import Buffer, Peak, read_peak, short_scope, source_lines
+from jepa_jax.compiled.hlo import parse_hlo
+from jepa_jax.compiled.kernels import Kernel, read_kernels
 from jepa_jax.planning.absent_gpus import absent_devices
-from jepa_jax.planning.compiled.buffers import Buffer, Peak, read_peak, short_scope, source_lines
-from jepa_jax.planning.compiled.compiling import compile_lowered, dump_folder
+from jepa_jax.planning.compiling import compile_lowered, dump_folder
 from jepa_jax.planning.estimate import CONTEXT_BYTES, FRAGMENTATION, WORKSPACE_MOST_BYTES, MemoryNeed, verdict_of
-from jepa_jax.planning.speed.factors import Prediction, kernel_seconds, predict
-from jepa_jax.program.compiled.hlo import parse_hlo
-from jepa_jax.program.compiled.kernels import Kernel, read_kernels
+from jepa_jax.planning.factors import Prediction, kernel_seconds, predict
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 
 MODES = ("train", "infer")

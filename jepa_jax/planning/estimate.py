@@ -10,7 +10,7 @@ from typing import Any
 
 from jepa_jax.config.groups import Config
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.speed.factors import Prediction, predict
+from jepa_jax.planning.factors import Prediction, predict
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.planning.step_facts import StepFacts
 

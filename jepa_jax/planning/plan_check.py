@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.compiled.flops import Rules, jaxpr_flops
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import DataFacts
@@ -14,7 +15,6 @@ from jepa_jax.planning.planner import Plan
 from jepa_jax.planning.step_compiler import program_for
 from jepa_jax.planning.step_facts import trace_step
 from jepa_jax.program.config import changed_config
-from jepa_jax.program.flops import Rules, jaxpr_flops
 from jepa_jax.runtime.hardware import gpu_of_device, load_table
 from jepa_jax.runtime.memory import is_out_of_memory
 

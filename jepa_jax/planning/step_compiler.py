@@ -19,6 +19,7 @@ import jax
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
+from jepa_jax.compiled.kernels import Kernel
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Spec, abstract_batch
@@ -31,10 +32,9 @@ from jepa_jax.planning.absent_gpus import (
     require_wheels,
     target_config,
 )
-from jepa_jax.planning.compiled.compiling import COMPILER_OPTIONS
+from jepa_jax.planning.compiling import COMPILER_OPTIONS
 from jepa_jax.planning.step_facts import StepFacts, compile_step, trace_step
 from jepa_jax.program.build import Program, build_program
-from jepa_jax.program.compiled.kernels import Kernel
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.mesh import check_batch, make_mesh

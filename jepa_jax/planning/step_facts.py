@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jepa_jax.planning.compiled.compiling import compile_lowered
+from jepa_jax.compiled.flops import Rules, jaxpr_flops
+from jepa_jax.compiled.hlo import parse_hlo
+from jepa_jax.compiled.kernels import Kernel, read_kernels
+from jepa_jax.planning.compiling import compile_lowered
 from jepa_jax.program.build import Program
-from jepa_jax.program.compiled.hlo import parse_hlo
-from jepa_jax.program.compiled.kernels import Kernel, read_kernels
-from jepa_jax.program.flops import Rules, jaxpr_flops
 
 
 @dataclasses.dataclass(frozen=True)

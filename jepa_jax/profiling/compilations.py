@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.program.flops import Rules, jaxpr_flops
+from jepa_jax.compiled.flops import Rules, jaxpr_flops
 from jepa_jax.program.step_metrics import StepMetrics
 from jepa_jax.runtime.allocator import set_gaps_aside
 

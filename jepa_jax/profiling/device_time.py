@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jepa_jax.compiled.kernels import Cost, kernel_costs
 from jepa_jax.profiling.sections import Phase
-from jepa_jax.program.compiled.kernels import Cost, kernel_costs
 
 # Scopes that are a phase of their own, in both directions.
 OWN_PHASE = {"augment": Phase.AUGMENT, "optimizer": Phase.OPTIMIZER, "ema": Phase.EMA}

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jepa_jax.compiled.kernels import Cost, kernel_costs
 from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.profiling.device_time import (
     DeviceTime,
@@ -17,7 +18,6 @@ from jepa_jax.profiling.device_time import (
     module_name,
     traced_ops,
 )
-from jepa_jax.program.compiled.kernels import Cost, kernel_costs
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording

@@ -13,8 +13,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
+from jepa_jax.compiled.flops import inner_jaxprs
 from jepa_jax.methods.contract import ParamGroup
-from jepa_jax.program.flops import inner_jaxprs
 from jepa_jax.program.optim import group_labels, path_of
 
 PyTree = Any

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jepa_jax.compiled.flops import Rules, count_flops
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_on
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.dead_parameters import dead_parameters
-from jepa_jax.program.flops import Rules, count_flops
 from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
 

@@ -12,8 +12,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.intervals import accuracy_interval
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, number, percent, short
+from jepa_jax.projects.wildfire.reports.fires_page import MASK_CHARTS, mask_key_figures, masks
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.masks.fires_page import MASK_CHARTS, mask_key_figures, masks
 from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
 from jepa_jax.reports.parts import Bar, Bars, Card, Details, Grid, KeyFigure, KeyFigures, Part, absent, card_grid, pairs
 from jepa_jax.reports.profile_section import profile

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.experiments.findings import Findings, Group, group_rows, seed_noise, sort_rows
+from jepa_jax.experiments.study import Study
+from jepa_jax.experiments.study_rows import StudyRow
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.figures import PALETTE, new_figure, save_figure
 from jepa_jax.reports.page import Page, PageSection, write_page
 from jepa_jax.reports.parts import Card, Table, card_grid
 from jepa_jax.reports.tables import markdown_table
-from jepa_jax.studies.findings import Findings, Group, group_rows, seed_noise, sort_rows
-from jepa_jax.studies.rows import StudyRow
-from jepa_jax.studies.study import Study
 
 # Field of a row -> heading of its column, format of its numbers.
 COLUMNS = {

@@ -7,12 +7,12 @@ from typing import Any
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import GIB, gib, number, percent, short
+from jepa_jax.experiments.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
+from jepa_jax.experiments.settings import Combination
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
 from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
 from jepa_jax.reports.tables import markdown_table
-from jepa_jax.tuning.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
-from jepa_jax.tuning.settings import Combination
 
 Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
 JsonRow = Mapping[str, Any]  # one of the rows

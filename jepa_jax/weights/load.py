@@ -14,6 +14,8 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.pooling import pooled
 from jepa_jax.models.registry import encoder_kind, encoder_structure
+from jepa_jax.projects.wildfire.models.segformer_weights import ARCHITECTURE as SEGFORMER
+from jepa_jax.projects.wildfire.models.segformer_weights import segformer
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family, section
 from jepa_jax.weights.geometry import Geometry, described_geometry
@@ -21,8 +23,6 @@ from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import hf_resnet, torchvision_resnet
-from jepa_jax.weights.segformer import ARCHITECTURE as SEGFORMER
-from jepa_jax.weights.segformer import segformer
 from jepa_jax.weights.vit import hf_vit, timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -19,8 +19,8 @@ from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.fires.tfrecord import float_features
 from jepa_jax.data.sources import open_data, open_source
+from jepa_jax.projects.wildfire.data.tfrecord import float_features
 
 SECONDS = 60  # for one case, on a busy machine
 MEGABYTES = 3000  # of address space for a case about memory; importing jax takes most of it
@@ -358,7 +358,7 @@ def test_fire_sequences_of_any_content_are_read_or_refused(tmp_path):
 
 
 def test_ndws_tiles_of_any_content_are_read_or_refused(tmp_path):
-    from jepa_jax.data.fires.ndws import BEFORE, RANGES
+    from jepa_jax.projects.wildfire.data.ndws import BEFORE, RANGES
 
     order = [*RANGES, BEFORE]
     for name in ("train", "test"):

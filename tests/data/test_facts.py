@@ -11,8 +11,8 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import abstract_batch, element_bytes, image_spec
 from jepa_jax.data.dummy import DummySource, open_dummy
 from jepa_jax.data.facts import BucketFacts, DataFacts, bucket_facts, data_facts
-from jepa_jax.data.fires.element import fire_spec
-from tests.data.fires import FireSource
+from jepa_jax.projects.wildfire.data.element import fire_spec
+from tests.projects.wildfire.data.fires import FireSource
 
 
 def config(source, directory="nowhere", **kwargs):

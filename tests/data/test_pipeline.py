@@ -21,7 +21,7 @@ from jepa_jax.data.augment import augment_views
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import BatchLoader, BatchPlan, eval_batches, train_batches
 from jepa_jax.data.sources import open_source
-from tests.data.fires import FireSource
+from tests.projects.wildfire.data.fires import FireSource
 
 N, BATCH = 50, 16
 INFO = {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds", "skipped"}

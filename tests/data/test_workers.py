@@ -15,7 +15,7 @@ from jepa_jax.base.errors import DataLost
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batch_plan import BatchLoader, BatchPlan
 from jepa_jax.data.workers import WorkerPool
-from tests.data.fires import FireSource
+from tests.projects.wildfire.data.fires import FireSource
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 240  # seconds for a process to get anywhere on a busy machine

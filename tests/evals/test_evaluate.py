@@ -44,7 +44,10 @@ def record(evaluation):
 
 @pytest.mark.parametrize("read", [load, load_encoder])
 def test_a_method_without_features_is_refused_with_the_place_of_its_figures(tmp_path, read):
-    method = dict(method__name="tests.planning.fire_method:FireMethod", data__source="tests.data.fires:FireSource")
+    method = dict(
+        method__name="tests.planning.fire_method:FireMethod",
+        data__source="tests.projects.wildfire.data.fires:FireSource",
+    )
     write_run(tiny_config(**method), tmp_path / "fires")
     with pytest.raises(UserError, match=r"FireMethod' learns no encoder .*fires/summary.json and .*fires/report.html"):
         read(tmp_path / "fires")

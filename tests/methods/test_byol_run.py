@@ -23,7 +23,7 @@ from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for
 from jepa_jax.planning.step_facts import trace_step
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
-from jepa_jax.train.run import train
+from jepa_jax.training.run import train
 from tests.planning.line_compiler import TABLE, LineCompiler
 from tests.runs import Silent, rows
 from tests.tiny import tiny_config

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jepa_jax.compiled.flops import count_flops
 from jepa_jax.losses.jepa import prediction_loss, smooth_l1, standardised
 from jepa_jax.methods.hjepa import level_side, resample
 from jepa_jax.methods.masking import BlockMasks
@@ -17,7 +18,6 @@ from jepa_jax.models.tokens import patchify, unpatchify
 from jepa_jax.models.vit import sincos_positions
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.describe import describe
-from jepa_jax.program.flops import count_flops
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, model_of
 from tests.tiny import tiny_masked_config
 

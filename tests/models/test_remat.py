@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jepa_jax.compiled.flops import count_flops
 from jepa_jax.models.resnet import ResNet
 from jepa_jax.models.vit import ViT
-from jepa_jax.program.flops import count_flops
 
 RESNET = {"bottleneck": False, "stem": "cifar", "width": 4}
 BUILDERS = {

@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from jepa_jax.compiled.kernels import CONVOLUTION, Kernel
 from jepa_jax.data.contract import element_bytes, image_spec
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.step_facts import StepFacts
-from jepa_jax.program.compiled.kernels import CONVOLUTION, Kernel
 from jepa_jax.runtime.hardware import load_table
 
 GIB = 2**30

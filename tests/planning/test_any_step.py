@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.compiled.buffers import ARGUMENTS, KEPT
 from jepa_jax.planning import plan
-from jepa_jax.planning.compiled.buffers import ARGUMENTS, KEPT
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheels of the compiler are for Linux")
 WIDTH, DEPTH, BATCH = 1024, 4, 8192

@@ -6,7 +6,7 @@ from jepa_jax.planning.frontier import combinations, frontier_lines, make_fronti
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.program.config import load_config
-from jepa_jax.reports.plans.frontier_figure import frontier_figure
+from jepa_jax.reports.frontier_figure import frontier_figure
 from tests.planning.line_compiler import GIB, TABLE, LineCompiler
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.compiled.kernels import CONVOLUTION
 from jepa_jax.planning import plan_command
 from jepa_jax.planning.estimate import FITS, FITS_BELOW, NO, TIGHT, exchange_seconds, memory_need
+from jepa_jax.planning.factors import LAUNCH_SECONDS, TRAFFIC, factors_of
 from jepa_jax.planning.plan_text import plan_json, plan_lines
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.run_cost import PlanContext, run_cost
-from jepa_jax.planning.speed.factors import LAUNCH_SECONDS, TRAFFIC, factors_of
 from jepa_jax.planning.step_compiler import Request
-from jepa_jax.program.compiled.kernels import CONVOLUTION
 from jepa_jax.program.config import load_config
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler, RecomputingCompiler
 

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jepa_jax.compiled.kernels import total_flops
 from jepa_jax.data.contract import image_spec
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.models.conv import conv2d
+from jepa_jax.models.kernels.conv import conv2d
 from jepa_jax.planning import step_compiler
 from jepa_jax.planning.estimate import FITS
+from jepa_jax.planning.factors import predict
 from jepa_jax.planning.planner import Planner
-from jepa_jax.planning.speed.factors import predict
 from jepa_jax.planning.step_compiler import Request, StepCompiler
-from jepa_jax.program.compiled.kernels import total_flops
 from jepa_jax.program.config import load_config
-from tests.data.fires import FireSource
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler
+from tests.projects.wildfire.data.fires import FireSource
 from tests.tiny import tiny_config
 
 PLANS = pathlib.Path(__file__).parents[2] / ".cache" / "test_plans"

@@ -21,8 +21,8 @@ from jepa_jax.profiling.peak import mfu, peak_flops
 from jepa_jax.profiling.sections import EpochSection, Section
 from jepa_jax.profiling.trace import TraceWindow, short_window
 from jepa_jax.reports.run_report import write_report
-from jepa_jax.train.run import train
-from jepa_jax.train.setup import Hooks
+from jepa_jax.training.run import train
+from jepa_jax.training.setup import Hooks
 from tests.profiling.records import record, sample
 from tests.runs import Silent, rows
 from tests.tiny import tiny_config

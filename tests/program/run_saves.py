@@ -23,7 +23,7 @@ from jepa_jax.program import orbax_parts
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated
 from jepa_jax.runtime.peers import connect, is_first
-from jepa_jax.train.progress import Progress
+from jepa_jax.training.progress import Progress
 from tests.program.test_checkpoint import make_state
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

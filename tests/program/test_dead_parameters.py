@@ -11,13 +11,13 @@ from flax import nnx
 from jepa_jax.config.recipe import shipped_recipes
 from jepa_jax.data.contract import abstract_on, image_spec
 from jepa_jax.data.facts import data_facts
-from jepa_jax.data.fires.element import fire_spec
 from jepa_jax.methods.contract import Method, Output, ParamGroup
 from jepa_jax.methods.registry import METHODS
 from jepa_jax.program.build import build_program as build
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters, in_words, zero_results
 from jepa_jax.program.describe import describe
+from jepa_jax.projects.wildfire.data.element import fire_spec
 from tests.runs import Silent, run
 from tests.stepping import BATCH, build_program, mesh_of
 from tests.tiny import RIVALS, SHIPPED, rival_config, tiny_config, tiny_fire_config, tiny_masked_config

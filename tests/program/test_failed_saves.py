@@ -48,7 +48,7 @@ def test_a_save_that_fails_on_one_process_fails_on_all_and_the_next_succeeds(tmp
 
 @pytest.mark.slow
 def test_a_training_of_two_processes_goes_on_after_a_save_that_failed(tmp_path):
-    said = run_two("tests/train/run_failed_save.py", tmp_path)
+    said = run_two("tests/training/run_failed_save.py", tmp_path)
     assert "step_3: could not be saved (the disk is full); training goes on" in said[0]
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_12"]

@@ -21,7 +21,7 @@ from jepa_jax.program.config import changed_config
 from jepa_jax.program.initial_weights import initial_weights, saved_encoder
 from jepa_jax.program.step import loss_function, statistics_of
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
-from jepa_jax.train.run import train
+from jepa_jax.training.run import train
 from jepa_jax.weights import load_model
 from tests.evals.untrained_run import write_run
 from tests.runs import Silent, rows

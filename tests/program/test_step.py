@@ -20,7 +20,7 @@ class Loading(FireMethod):
     """A kernel [1, 1] and a bias [1], of which some was trained elsewhere."""
 
 
-LOADING = tiny_config(method__name=f"{__name__}:Loading", data__source="tests.data.fires:FireSource")
+LOADING = tiny_config(method__name=f"{__name__}:Loading", data__source="tests.projects.wildfire.data.fires:FireSource")
 FIRES = {"fire": np.ones((16, 8, 8, 1), np.float32), "length": np.ones(16, np.int32)}
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 

@@ -5,6 +5,9 @@ import pathlib
 
 import pytest
 
+from jepa_jax.experiments.findings import find, group_rows
+from jepa_jax.experiments.study import Study
+from jepa_jax.experiments.study_rows import StudyRow
 from jepa_jax.reports.page import render
 from jepa_jax.reports.study_page import (
     means,
@@ -15,9 +18,6 @@ from jepa_jax.reports.study_page import (
     write_plot,
     write_tables,
 )
-from jepa_jax.studies.findings import find, group_rows
-from jepa_jax.studies.rows import StudyRow
-from jepa_jax.studies.study import Study
 
 
 def make_rows():

@@ -54,7 +54,7 @@ def test_names_of_a_decoder_from_earlier_versions_are_known(tmp_path):
 
 
 def test_a_segformer_has_no_features():
-    # tests/models/masks/test_segformer.py compares its logits; compiling them again would take long.
+    # tests/projects/wildfire/models/test_segformer.py compares its logits; compiling them again would take long.
     loaded = load_model(SEGFORMER)
     with pytest.raises(UserError, match="logits per pixel, not features"):
         loaded.features(np.zeros((1, 64, 64, 3), np.float32))

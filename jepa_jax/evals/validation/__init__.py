@@ -1,1 +1,0 @@
-"""Figures of what is held out of training, for any method."""

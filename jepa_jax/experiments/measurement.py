@@ -1,0 +1,338 @@
+"""Measures one combination of settings: the real training step, fed by the real loader, as the training loop runs it.
+
+The loop dispatches step n and reads the metrics of step n - 1, as training does; a step is complete when its metrics
+have been read. The clock runs from the completion of one step to that of another, both read while the following step
+is under way, so that the device never waits for the clock. Batches that the loader made while the step was compiled
+are discarded first.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import math
+import pathlib
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+from jax.sharding import NamedSharding
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import Bucketed, Source, abstract_on
+from jepa_jax.data.dummy import open_dummy
+from jepa_jax.data.pipeline import BatchInfo, Delivery, batches_ready, bucket_specs, eval_batches, train_batches
+from jepa_jax.data.sources import open_source
+from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
+from jepa_jax.evals.features import Split
+from jepa_jax.evals.knn import QUERIES, knn_accuracy
+from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_matrix
+from jepa_jax.evals.sources import part_of
+from jepa_jax.experiments.rows import Figures
+from jepa_jax.experiments.settings import TrialRequest
+from jepa_jax.profiling import memory_growth, monitor, peak
+from jepa_jax.profiling.accounting import Ledger
+from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
+from jepa_jax.profiling.device_clock import DeviceClock
+from jepa_jax.profiling.epoch_record import gpu_figures
+from jepa_jax.profiling.sections import Section, Timeline
+from jepa_jax.program.build import Program, build_program, initial_sample
+from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.step import TrainState
+from jepa_jax.runtime import memory as process_memory
+from jepa_jax.runtime.gpus import jax_gpus
+from jepa_jax.runtime.mesh import batch_sharding, check_batch
+from jepa_jax.runtime.provenance import unused_gpu
+from jepa_jax.runtime.start import setup
+
+MONITOR_SECONDS = 0.5
+
+OnStep = Callable[[dict[str, jax.Array], dict[str, jax.Array]], None]  # called with the batch and metrics of each step
+
+
+def ignore(batch: Any, metrics: Any) -> None:
+    """Does nothing; the default of `on_step`."""
+
+
+class StepLoop:
+    """The training loop without its bookkeeping; notes when steps were complete and when the device lacked data."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        state: TrainState,
+        batches: Iterator[Delivery],
+        device: DeviceClock,
+        on_step: OnStep = ignore,
+    ):
+        self._step, self._batches, self._device, self._on_step = step, batches, device, on_step
+        self.state = state
+        self.completed: list[float] = []
+        self.finite = True
+        self._timeline = Timeline(time.perf_counter, keep_segments=True)
+        self._ledger = Ledger(self._timeline, device.take)
+        self._pending: collections.deque[dict[str, jax.Array]] = collections.deque()
+
+    def take(self, steps: int) -> None:
+        for _ in range(steps):
+            with self._timeline.section(Section.DATA_WAIT):
+                batch, _ = next(self._batches)
+            began = time.perf_counter()
+            self.state, metrics = self._step(self.state, batch)
+            self._device.dispatched(began, jax.tree.leaves(metrics)[0])
+            self._pending.append(metrics)
+            self._read(lag=1)
+            self._on_step(batch, metrics)
+
+    def discard(self, batches: int) -> None:
+        """Takes batches from the loader and does nothing with them."""
+        for _ in range(batches):
+            next(self._batches)
+
+    def drain(self) -> None:
+        """Waits until no step is under way."""
+        self._read(lag=0)
+
+    def waited_for_data(self) -> float:
+        """Returns the seconds until now in which the device was idle for lack of data, as training counts them."""
+        return self._ledger.update().exposed.get(Section.DATA_WAIT, 0.0)
+
+    def _read(self, lag: int) -> None:
+        while len(self._pending) > lag:
+            metrics = jax.device_get(self._pending.popleft())
+            self.finite = self.finite and math.isfinite(metrics["loss"])
+            self.completed.append(time.perf_counter())
+
+
+def measure(
+    request: TrialRequest, *, on_step: OnStep = ignore, before_steps: Callable[[], None] = lambda: None
+) -> Figures:
+    """Measures one repeat; `before_steps` is called when the step has been compiled."""
+    config = request.configuration()
+    mesh = setup(config)
+    check_device(request)
+    check_batch(config, mesh)
+    open_split: Callable[[Any, str], Source] = open_dummy if request.use_dummy_data else open_source
+    source = open_split(config.data, "train")
+    sample, sharding = initial_sample(source), batch_sharding(mesh)
+    shapes: Any = {"num_train": len(source), "num_classes": len(source.classes), "sample": sample, "mesh": mesh}
+    program = build_program(config, **shapes)
+    state = program.factory.create(config.train.seed, sample)
+    with (
+        contextlib.closing(DeviceClock()) as device,
+        train_batches(
+            config.data, source, seed=config.train.seed, sharding=sharding, crops=config.loader_crops
+        ) as batches,
+        contextlib.ExitStack() as stack,
+    ):
+        delivery = next(batches)
+        step = CompiledStep(program.train_step, program.useful_step)
+        compiled = compile_step(step, state, delivery[0])
+        for spec in bucket_specs(config.data, source):  # the other shapes of batches, so that no step waits for them
+            other = abstract_on(mesh, spec, config.data.batch_size)
+            if not step.is_ready_for(other):
+                step.compile(state, other)
+        before_steps()
+        process_memory.reset_peak()  # compiling may have taken more than any step will
+        first = [delivery, *largest_batches(config, source, sharding)]
+        loop = StepLoop(step, state, itertools.chain(first, batches), device, on_step)
+        taken = len(first)
+        del state, delivery, first  # the loop donates the one and is done with the others soon
+        loop.take(taken)
+        loop.drain()
+        if request.with_evaluation:
+            sources = source, open_split(config.data, "test")
+            stack.enter_context(evaluation_and_checkpoint(config, program, sources, loop.state))
+        figures = measure_steps(config, request, loop)
+    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
+    limits = [(one.memory_stats() or {}).get("bytes_limit") for one in mesh.local_devices]
+    return dataclasses.replace(
+        figures,
+        **compiled,
+        flops_per_batch=None if step.flops is None else round(step.flops),
+        mfu=peak.mfu(step.flops, figures.avg_step_time, figures.measured_batches or 0, most),
+        pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
+        data_source="dummy" if request.use_dummy_data else config.data.source,
+        devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
+        platform=jax.default_backend(),
+        device_limit_bytes=min((limit for limit in limits if limit), default=None),
+        card=card_name(),
+    )
+
+
+def card_name() -> str | None:
+    """Returns host and UUIDs of the GPUs that this process computes on; None on CPUs."""
+    if jax.default_backend() != "gpu":
+        return None
+    gpus = jax_gpus(jax.local_devices())
+    names = gpus.uuids
+    gpus.close()
+    return f"{socket.gethostname()} {' '.join(names)}" if any(names) else None
+
+
+def largest_batches(config: Config, source: Source, sharding: NamedSharding) -> list[Delivery]:
+    """Returns a batch of the largest bucket, which may be too rare for the timed steps; [] if all batches are alike."""
+    if not isinstance(source, Bucketed) or len(bucket_specs(config.data, source)) < 2:
+        return []
+    padded = source.in_bucket(int(source.buckets.max()))  # holds any element
+    batch, _ = next(eval_batches(padded, config.data.batch_size, sharding))
+    supplied = BatchInfo(generation_seconds=0, supply_seconds=0, transfer_seconds=0, wait_seconds=0, skipped=[])
+    return [(batch, supplied)]
+
+
+def compile_step(step: CompiledStep, state: TrainState, batch: Any) -> dict[str, Any]:
+    """Compiles the training step; returns the figures of its compilation."""
+    began = time.perf_counter()
+    with CompilationCounter() as compilations:
+        lowered = step.compile(state, batch)
+    return {
+        "compile_seconds": time.perf_counter() - began,
+        "compile_cached": compilations.from_cache > 0,
+        # The text holds no source locations, so equal programs have equal texts.
+        "program_fingerprint": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
+    }
+
+
+def check_device(request: TrialRequest) -> None:
+    """Rejects a measurement that would run on the CPU although a GPU is there or was asked for."""
+    if request.gpu_index is not None and jax.default_backend() != "gpu":
+        raise UserError(
+            f"--gpu_index = {request.gpu_index}: JAX computes on {jax.default_backend()} here; "
+            "install JAX for the GPU (nvidia-smi has to list it), or leave the flag out"
+        )
+    if unused := unused_gpu(request.gpu_index):
+        raise UserError(f"figures would be those of the CPU: {unused}")
+
+
+def measure_steps(config: Config, request: TrialRequest, loop: StepLoop) -> Figures:
+    """Takes warm-up steps, then the timed ones, and more of them if memory has grown."""
+    workers = psutil.Process().children(recursive=True)
+    watch = monitor.Monitor(MONITOR_SECONDS)
+    count, images = request.max_batches, request.max_batches * config.data.batch_size
+    try:
+        points = [(len(loop.completed), memory_growth.settled())]
+        discarded = batches_ready(config.data)
+        loop.discard(discarded)
+        loop.take(request.warmup_batches + 1)  # the last of them is timed: the one before it is complete now
+        began, waited_before, cpu_before = loop.completed[-1], loop.waited_for_data(), _cpu_seconds(workers)
+        watch.start()
+        loop.take(count)  # the last of them is not timed: it is under way at the end, as one was at the start
+        elapsed = loop.completed[-1] - began
+        waited, cpu = loop.waited_for_data() - waited_before, _cpu_seconds(workers) - cpu_before
+        samples = watch.take()
+    finally:
+        watch.close()
+    times = np.diff(loop.completed[-count - 1 :])
+    loop.drain()
+    process_memory_bytes = process_memory.peak_bytes() + sum(_resident(worker) for worker in workers)
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    points.append((len(loop.completed), memory_growth.settled()))
+    for _ in range(memory_growth.BLOCKS if memory_growth.is_suspicious(points) else 0):
+        loop.take(max(4, count // memory_growth.BLOCKS))
+        loop.drain()
+        points.append((len(loop.completed), memory_growth.settled()))
+    growth = memory_growth.growth(points)
+    gpus = gpu_figures(samples)
+    return Figures(
+        samples_per_sec=images / elapsed,
+        batches_per_sec=count / elapsed,
+        avg_step_time=elapsed / count,
+        step_time_p50=float(np.percentile(times, 50)),
+        step_time_p95=float(np.percentile(times, 95)),
+        samples_processed=images,
+        measured_batches=count,
+        warmup_batches=request.warmup_batches,
+        discarded_batches=discarded,
+        elapsed_seconds=elapsed,
+        cpu_percent=100 * cpu / elapsed,
+        system_cpu_percent=monitor.mean(samples, "cpu_percent"),
+        gpu_sm_util=monitor.mean(gpus, "utilization"),
+        gpu_mem_util=monitor.mean(gpus, "memory_percent"),
+        peak_memory_bytes=max((value for value in peaks if value is not None), default=None),
+        process_memory_bytes=process_memory_bytes,
+        memory_slope_bytes_per_step=growth.bytes_per_step,
+        leak=bool(growth.leaks),
+        finite=loop.finite,
+        data_wait_fraction=min(1.0, waited / elapsed),
+        notes=tuple(_notes(config, loop, growth)),
+    )
+
+
+def pipeline_fingerprint(data: Any, dummy: bool) -> str:
+    """Describes what the pipeline does with its settings: equal texts are equal pipelines."""
+    source = "dummy" if dummy else data.source
+    if data.pipeline == "device":
+        return f"device: {source} whole on the device, no loader"
+    where = f"{data.workers} worker processes" if data.workers else "the main process"
+    return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
+
+
+def _notes(config: Config, loop: StepLoop, growth: memory_growth.Growth) -> Iterator[str]:
+    if config.data.pipeline == "device" and config.data.num_workers:
+        yield "num_workers has no effect: with pipeline=device nothing is loaded"
+    if growth.leaks:
+        where = " and ".join(growth.leaks)
+        yield f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB per step"
+    if not loop.finite:
+        yield "the loss is not finite"
+
+
+def _cpu_seconds(workers: list[psutil.Process]) -> float:
+    """Returns the CPU time of this process and of the loader's workers."""
+    seconds = time.process_time()
+    for worker in workers:
+        with contextlib.suppress(psutil.Error):
+            times = worker.cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+@contextlib.contextmanager
+def evaluation_and_checkpoint(
+    config: Config, program: Program, sources: tuple[Source, Source], state: TrainState
+) -> Iterator[None]:
+    """Does what a run does between its steps, to show that it fits in memory; a checkpoint is written meanwhile.
+
+    Features are extracted from a few hundred images: more of them take more time, but no more memory at once. What
+    grows with the data set, the neighbours of k-NN and the data of the linear probe, has its full size.
+    """
+    few = part_of(sources[0], SMOKE_IMAGES), part_of(sources[1], SMOKE_IMAGES)
+    context = EvaluationContext(config, program, few)
+    moment = Moment(Stage.EPOCH, step=1, epoch=config.eval.knn_every_epochs or config.eval.every_epochs)
+    evaluators = build_evaluators(context)
+    for evaluator in evaluators.values():
+        if evaluator.due(moment):
+            evaluator.run(state, moment)
+    context.forget()
+    train = sources[0]
+    if "classification" in evaluators and train.classes:
+        width = state.params["probe"]["kernel"].shape[0]
+        evaluate_at_full_size(config.eval, len(part_of(train, config.eval.max_images)), width, len(train.classes))
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder) / "checkpoints") as checkpoints:
+        checkpoints.save(1, state, {"step": 1})
+        yield
+        checkpoints.wait()
+
+
+def evaluate_at_full_size(config: Any, num_images: int, width: int, num_classes: int) -> None:
+    """Runs k-NN on one block of queries and one fit of the probe, with equal features of all train images."""
+    labels = np.arange(num_images, dtype=np.int32) % num_classes
+    train = Split(np.ones([num_images, width], np.float32), labels)
+    some = Split(train.features[:QUERIES], train.labels[:QUERIES])
+    knn_accuracy(train, some, num_classes, k=config.knn_k, temperature=config.knn_temperature)
+    standardised = Standard.of(train.features)(train.features)
+    fit_softmax(standardised, train.labels, num_classes, PENALTIES[0], gram_matrix(standardised))

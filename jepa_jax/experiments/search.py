@@ -1,0 +1,299 @@
+"""Searches for the fastest settings of a machine with tens of trials, where the whole grid has hundreds.
+
+1. The config as given is measured: every gain refers to it.
+2. The batch doubles while that pays and fits the memory, then is bisected; where doubling does not pay, it halves.
+3. Workers, pipeline, precision, remat and the neighbouring batches challenge the leader, each alone, then those that
+   gained together. One short trial for all, more and longer ones for the better half, interleaved; again around a new
+   leader, until nothing is left to try.
+4. The leader, those close to it and the reference are measured side by side: the choice and its gain. Unless a gain is
+   shown, the config stays as it is.
+5. The choice is confirmed by a longer run with a validation pass and a checkpoint; one that fails gives way to less.
+
+The machine is a function (`Run`), so that tests can search on machines that are formulas.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jepa_jax.config.groups import Config
+from jepa_jax.experiments.advice import WAITING
+from jepa_jax.experiments.recommendation import Choice, choose
+from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, REFUSED, SweepRow
+from jepa_jax.experiments.search_space import SearchSpace, changes
+from jepa_jax.experiments.search_trials import SHORT_SECONDS, Limits, Run, Trials
+from jepa_jax.experiments.settings import Combination
+
+GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next step in its direction
+HOPELESS = 0.90  # of the leader's speed in one short trial: that value is not tried again
+ALIVE = 0.93  # of the fastest's speed in one short trial: gets a second one
+CLOSE = 0.95  # of the leader's speed: measured beside it in the end
+WORTH = 1.03  # what a single change must gain to be combined with others
+NEWS = 1.01  # what a new leader must gain for another race around it
+CLEAR = 1.10  # a gain after which a race is over: others are compared with the new leader
+RUNGS = 2  # of a race: everyone, then the better half; the finals are the third
+FINALISTS, FINAL_REPEATS = 3, 3
+BISECTIONS, BACK_OFFS = 3, 4
+CONFIRM_SECONDS = 10.0  # of measured steps
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOutcome:
+    """What a search found; `chosen` is None if nothing could be measured."""
+
+    chosen: Combination | None
+    confirmed: bool
+    finalists: tuple[Combination, ...]
+    untried: tuple[Combination, ...]  # for lack of time
+    notes: tuple[str, ...]
+
+
+class Search(Trials):
+    """One search over a space."""
+
+    def __init__(self, config: Config, space: SearchSpace, limits: Limits, run: Run, **options: Any):
+        """`options`: those of `Trials`."""
+        super().__init__(config, limits, run, **options)
+        self.space = space
+        self.reference = space.start(Combination.of(config)).without_idle_workers()
+        self.notes: list[str] = []
+        self.choice: Choice | None = None  # of the finalists, before the longer run
+        self._hopeless: set[tuple[str, Any]] = set()
+
+    def search(self) -> SearchOutcome:
+        """Takes all five steps, as far as the time allows."""
+        self.measure(self.reference)
+        self.reserved_trials = 7
+        self.stage = "batch"
+        self._find_batch()
+        self.stage = "settings"
+        self._challenge()
+        if not self.ranked():
+            self.notes.append("No combination could be measured.")
+            return self._outcome(None, False, [])
+        self.stage, self.reserved_trials = "finalists", 3
+        finalists = self._finals()
+        self.stage, self.reserved_trials = "confirmation", 0
+        chosen = self._choose(finalists)
+        chosen, confirmed = self._confirm(chosen) if chosen else (None, False)
+        return self._outcome(chosen, confirmed, finalists)
+
+    def best_so_far(self) -> SearchOutcome:
+        """Returns the outcome of a search that was interrupted."""
+        self.notes.append(
+            "Interrupted: this is the best so far, not confirmed; tuned.json was not written, --resume continues."
+        )
+        return SearchOutcome(self._choose(self.ranked()), False, (), (), tuple(self.notes))
+
+    def _outcome(self, chosen: Combination | None, confirmed: bool, finalists: Sequence[Combination]) -> SearchOutcome:
+        rows = self.rows()
+        untried = tuple(dict.fromkeys(c for c in self.untried if c not in rows))
+        return SearchOutcome(chosen, confirmed, tuple(finalists), untried, tuple(self.notes))
+
+    def _find_batch(self) -> None:
+        start = self.reference
+        for _ in range(BACK_OFFS):
+            smaller = self.space.smaller(start)
+            if self.works(start) or smaller is None:
+                break
+            self.notes.append(f"{start.label} does not work here: {self.why_not(start)}.")
+            start = smaller
+            self.measure(start)
+        if self.works(start) and not self._waits(start):
+            self._explore_batches(start)
+
+    def _explore_batches(self, start: Combination) -> None:
+        if self._climb(start, self._larger) == start:
+            self._climb(start, self.space.smaller)
+
+    def _climb(self, start: Combination, step: Callable[[Combination], Combination | None]) -> Combination:
+        """Continues in one direction while each step pays."""
+        best = start
+        while (following := step(best)) is not None and (following in self.rows() or self.measure(following)):
+            if not self.works(following):
+                if self.rows()[following].status != REFUSED:
+                    best = self._bisect(best, following)
+                break
+            if self.ratio(following, best) < GROWTH:
+                break
+            best = following
+        return best
+
+    def _bisect(self, works: Combination, fails: Combination) -> Combination:
+        for _ in range(BISECTIONS):
+            middle = self.space.between(works, fails)
+            if middle is None or not self.measure(middle):
+                break
+            works, fails = (middle, fails) if self.works(middle) else (works, middle)
+        return works
+
+    def _larger(self, combination: Combination) -> Combination | None:
+        """Returns the next batch up, or less where that would not fit."""
+        larger = self.space.larger(combination)
+        if larger is None or self.expected_to_fit(larger):
+            return larger
+        return self.space.largest_below(combination, larger, self.expected_to_fit)
+
+    def _challenge(self) -> None:
+        """Races around the leader until no new challenger is left."""
+        while ranked := self.ranked():
+            leader = self._roomiest(ranked)
+            new = self._challengers(leader)
+            known = [c for c in ranked if c != leader and self.ratio(c, leader) > CLOSE]
+            if not new or not self._race(leader, [leader, *new, *known[:1]]):
+                break
+            winner = self._roomiest(self.ranked())
+            if winner != leader:
+                if self.ratio(winner, leader) < NEWS:
+                    break
+                if winner.batch_size != leader.batch_size:
+                    self._explore_batches(winner)
+
+    def _challengers(self, leader: Combination) -> list[Combination]:
+        """Returns untried changes of one setting that were not hopeless elsewhere, with a batch that fits.
+
+        While the leader waits for data, a faster step would not show: the loader comes first.
+        """
+        rows = self.rows()
+        hopeful = [c for c in self.space.neighbours(leader) if not self._hopeless & set(changes(leader, c))]
+        batches = [self._larger(leader), self.space.smaller(leader)]
+        new = [c for c in dict.fromkeys([*map(self._shrunk, hopeful), *batches]) if c is not None and c not in rows]
+        loader = [c for c in new if _changes_loader_alone(leader, c)]
+        return loader if loader and self._waits(leader) else new
+
+    def _roomiest(self, ranked: Sequence[Combination]) -> Combination:
+        """Returns the leader; of loaders that are as fast, the one that would also feed a faster step."""
+        leader = ranked[0]
+        alike = [c for c in ranked if _changes_loader_alone(c, leader) and self.ratio(c, leader) > 1 / WORTH]
+        return max(alike, key=lambda c: (c.pipeline == "device", c.num_workers))
+
+    def _shrunk(self, combination: Combination) -> Combination | None:
+        """Returns the combination with the largest batch of the ladder that is expected to fit."""
+        while not self.expected_to_fit(combination):
+            smaller = self.space.smaller(combination)
+            if smaller is None:
+                return None
+            combination = smaller
+        return combination
+
+    def _waits(self, combination: Combination) -> bool:
+        """Returns whether the loader limits its speed."""
+        return (self.rows()[combination].mean("data_wait_fraction") or 0.0) > WAITING
+
+    def _race(self, leader: Combination, pool: list[Combination]) -> bool:
+        """Halves the pool with every rung; returns False if the time was up."""
+        in_time = True
+        for rung in range(RUNGS):
+            self.round += 1
+            order = pool[rung % len(pool) :] + pool[: rung % len(pool)]
+            in_time = all([self.measure(c, SHORT_SECONDS * (1 + rung / 2)) for c in order])
+            alive = self.ranked(pool)
+            if not alive:
+                break
+            keep = [c for c in alive if self.ratio(c, alive[0]) > ALIVE][: math.ceil(len(pool) / 2)]
+            if rung == 0 and self.works(leader):
+                self._hopeless |= self._hopeless_changes(leader, pool)
+                keep = (keep[:1] if self.ratio(alive[0], leader) > CLEAR else keep) + self._merged(leader, WORTH)
+            pool = keep
+            if len(pool) < 2 or not in_time:
+                break
+        # After repeats small gains count too, if there are several of them.
+        return in_time and all([self.measure(c) for c in self._merged(leader, NEWS)])
+
+    def _hopeless_changes(self, leader: Combination, pool: Sequence[Combination]) -> set[tuple[str, Any]]:
+        """Returns single changes that failed or made the leader clearly slower, except those of the batch."""
+        found, rows = set(), self.rows()
+        for combination in pool:
+            change = changes(leader, combination)
+            if len(change) != 1 or change[0][0] == "batch_size" or combination not in rows:
+                continue
+            if rows[combination].status == OUT_OF_MEMORY:
+                continue  # it may fit with a smaller batch
+            if not self.works(combination) or self.ratio(combination, leader) < HOPELESS:
+                found.add(change[0])
+        return found
+
+    def _merged(self, leader: Combination, worth: float) -> list[Combination]:
+        """Returns the leader with all single changes that gained so much, if that is new and expected to fit."""
+        gains: dict[str, Any] = {}
+        for combination in self.ranked() if self.works(leader) else ():  # the fastest first
+            change, *others = changes(leader, combination) or [("", None)]
+            if change[0] and not others and self.ratio(combination, leader) > worth:
+                gains.setdefault(*change)
+        merged = dataclasses.replace(leader, **gains).without_idle_workers()
+        is_new = len(gains) > 1 and merged not in self.rows() and self.expected_to_fit(merged)
+        return [merged] if is_new else []
+
+    def _finals(self) -> list[Combination]:
+        """Measures the leader, those close to it and the reference side by side until each has its repeats."""
+        ranked = self.ranked()
+        # One or two trials may show an equal as slower by twice the noise.
+        close = min(CLOSE, 1 - 2 * (self.model().noise_percent or 0.0) / 100)
+        finalists = [c for c in ranked if self.ratio(c, ranked[0]) > close][:FINALISTS]
+        # The leader and the reference first: if the time is short, the gain is what matters.
+        pool = [c for c in dict.fromkeys([ranked[0], self.reference, *finalists]) if self.works(c)]
+        for turn in range(FINAL_REPEATS):
+            if all(len(self.rows()[c].speeds) >= FINAL_REPEATS for c in pool):
+                break
+            self.round += 1
+            # All of them, also those with enough repeats: a ratio needs both in one round.
+            for combination in pool if turn % 2 == 0 else [*reversed(pool[:2]), *pool[2:]]:
+                self.measure(combination, 1.5 * SHORT_SECONDS)
+        return finalists
+
+    def _choose(self, finalists: Sequence[Combination]) -> Combination | None:
+        """Chooses among finalists and the reference by the rule of a sweep; None if nothing works.
+
+        Any of the settings that work could have been a finalist, so all of them count as comparisons.
+        """
+        rows = self.rows()
+        works = [rows[c] for c in self.ranked()]
+        given = rows[self.reference] if self.works(self.reference) else None
+        finals = [rows[c] for c in finalists if self.works(c)] or works[:1]
+        known = [row.combination for row in finals]
+        candidates = finals if given is None or self.reference in known else [*finals, given]
+        if not candidates:
+            return None
+        self.choice = choose(candidates, self.model(), given, comparisons=len(works) - 1)
+        return self.choice.best.combination
+
+    def _confirm(self, chosen: Combination) -> tuple[Combination | None, bool]:
+        """Makes a longer run with all that training does; a failure gives way to the next smaller one that works."""
+        self.round += 1
+        candidate: Combination | None = chosen
+        for _ in range(BACK_OFFS):
+            if candidate is None:
+                break
+            if not self.measure(candidate, CONFIRM_SECONDS, confirming=True):
+                self.notes.append("There was no time left to confirm the choice by a longer run.")
+                measured = self._measured_up_to(candidate)
+                return (self._choose([measured]) if measured else None), False
+            result = self.trials[-1].result
+            confirmed = SweepRow(candidate).with_repeat(result)
+            problem = self.what_is_wrong(confirmed) if result.status == OK else result.reason or result.status
+            if not problem:
+                self._repeat(candidate)
+                again = candidate if candidate == chosen else self._choose([candidate])
+                return (candidate, True) if again in (candidate, None) else self._confirm(self.reference)
+            self.notes.append(f"{candidate.label} failed the longer run with validation and checkpoint: {problem}.")
+            candidate = self.space.slightly_smaller(candidate)
+        self.notes.append("No choice passed the longer run.")
+        return (self._choose([self.reference]) if self.works(self.reference) else None), False
+
+    def _measured_up_to(self, combination: Combination) -> Combination | None:
+        """Returns the combination if it was measured, else the fastest that was, with no larger part of a batch."""
+        known = [c for c in self.ranked() if c.part_size <= combination.part_size]
+        return combination if combination in known else next(iter(known), None)
+
+    def _repeat(self, chosen: Combination) -> None:
+        """Repeats a choice that had to give way to a smaller one: an interval needs several trials."""
+        while len(self.rows()[chosen].speeds) < FINAL_REPEATS:
+            self.round += 1
+            pool = [c for c in dict.fromkeys([chosen, self.reference]) if c == chosen or self.works(c)]
+            if not all([self.measure(combination) for combination in pool]):
+                break
+
+
+def _changes_loader_alone(a: Combination, b: Combination) -> bool:
+    return {name for name, _ in changes(a, b)} <= {"num_workers", "pipeline"}

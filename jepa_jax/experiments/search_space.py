@@ -1,0 +1,183 @@
+"""The combinations that a search may try on this machine, and the steps from one to the next."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.processes import num_cores
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import element_bytes
+from jepa_jax.data.facts import data_facts
+from jepa_jax.experiments.settings import Combination, grid_values
+from jepa_jax.program.config import changed_config
+
+IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
+MOST_RESIDENT_BYTES = 2**31  # of images that a search tries to keep on the device
+GRAIN = 8  # images: a part of a batch between two powers is a multiple of this
+FEWEST_IMAGES = 16  # of a part: fewer are no batch for losses and norms over one
+CLOSE_ENOUGH = 1.15  # no batch is tried between two whose sizes differ by a smaller factor
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpace:
+    """Values of every knob; without `batch_sizes` any batch, with `fixed_batch` that one in any number of parts."""
+
+    num_workers: tuple[int, ...]
+    precisions: tuple[str, ...]
+    remats: tuple[str, ...]
+    pipelines: tuple[str, ...]
+    grad_accum_steps: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    fixed_batch: int | None = None
+
+    @property
+    def has_free_batch(self) -> bool:
+        return self.fixed_batch is None and not self.batch_sizes
+
+    def start(self, given: Combination) -> Combination:
+        """Returns the settings of the config, with the fixed batch if there is one, in parts that divide it."""
+        if self.fixed_batch is None or self.fixed_batch == given.batch_size:
+            return given
+        parts = given.grad_accum_steps if self.fixed_batch % given.grad_accum_steps == 0 else 1
+        return dataclasses.replace(given, batch_size=self.fixed_batch, grad_accum_steps=parts)
+
+    def larger(self, combination: Combination) -> Combination | None:
+        """Doubles the images at a time, or takes the next of the list."""
+        if self.has_free_batch:
+            return dataclasses.replace(combination, batch_size=2 * combination.batch_size)
+        larger = [c for c in self._listed(combination) if c.part_size > combination.part_size]
+        return min(larger, key=lambda c: c.part_size, default=None)
+
+    def smaller(self, combination: Combination) -> Combination | None:
+        """Halves the images at a time, or takes the next of the list."""
+        if not self.has_free_batch:
+            smaller = [c for c in self._listed(combination) if c.part_size < combination.part_size]
+            return max(smaller, key=lambda c: c.part_size, default=None)
+        half = _rounded(combination.batch_size / 2, combination.grad_accum_steps)
+        if half < FEWEST_IMAGES * combination.grad_accum_steps or half >= combination.batch_size:
+            return None
+        return dataclasses.replace(combination, batch_size=half)
+
+    def slightly_smaller(self, combination: Combination) -> Combination | None:
+        """Takes an eighth less where the batch is free."""
+        less = _rounded(7 / 8 * combination.batch_size, combination.grad_accum_steps)
+        if not self.has_free_batch or less < FEWEST_IMAGES * combination.grad_accum_steps:
+            return self.smaller(combination)
+        return dataclasses.replace(combination, batch_size=less)
+
+    def between(self, low: Combination, high: Combination) -> Combination | None:
+        """Returns the batch half-way, if the batch is free and the two are not close."""
+        middle = _rounded((low.batch_size + high.batch_size) / 2, low.grad_accum_steps)
+        is_far = self.has_free_batch and high.batch_size >= CLOSE_ENOUGH * low.batch_size
+        if not is_far or not low.batch_size < middle < high.batch_size:
+            return None
+        return dataclasses.replace(low, batch_size=middle)
+
+    def largest_below(
+        self, low: Combination, high: Combination, fits: Callable[[Combination], bool]
+    ) -> Combination | None:
+        """Returns the largest batch up to `high` that fits, if it is worth a trial after `low`."""
+        if not self.has_free_batch:
+            return None
+        step = GRAIN * low.grad_accum_steps
+        for batch in range(high.batch_size // step * step, low.batch_size, -step):
+            candidate = dataclasses.replace(low, batch_size=batch)
+            if fits(candidate):
+                return candidate if batch >= CLOSE_ENOUGH * low.batch_size else None
+        return None
+
+    def neighbours(self, leader: Combination) -> list[Combination]:
+        """Returns every change of one knob except the batch; data on the device needs no workers to change."""
+        workers = self.num_workers if leader.pipeline != "device" else ()
+        alone: list[dict[str, Any]] = [
+            *({"num_workers": value} for value in workers),
+            *({"pipeline": value} for value in self.pipelines),
+            *({"precision": value} for value in self.precisions),
+            *({"remat": value} for value in self.remats),
+            *({"grad_accum_steps": value} for value in self.grad_accum_steps if leader.batch_size % value == 0),
+        ]
+        changed = [dataclasses.replace(leader, **change).without_idle_workers() for change in alone]
+        return [c for c in dict.fromkeys(changed) if c != leader and c.batch_size // c.grad_accum_steps >= 2]
+
+    def _listed(self, combination: Combination) -> list[Combination]:
+        """Returns the combination with every batch of the list, or with the fixed batch in every number of parts."""
+        if self.fixed_batch is None:
+            sizes = [size for size in self.batch_sizes if size % combination.grad_accum_steps == 0]
+            return [dataclasses.replace(combination, batch_size=size) for size in sizes]
+        powers = [2**k for k in range(12) if self.fixed_batch % 2**k == 0]
+        enough = [parts for parts in powers if self.fixed_batch // parts >= FEWEST_IMAGES]
+        counts = self.grad_accum_steps or enough or [1]
+        return [dataclasses.replace(combination, grad_accum_steps=count) for count in counts]
+
+
+def changes(a: Combination, b: Combination) -> list[tuple[str, Any]]:
+    """Returns the knobs in which b differs from a, with their values in b; without a loader workers do not count."""
+    names = [field.name for field in dataclasses.fields(Combination)]
+    counted = [name for name in names if name != "num_workers" or b.pipeline != "device"]
+    return [(name, getattr(b, name)) for name in counted if getattr(a, name) != getattr(b, name)]
+
+
+def _rounded(batch: float, parts: int) -> int:
+    step = GRAIN * parts
+    return int(batch // step * step)
+
+
+def make_space(
+    config: Config, texts: Mapping[str, str | None], *, fixed_batch: str = "", use_dummy_data: bool = False
+) -> SearchSpace:
+    """Returns the lists of the command line, or what is worth a try on this machine, with the config's own values.
+
+    Args:
+      texts: lists by flag (see settings.FLAGS); None or empty where the machine decides.
+      fixed_batch: "" for any batch, "config" for that of the config, or a number.
+    """
+    own = Combination.of(config)
+    given = grid_values(config, {flag: text or None for flag, text in texts.items()})
+
+    def values(flag: str, present: Any, default: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys([present, *(given[flag] if texts.get(flag) else default)]))
+
+    pipelines = ["grain"] + (["device"] if fits_on_device(config.data, use_dummy_data) else [])
+    remats = ["none"] + (["full"] if allows_remat(config) else [])
+    batches = values("batch_sizes", own.batch_size, ()) if texts.get("batch_sizes") else ()
+    return SearchSpace(
+        num_workers=tuple(sorted(values("num_workers", own.num_workers, worker_counts(num_cores())))),
+        precisions=values("precisions", own.precision, ("float32", "bfloat16")),
+        remats=values("remats", own.remat, remats),
+        pipelines=values("pipelines", own.pipeline, pipelines),
+        grad_accum_steps=values("grad_accum", own.grad_accum_steps, ()) if texts.get("grad_accum") else (),
+        batch_sizes=tuple(sorted(batches)),
+        fixed_batch=parse_fixed_batch(fixed_batch, own.batch_size),
+    )
+
+
+def allows_remat(config: Config) -> bool:
+    """Returns whether the encoder has something to recompute."""
+    try:
+        return bool(changed_config(config, {"train.remat": "full"}))
+    except UserError:
+        return False
+
+
+def worker_counts(cores: int) -> list[int]:
+    """Returns 0, and a quarter, half and all of the cores, up to 16."""
+    return sorted({0, *(max(1, min(16, cores // part)) for part in (4, 2, 1))})
+
+
+def fits_on_device(data: Any, dummy: bool) -> bool:
+    """Returns whether it is worth a try to keep a data set on the device, by what is known before it is read."""
+    if data.crops == "loader" or (not dummy and data.source not in IN_MEMORY_SOURCES):
+        return False
+    facts = data_facts(data, assume=True)
+    return facts.num_train * element_bytes(facts.spec) <= MOST_RESIDENT_BYTES
+
+
+def parse_fixed_batch(text: str, own: int) -> int | None:
+    if text in ("", "0"):
+        return None
+    if text == "config":
+        return own
+    if not text.isdigit() or int(text) < 2:
+        raise UserError(f"--fixed_effective_batch={text}: write a number of images, or config for that of the config")
+    return int(text)

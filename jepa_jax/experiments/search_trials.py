@@ -1,0 +1,270 @@
+"""The trials of a search: runs one at a time while there is time, keeps them, and reads them as the rows of a sweep."""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from jepa_jax.config.groups import Config
+from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, TIMED_OUT, SweepRow, TrialResult
+from jepa_jax.experiments.settings import Combination, TrialRequest
+from jepa_jax.experiments.speed_statistics import SpeedModel, compare_speeds, fit_speeds
+
+Run = Callable[[TrialRequest, float], TrialResult]  # runs a trial within a limit of seconds
+
+SHORT_SECONDS = 4.0  # of measured steps
+FEWEST_BATCHES, MOST_BATCHES, WARMUP_BATCHES = 8, 96, 3
+SMALLEST_LIMIT = 20.0  # seconds that any trial gets
+PATIENCE = 5.0  # times the usual length of a trial, after which it counts as hanging
+MOST_RESERVE = 0.4  # of the budget, kept for later
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Time and memory that a search may use.
+
+    Attributes:
+      margin: share of the memory that stays free.
+      is_guess: `memory_bytes` is an estimate, until a trial has read what the device's allocator has.
+    """
+
+    budget_seconds: float
+    memory_bytes: float | None = None
+    margin: float = 0.08
+    is_guess: bool = False
+
+    @property
+    def usable_bytes(self) -> float:
+        return math.inf if self.memory_bytes is None else self.memory_bytes * (1 - self.margin)
+
+    def with_device(self, device_bytes: float | None) -> "Limits":
+        """Returns limits by what a trial has read, if anything: it replaces a guess, and is never exceeded."""
+        if device_bytes is None:
+            return self
+        known = math.inf if self.is_guess or self.memory_bytes is None else self.memory_bytes
+        return dataclasses.replace(self, memory_bytes=min(device_bytes, known), is_guess=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchTrial:
+    """A trial of a search, as tune.json keeps it; `cut`: the budget ended it, so only its time counts."""
+
+    combination: Combination
+    round: int
+    with_evaluation: bool
+    seconds: float
+    result: TrialResult
+    cut: bool = False
+
+    @property
+    def key(self) -> tuple[Combination, int, bool]:
+        return self.combination, self.round, self.with_evaluation
+
+    @property
+    def compile_seconds(self) -> float:
+        figures = self.result.figures
+        return (figures.cold_compile_seconds or 0.0) if figures else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values |= {"combination": self.combination.to_dict(), "result": self.result.to_dict()}
+        return {key: value for key, value in values.items() if key != "cut" or value}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SearchTrial":
+        combination, result = Combination.from_dict(values["combination"]), TrialResult.from_dict(values["result"])
+        return cls(**{**values, "combination": combination, "result": result})
+
+
+class Trials:
+    """Runs trials and keeps everything measured so far, in order; recorded trials are not measured again."""
+
+    def __init__(
+        self,
+        config: Config,
+        limits: Limits,
+        run: Run,
+        *,
+        use_dummy_data: bool = False,
+        gpu_index: int | None = None,
+        memory_fraction: float | None = None,
+        compile_anew: bool = False,
+        recorded: Iterable[SearchTrial] = (),
+        on_trial: Callable[[SearchTrial], None] = lambda trial: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`recorded`: trials of an earlier search; the same decisions find them again, and their time counts."""
+        self.config, self.limits = config, limits
+        self._run, self._on_trial, self._clock = run, on_trial, clock
+        self._options: dict[str, Any] = {
+            "use_dummy_data": use_dummy_data, "gpu_index": gpu_index, "memory_fraction": memory_fraction,
+            "compile_anew": compile_anew,
+        }  # fmt: skip
+        recorded = list(recorded)
+        self._recorded = {trial.key: trial for trial in recorded if not trial.cut}
+        self.cut = [trial for trial in recorded if trial.cut]
+        self._spent_before = sum(trial.seconds for trial in recorded)
+        self._began = clock()
+        self.round, self.stage = 1, "reference"
+        self.reserved_trials = 0.0  # of usual length, which have to be possible afterwards
+        self.trials: list[SearchTrial] = []
+        self.untried: list[Combination] = []
+        self._read: tuple[int, dict[Combination, SweepRow], SpeedModel] | None = None
+
+    def seconds_spent(self) -> float:
+        return self._spent_before + self._clock() - self._began
+
+    def seconds_left(self) -> float:
+        return self.limits.budget_seconds - self.seconds_spent()
+
+    def all_trials(self) -> list[SearchTrial]:
+        """Returns the trials to record, also those that an interrupted search has not come to again."""
+        used = {trial.key for trial in self.trials}
+        unused = [trial for key, trial in self._recorded.items() if key not in used]
+        return [*self.trials, *unused, *self.cut]
+
+    def measure(self, combination: Combination, seconds: float = SHORT_SECONDS, confirming: bool = False) -> bool:
+        """Runs a trial of this round, and returns False if there was no time for it; its result is in `rows`."""
+        known = self._recorded.get((combination, self.round, confirming))
+        if known:
+            self._keep(known)
+            return True
+        expected = self._expected_seconds(combination)
+        available = self.seconds_left() - min(
+            MOST_RESERVE * self.limits.budget_seconds, self.reserved_trials * self._warm_seconds()
+        )
+        if available < max(expected, 1e-9):
+            self.untried.append(combination)
+            return False
+        patience = PATIENCE * expected or available / 2  # nothing is known of the first
+        limit = min(max(SMALLEST_LIMIT, patience), max(SMALLEST_LIMIT, available))
+        request = TrialRequest(
+            config=self.config.to_dict(),
+            combination=combination,
+            max_batches=self._batches(combination, seconds),
+            warmup_batches=WARMUP_BATCHES,
+            with_evaluation=confirming,
+            **self._options,
+        )
+        began = self._clock()
+        result = self._run(request, limit)
+        trial = SearchTrial(combination, self.round, confirming, self._clock() - began, result)
+        if result.status == TIMED_OUT and limit < patience:
+            self.untried.append(combination)  # the budget ended, which says nothing about the combination
+            self.cut.append(dataclasses.replace(trial, cut=True))
+            return False
+        self._keep(trial)
+        self._on_trial(trial)
+        return True
+
+    def _keep(self, trial: SearchTrial) -> None:
+        self.trials.append(trial)
+        figures = trial.result.figures
+        self.limits = self.limits.with_device(figures.device_limit_bytes if figures else None)
+
+    def _warm_seconds(self) -> float:
+        """Returns the usual length of a trial whose program was compiled before; 0 before the first."""
+        warm = [trial.seconds - trial.compile_seconds for trial in self.trials if trial.result.status == OK]
+        return statistics.median(warm) if warm else 0.0
+
+    def _expected_seconds(self, combination: Combination) -> float:
+        programs = {program_of(trial.combination) for trial in self.trials}
+        compiling = [trial.compile_seconds for trial in self.trials if trial.compile_seconds]
+        is_cold = self._options["compile_anew"] or program_of(combination) not in programs
+        cold = statistics.median(compiling) if compiling and is_cold else 0.0
+        return self._warm_seconds() + cold
+
+    def _batches(self, combination: Combination, seconds: float) -> int:
+        """Returns how many batches take about `seconds`, by the speed of this combination, or of the fastest."""
+        rows = self.rows()
+        own = rows[combination].samples_per_sec if combination in rows else None
+        speed = own or max((row.samples_per_sec or 0.0 for row in rows.values()), default=0.0)
+        return round(min(max(seconds * speed / combination.batch_size, FEWEST_BATCHES), MOST_BATCHES))
+
+    def rows(self) -> dict[Combination, SweepRow]:
+        return self._rows_and_model()[0]
+
+    def model(self) -> SpeedModel:
+        return self._rows_and_model()[1]
+
+    def _rows_and_model(self) -> tuple[dict[Combination, SweepRow], SpeedModel]:
+        """Reads all trials; again only after a new one."""
+        if self._read is None or self._read[0] != len(self.trials):
+            rows = rows_of(self.trials)
+            self._read = len(self.trials), rows, fit_speeds(list(rows.values()))
+        return self._read[1:]
+
+    def works(self, combination: Combination) -> bool:
+        """Returns whether it was measured, with a finite loss, within the usable memory, without a leak."""
+        row = self.rows().get(combination)
+        return row is not None and row.is_measured and not self.what_is_wrong(row)
+
+    def ratio(self, a: Combination, b: Combination) -> float:
+        rows = self.rows()
+        found = compare_speeds(rows[a], rows[b], self.model()).ratio
+        return found if math.isfinite(found) else (rows[a].samples_per_sec or 0.0) / (rows[b].samples_per_sec or 1.0)
+
+    def ranked(self, combinations: Iterable[Combination] | None = None) -> list[Combination]:
+        """Returns those that work, the fastest first."""
+        rows, model = self.rows(), self.model()
+        pool = [c for c in (rows if combinations is None else combinations) if self.works(c)]
+        return sorted(pool, key=lambda combination: -model.effect(rows[combination]))
+
+    def expected_bytes(self, combination: Combination) -> float:
+        """Expects memory on the line through the two largest parts measured with this precision and remat.
+
+        With a single point the line goes through zero: what does not grow with the batch then counts as if it did, so
+        the expectation is not too low. A trial that ran out of memory is a point at the limit. Without a point the
+        expectation is 0: only a trial can tell.
+        """
+        points: dict[float, float] = {}
+        for other, row in self.rows().items():
+            memory = self.limits.memory_bytes if row.status == OUT_OF_MEMORY else row.memory_bytes
+            alike = (other.precision, other.remat) == (combination.precision, combination.remat)
+            if alike and row.status in (OK, OUT_OF_MEMORY) and memory and math.isfinite(memory):
+                points[other.part_size] = max(memory, points.get(other.part_size, 0.0))
+        if not points:
+            return 0.0
+        x, memory = max(points.items())
+        smaller = max((point for point in points.items() if point[0] < x), default=(0.0, 0.0))
+        slope = max(0.0, (memory - smaller[1]) / (x - smaller[0]))
+        return memory + slope * (combination.part_size - x)
+
+    def expected_to_fit(self, combination: Combination) -> bool:
+        return self.expected_bytes(combination) <= self.limits.usable_bytes
+
+    def why_not(self, combination: Combination) -> str:
+        """Returns why a combination does not work."""
+        row = self.rows().get(combination)
+        if row is None:
+            return "not measured"
+        return self.what_is_wrong(row) if row.status == OK else row.reason or row.status
+
+    def what_is_wrong(self, measured: SweepRow) -> str:
+        """Returns what keeps measured settings from being used; empty if nothing does."""
+        if not measured.finite:
+            return "its loss is not finite"
+        if measured.leak:
+            return "its memory grows from step to step"
+        fits = math.isinf(measured.memory_bytes) or measured.memory_bytes <= self.limits.usable_bytes
+        return "" if fits else "it takes more memory than is allowed"
+
+
+def rows_of(trials: Iterable[SearchTrial]) -> dict[Combination, SweepRow]:
+    """Returns a row per combination; the confirming run is a repeat like the others, and a failure decides."""
+    repeats: dict[Combination, list[TrialResult]] = {}
+    for trial in trials:
+        repeat = dataclasses.replace(trial.result, round=trial.round, trial_seconds=round(trial.seconds, 3))
+        repeats.setdefault(trial.combination, []).append(repeat)
+    rows = {}
+    for combination, found in repeats.items():
+        end = next((repeat for repeat in found if repeat.status != OK), found[0])
+        rows[combination] = SweepRow(combination, end.status, end.reason, tuple(found))
+    return rows
+
+
+def program_of(combination: Combination) -> Combination:
+    """Returns what decides which program is compiled."""
+    return dataclasses.replace(combination, num_workers=0, pipeline="")

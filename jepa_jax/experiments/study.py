@@ -1,0 +1,215 @@
+"""Studies: many training runs that differ in learning rate, epochs or seed, one process after the other.
+
+`results.json` is written after every run. The same command continues a study: finished rows stay, and a run that was
+interrupted resumes from its own checkpoint. A run that fails, diverges, hangs or is killed becomes a row with its
+reason, and the study continues.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jepa_jax.base.errors import EXIT_OK, UserError
+from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task, differing_entries
+from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.base.text import duration, percent
+from jepa_jax.config.groups import Config
+from jepa_jax.data.facts import data_facts
+from jepa_jax.experiments.study_rows import (
+    DONE,
+    FINISHED,
+    INTERRUPTED,
+    StudyRow,
+    explain_exit,
+    reached_epoch,
+    with_results,
+)
+from jepa_jax.methods.registry import build_method
+from jepa_jax.program.config import load_config
+
+GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+    """One training run: a directory, the values that vary, and the overrides that set them."""
+
+    name: str
+    lr: float | None
+    epochs: int
+    seed: int
+    overrides: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What all runs have in common; a directory is shared only by studies with the same `identity`."""
+
+    kind: str
+    config: str
+    output_dir: pathlib.Path
+    command: tuple[str, ...]  # starts a run, for example (sys.executable, "-m", "jepa_jax", "train")
+    overrides: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def identity(self) -> dict[str, Any]:
+        return {"study": self.kind, "config": self.config, "overrides": list(self.overrides), **self.fixed}
+
+    @property
+    def experiment(self) -> Experiment:
+        place = self.output_dir
+        return Experiment("study", "--output_dir", place, results=place / "results.json", folder=place)
+
+
+def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
+    """Returns warm-up as a share of the config's epochs, which shorter runs keep, or they would be all warm-up.
+
+    None where the user sets `optim.warmup_epochs`.
+    """
+    if any(override.startswith("--config.optim.warmup_epochs=") for override in overrides):
+        return None
+    optim = load_config(config).optim
+    return optim.warmup_epochs / optim.epochs
+
+
+def plan_runs(
+    lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequence[int], warmup: float | None = None
+) -> list[StudyRun]:
+    """Returns a run for every combination; a rate or a share of warm-up that is None stays that of the config."""
+    runs = []
+    for count in epochs:
+        for lr in lrs:
+            for seed in seeds:
+                overrides = [f"--config.optim.epochs={count}", f"--config.train.seed={seed}"]
+                overrides += [] if lr is None else [f"--config.optim.lr={lr!r}"]
+                overrides += [] if warmup is None else [f"--config.optim.warmup_epochs={round(warmup * count, 6)}"]
+                name = ("" if lr is None else f"lr{lr}_") + f"epochs{count}_seed{seed}"
+                runs.append(StudyRun(name, lr, count, seed, tuple(overrides)))
+    return runs
+
+
+def run_command(study: Study, run: StudyRun) -> list[str]:
+    """Returns the command of one run; its own values come last, so that they win."""
+    workdir = study.output_dir / run.name
+    flags = [f"--config={study.config}", f"--workdir={workdir}", "--resume=auto"]
+    return [*study.command, *flags, *study.overrides, *run.overrides]
+
+
+def check(study: Study, runs: Sequence[StudyRun], resume: bool = True) -> None:
+    """Rejects, before anything runs, what would make every run fail."""
+    varied = {override.split("=")[0] for run in runs for override in run.overrides}
+    for override in study.overrides:
+        if override.split("=")[0] in varied:
+            raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
+    overrides = dict(flag.removeprefix("--config.").split("=", 1) for flag in study.overrides)
+    check_probe(load_config(study.config, overrides))
+    load_rows(study, resume)
+
+
+def check_probe(config: Config) -> None:
+    """Rejects a config whose runs cannot be compared, because they have no linear probe on held-out train images."""
+    evaluators = build_method(config, total_steps=1).evaluators
+    if any(":" in name for name in evaluators):
+        return  # evaluators of the user's own may measure it
+    fix = f"studies compare runs by {SELECTION_KEY}; train each run yourself and use jepa-jax compare"
+    if "classification" not in evaluators:
+        raise UserError(f"config.method.name = {config.method.name!r}: has no linear probe, but {fix}")
+    if data_facts(config.data, assume=True).num_classes < 2:
+        raise UserError(f"config.data.source = {config.data.source!r}: has no labels that differ, but {fix}")
+
+
+def load_rows(study: Study, resume: bool = True) -> list[StudyRow]:
+    """Returns the rows of earlier calls; rejects a directory that holds another study."""
+
+    def parse(document: dict[str, Any]) -> list[StudyRow]:
+        return [StudyRow.from_dict(row) for row in document["rows"]]
+
+    rows = study.experiment.load(study.identity(), parse, resume=resume, differences=differing_entries)
+    return rows or []
+
+
+def save_rows(study: Study, rows: Iterable[StudyRow]) -> None:
+    study.experiment.save({"header": study.identity(), "rows": [row.to_dict() for row in rows]})
+
+
+def run_study(
+    study: Study,
+    runs: Sequence[StudyRun],
+    *,
+    timeout: float | None = None,
+    resume: bool = True,
+    grace: float = GRACE_SECONDS,
+    on_rows: Callable[[list[StudyRow]], None] = lambda rows: None,
+) -> tuple[int, list[StudyRow]]:
+    """Runs what is not done yet; returns the exit code and all rows of the directory.
+
+    Args:
+      timeout: seconds for one attempt of one run.
+      resume: False rejects a directory that holds results.
+      grace: seconds that a run has to stop by itself before it is killed.
+      on_rows: called with all rows after each run.
+    """
+    check(study, runs, resume)
+    progress = Progress(sum(run.epochs for run in runs), "epochs")
+    code = study.experiment.execute(
+        lambda runner: _run_all(runner, progress, study, runs, timeout, on_rows), progress, grace=grace
+    )
+    rows = load_rows(study)
+    if code == EXIT_OK and not any(row.status == FINISHED for row in rows):
+        code = EXIT_NO_RESULT
+    return code, rows
+
+
+def _run_all(
+    runner: Runner,
+    progress: Progress,
+    study: Study,
+    runs: Sequence[StudyRun],
+    timeout: float | None,
+    on_rows: Callable[[list[StudyRow]], None],
+) -> None:
+    rows = {row.name: row for row in load_rows(study)}
+    save_rows(study, rows.values())  # writes the header, so that a study killed in its first run is recognised
+    for run in runs:
+        known = rows.get(run.name)
+        if known is not None and known.status in DONE:
+            progress.done += run.epochs
+            continue
+        attempts, began = (known.attempts if known else 0) + 1, time.monotonic()
+        row = StudyRow(run.name, run.lr, run.epochs, run.seed, INTERRUPTED, "the study was interrupted")
+        try:
+            row = _attempt(runner, study, run, row, timeout)
+        finally:
+            row = dataclasses.replace(row, attempts=attempts, attempt_seconds=round(time.monotonic() - began, 3))
+            rows[run.name] = with_results(row, study.output_dir / run.name)
+            save_rows(study, rows.values())
+            on_rows(list(rows.values()))
+        progress.done += run.epochs
+        _report(rows[run.name], rows.values(), progress)
+
+
+def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout: float | None) -> StudyRow:
+    """Runs one attempt in its own process, unless the run had finished when the study was killed."""
+    workdir = study.output_dir / run.name
+    if read_json_or_empty(workdir / "summary.json").get("status") == FINISHED:
+        return dataclasses.replace(row, status=FINISHED, reason="", exit_code=EXIT_OK)
+    reached = functools.partial(reached_epoch, workdir, run.epochs)
+    ended = runner.run(Task(run.name, run_command(study, run), run.name, timeout, reached=reached))
+    status, reason = explain_exit(ended, timeout)
+    return dataclasses.replace(row, status=status, reason=reason, exit_code=ended.exit_code)
+
+
+def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:
+    finished = row.status == FINISHED
+    accuracies = {r.name: getattr(r, SELECTION_KEY) for r in rows if r.status == FINISHED}
+    measured = [(accuracy, name) for name, accuracy in accuracies.items() if accuracy is not None]
+    if measured:
+        accuracy, name = max(measured)
+        progress.best = f"best {accuracy:.1f} % held-out ({name})"
+    figures = f"{percent(getattr(row, SELECTION_KEY))} held-out, {percent(row.probe_accuracy)} test"
+    detail = f"{figures if finished else row.reason}, {duration(row.attempt_seconds)}"
+    progress.report(row.name, row.status, detail, pace=row.attempt_seconds / row.epochs if finished else None)

@@ -1,0 +1,255 @@
+"""Tuning: searches the fastest settings of this machine within a budget of time, and writes tuned.json for training.
+
+tune.json is written after each trial; the same command with --resume continues from it.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import EXIT_OK, UserError
+from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
+from jepa_jax.base.text import short
+from jepa_jax.config.groups import Config
+from jepa_jax.experiments.advice import batch_sentences, what_limits
+from jepa_jax.experiments.recommendation import (
+    Choice,
+    Recommendation,
+    choice_sentences,
+    chosen_fields,
+    recommend,
+)
+from jepa_jax.experiments.rows import TrialResult, rows_to_json
+from jepa_jax.experiments.search import Search, SearchOutcome
+from jepa_jax.experiments.search_space import make_space
+from jepa_jax.experiments.search_trials import Limits, Run, SearchTrial
+from jepa_jax.experiments.settings import Combination, TrialRequest
+from jepa_jax.experiments.trial_process import CACHE, STOP_SECONDS, device_options, run_trial
+from jepa_jax.experiments.tuned_file import write_tuned
+from jepa_jax.runtime.allocator import pool_fraction
+from jepa_jax.runtime.provenance import base_header, describe_hardware, differences, num_cores
+
+MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+MOST_NAMED = 4  # untried combinations in a sentence
+
+Document = dict[str, Any]  # that of a sweep, and "trials" in order, from which a search continues
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneOptions:
+    """What the command line says; `values` holds the texts of lists by flag, None where the machine decides."""
+
+    output_dir: pathlib.Path
+    budget: str = "10m"
+    values: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    fixed_effective_batch: str = ""  # "", "config" or a number
+    margin: float = 0.08
+    memory_limit_gb: float | None = None
+    memory_fraction: float | None = None
+    use_dummy_data: bool = False
+    gpu_index: int | None = None
+    resume: bool = False
+    config_name: str = "config"
+
+
+def tune(
+    config: Config, options: TuneOptions, console: Console, run: Run | None = None
+) -> tuple[int, dict[str, Any], Document]:
+    """Searches, and writes tune.json and, unless it is interrupted, tuned.json.
+
+    Args:
+      run: measures a trial; by default in its own process.
+
+    Returns:
+      The exit code, the object that the command prints last, and the document of the search.
+    """
+    tuning = Tuning(config, options, run)
+    search = tuning.search
+    console.line(
+        f"memory: {(search.limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {tuning.memory_source}; "
+        f"{100 * options.margin:.0f} % of it stay free"
+    )
+    code = tuning.experiment.execute(tuning.work, tuning.progress, grace=STOP_SECONDS)
+    outcome = tuning.outcome or search.best_so_far()
+    recommendation = recommend_outcome(config, search, outcome)
+    document = tuning.save(recommendation)
+    tuned = None
+    if code == EXIT_OK and outcome.chosen is None:
+        code = EXIT_NO_RESULT
+    elif code == EXIT_OK:
+        tuned = tuning.write_tuned(document["conclusion"], outcome)
+    result = {
+        "chosen": document["conclusion"]["best"],
+        **{key: document["conclusion"][key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")},
+        "confirmed": outcome.confirmed,
+        "trials": len(search.trials),
+        "combinations": len(document["rows"]),
+        "seconds": round(search.seconds_spent(), 1),
+        "not_tried": [combination.label for combination in outcome.untried],
+        "tuned": tuned,
+        "html": str(options.output_dir / "tune.html"),
+        "exit_code": code,
+    }
+    return code, result, document
+
+
+class Tuning:
+    """A search, the document that it keeps on disk, and its progress."""
+
+    def __init__(self, config: Config, options: TuneOptions, run: Run | None):
+        self.options, place = options, options.output_dir
+        self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
+        budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
+        data: Any = {"use_dummy_data": options.use_dummy_data}
+        space = make_space(config, options.values, fixed_batch=options.fixed_effective_batch, **data)
+        memory, self.memory_source = memory_limit(options, hardware)
+        settings = {"space": dataclasses.asdict(space)} | {
+            name: getattr(options, name)
+            for name in ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")
+        }
+        self.header: dict[str, Any] = {
+            **base_header(config, options.config_name, hardware),
+            "kind": "tune",
+            "memory_limit_bytes": memory,
+            "budget_seconds": budget,
+            "settings": json.loads(json.dumps(settings)),
+        }
+        recorded = self._load_trials()
+        is_guess = options.memory_limit_gb is None
+        limits = Limits(budget, self.header["memory_limit_bytes"], options.margin, is_guess)
+        self.progress = Progress(budget, "s", paces=[1.0])  # the unit of work is a second of the budget
+        run = run or self._run_in_process
+        self.device = device_options(hardware, options.memory_fraction)
+        data |= {"gpu_index": options.gpu_index, "recorded": recorded, "on_trial": self._on_trial, **self.device}
+        self.search = Search(config, space, limits, run, **data)
+        self.outcome: SearchOutcome | None = None
+        self._num_started = len(recorded)
+
+    def _load_trials(self) -> list[SearchTrial]:
+        """Returns the trials of the search to continue, and takes its header except for the budget."""
+        found = self.experiment.load(
+            self.header,
+            lambda document: (document["header"], [SearchTrial.from_dict(trial) for trial in document["trials"]]),
+            resume=self.options.resume,
+            differences=differences,
+        )
+        if found is None:
+            return []
+        self.header = {**found[0], "budget_seconds": self.header["budget_seconds"]}
+        self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
+        return found[1]
+
+    def work(self, runner: Runner) -> None:
+        self._runner = runner
+        self.outcome = self.search.search()
+
+    def _run_in_process(self, request: TrialRequest, time_limit: float) -> TrialResult:
+        self._num_started += 1
+        self.progress.done, began = self.search.seconds_spent(), time.monotonic()
+        name = f"{self._num_started:03d}"
+        return run_trial(
+            self._runner, request, time_limit=time_limit, name=name, reached=lambda: time.monotonic() - began
+        )
+
+    def _on_trial(self, trial: SearchTrial) -> None:
+        self.save()
+        self.progress.done = round(self.search.seconds_spent(), 1)
+        speed = max((row.samples_per_sec or 0.0 for row in self.search.rows().values()), default=0.0)
+        self.progress.best = f"best {short(speed)} images/s" if speed else ""
+        self.progress.report(
+            f"{self.search.stage} · {trial.combination.label}", trial.result.status, trial.result.in_words()
+        )
+
+    def save(self, recommendation: Recommendation | None = None) -> Document:
+        document = {
+            # Once a trial has read the memory of the device, the limit is no longer a guess.
+            "header": {**self.header, "memory_limit_bytes": self.search.limits.memory_bytes},
+            "rows": rows_to_json(self.search.rows().values()),
+            "conclusion": recommendation.to_dict() if recommendation else None,
+            "trials": [trial.to_dict() for trial in self.search.all_trials()],
+        }
+        self.experiment.save(document)
+        return document
+
+    def write_tuned(self, conclusion: Mapping[str, Any], outcome: SearchOutcome) -> str:
+        """Writes tuned.json and removes the compiled programs; returns its path."""
+        path, best = self.options.output_dir / "tuned.json", Combination.from_dict(conclusion["best"])
+        copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
+        write_tuned(
+            path,
+            best,
+            **{key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain", "text")},
+            confirmed=outcome.confirmed,
+            memory_fraction=self.device["memory_fraction"],
+            data_source=self.search.rows()[best].shared("data_source"),
+            **{key: self.header[key] for key in copied},
+        )
+        shutil.rmtree(self.experiment.folder / CACHE, ignore_errors=True)
+        return str(path)
+
+
+def parse_budget(text: str) -> float:
+    """Returns the seconds of "90s", "10m", "1.5h" or a plain number of seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise UserError(f"--budget={text}: not a length of time; write 90s, 10m or 1.5h")
+    return float(found[1]) * UNITS[found[2] or "s"]
+
+
+def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[float, str]:
+    """Returns the bytes that a trial may take, as far as is known before the first one, and where they come from."""
+    if options.memory_limit_gb is not None:
+        return options.memory_limit_gb * 2**30, "by --memory_limit_gb"
+    if hardware["gpu_memory_bytes"]:
+        share = options.memory_fraction or pool_fraction(os.environ)
+        return share * hardware["gpu_memory_bytes"], (
+            f"about: {100 * share:.0f} % of a {hardware['gpu_name']}, until the first trial has read what JAX takes "
+            f"(--memory_fraction sets another share)"
+        )
+    source = f"{100 * MEMORY_SHARE:.0f} % of the free memory (--memory_limit_gb sets another limit)"
+    return MEMORY_SHARE * psutil.virtual_memory().available, source
+
+
+def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) -> Recommendation:
+    """Returns what a sweep would say of the rows, with the choice of the search and its reasons."""
+    rows, chosen = search.rows(), outcome.chosen
+    found = recommend(list(rows.values()), config=config)
+    if chosen is None:
+        return Recommendation(("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
+    assert search.choice is not None  # made with the outcome
+    choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
+    sentences = outcome_sentences(config, search, outcome, choice)
+    return dataclasses.replace(found, **chosen_fields(choice, config), text=tuple(sentences))
+
+
+def outcome_sentences(config: Config, search: Search, outcome: SearchOutcome, choice: Choice) -> Iterator[str]:
+    row, untried = choice.best, outcome.untried
+    yield from choice_sentences(choice, *reference_words(search))
+    if outcome.confirmed:
+        yield "Confirmed by a longer run with a validation pass and a checkpoint."
+    yield what_limits(row, search.limits.memory_bytes, num_cores())
+    yield from outcome.notes
+    if untried:
+        named = "; ".join(combination.label for combination in untried[:MOST_NAMED])
+        more = f"; and {len(untried) - MOST_NAMED} more" if len(untried) > MOST_NAMED else ""
+        yield f"Not tried for lack of time: {named}{more}."
+    yield from batch_sentences(config, row.combination)
+
+
+def reference_words(search: Search) -> tuple[str, str]:
+    """Returns what a gain refers to, and why that cannot be used, if it cannot."""
+    reference = search.reference
+    same = reference == Combination.of(search.config).without_idle_workers()
+    # --fixed_effective_batch asks for another batch
+    given = "the config as given" if same else f"the config with its batch made {reference.batch_size:,}"
+    return given, search.why_not(reference)

@@ -1,0 +1,146 @@
+"""tuned.json: the settings that a search chose for a machine, the speed that was measured, and how training uses them.
+
+What the user writes on the command line wins over the file, and the file over the config: `--tuned=FILE
+--config.data.num_workers=0` trains with the file's settings and no workers.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Collection, Mapping, MutableMapping
+from typing import Any
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json, write_json
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import flatten
+from jepa_jax.experiments.settings import KNOBS, Combination
+from jepa_jax.program.config import changed_config
+from jepa_jax.program.optim import scaled_learning_rate
+from jepa_jax.runtime.allocator import OLD_POOL_VARIABLE, POOL_VARIABLE, pool_fraction, pool_variables
+from jepa_jax.runtime.provenance import describe_hardware
+
+KIND, VERSION = "jepa_jax.tuned", 1
+MACHINE_KEYS = ("cpu", "cores", "gpu_name")
+KINDS: dict[str, Any] = {KNOBS[field.name]: field.type for field in dataclasses.fields(Combination)}
+# Keys that decide how fast a step is, besides the tuned ones.
+SPEED_KEYS = ("method.", "model.", "data.", "mesh.")
+NO_SPEED_KEYS = ("data.dir", "data.seed", "data.on_error", "data.num_train", "data.num_test")
+
+
+def write_tuned(path: str | pathlib.Path, combination: Combination, **facts: Any) -> None:
+    """Writes the settings of a combination; `facts`: samples_per_sec, confirmed, hardware, config, text and so on."""
+    write_json(path, {"kind": KIND, "version": VERSION, "overrides": combination.as_overrides(), **facts})
+
+
+def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
+    """Reads a file of tuned settings; rejects any other file."""
+    fix = "give the tuned.json of jepa-jax tune as --tuned"
+    tuned = read_json(pathlib.Path(path).expanduser(), fix)
+    if tuned.get("kind") != KIND or not isinstance(tuned.get("overrides"), dict):
+        raise UserError(f"--tuned={path}: not a file of tuned settings; {fix}")
+    if tuned.get("version") != VERSION:
+        raise UserError(f"--tuned={path}: version {tuned.get('version')!r}, not {VERSION}; run jepa-jax tune again")
+    for key, value in tuned["overrides"].items():
+        if key not in KINDS:
+            raise UserError(f"--tuned={path}: {key} is not a tuned setting; {fix}, unchanged")
+        if not isinstance(value, KINDS[key]) or isinstance(value, bool):
+            raise UserError(f"--tuned={path}: {key} = {value!r} is not of type {KINDS[key].__name__}; {fix}, unchanged")
+    return tuned
+
+
+def use_tuned(config: Config, path: str, explicit: Collection[str], console: Console) -> Config:
+    """Returns a config with the settings of a file; says what it changed, and warns if the speed may not hold here."""
+    tuned = read_tuned(path)
+    hardware = describe_hardware(None)
+    for line in doubts(config, tuned, hardware):
+        console.warn(line)
+    if hardware["gpu_name"] and (said := use_memory_fraction(tuned.get("memory_fraction"), os.environ)):
+        console.line(said)
+    config, lines = apply_tuned(config, tuned, explicit)
+    for line in lines:
+        console.line(line)
+    return config
+
+
+def use_memory_fraction(tuned: Any, environment: MutableMapping[str, str]) -> str:
+    """Makes JAX, before it starts, take the share of the GPU's memory that the trials had, if no variable says else.
+
+    Returns:
+      What was done, in words; empty if there was nothing to do.
+    """
+    if not isinstance(tuned, int | float) or not 0 < tuned <= 1:
+        return ""
+    given = pool_fraction(environment)
+    if given == tuned:
+        return ""
+    if any(environment.get(name) for name in (POOL_VARIABLE, OLD_POOL_VARIABLE)):
+        return f"tuned: JAX takes {given:g} of the GPU's memory as the environment says, not {tuned:g} as in the trials"
+    environment.update(pool_variables(tuned, environment))
+    return f"tuned: JAX takes {tuned:g} of the GPU's memory ({POOL_VARIABLE}), as in the trials"
+
+
+def apply_tuned(config: Config, tuned: Mapping[str, Any], explicit: Collection[str] = ()) -> tuple[Config, list[str]]:
+    """Returns a config with the file's values, except those of `explicit` keys, and lines that say what was done."""
+    lines, changes, as_measured, before = [], {}, True, flatten(config)
+    for key, value in tuned["overrides"].items():
+        given = before[key]
+        if given == value:
+            continue
+        if key in explicit:
+            lines.append(f"tuned: {key} = {given} as on the command line, not {value} as in the file")
+            as_measured = False
+        else:
+            lines.append(f"tuned: {key} {given} -> {value}")
+            changes[key] = value
+    lines = lines or ["tuned: the config has these settings already"]
+    promised = tuned.get("samples_per_sec")
+    if promised and as_measured:
+        lines.append(f"tuned: {promised:,.0f} images/s were measured with these settings")
+    changed = changed_config(config, changes)
+    if changed.data.batch_size != config.data.batch_size:
+        lines.append(rate_line(changed, config.data.batch_size))
+    return changed, lines
+
+
+def rate_line(config: Config, batch_before: int) -> str:
+    """Says what another batch means for the learning rate."""
+    optim, batch = config.optim, config.data.batch_size
+    before, after = (
+        scaled_learning_rate(optim.lr, size, optim.batch_scaling, optim.reference_batch)
+        for size in (batch_before, batch)
+    )
+    rate = f"{before:.3g} -> {after:.3g}" if before != after else f"{after:.3g} as before"
+    return (
+        f"tuned: the batch has changed from {batch_before:,} to {batch:,} images; the peak learning rate is {rate} "
+        f"(optim.lr = {optim.lr:g}, optim.batch_scaling = {optim.batch_scaling})"
+    )
+
+
+def doubts(config: Config, tuned: Mapping[str, Any], hardware: Mapping[str, Any]) -> list[str]:
+    """Returns why the speed in the file may not be reached here: another machine, another model, other data."""
+    found = []
+    there = tuned.get("hardware") or {}
+    other = [
+        f"{key} {there.get(key)} there, {hardware.get(key)} here"
+        for key in MACHINE_KEYS
+        if there.get(key) != hardware.get(key)
+    ]
+    if other:
+        found.append(f"tuned on another machine ({'; '.join(other)}): run jepa-jax tune on this one")
+    before, now = flatten(tuned.get("config") or {}), flatten(config)
+    skipped = (*KNOBS.values(), *NO_SPEED_KEYS)
+    keys = [
+        key
+        for key in sorted(before.keys() | now.keys())
+        if before and key.startswith(SPEED_KEYS) and key not in skipped and before.get(key) != now.get(key)
+    ]
+    if keys:
+        named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+        found.append(f"tuned for another config (other {named}): its speed may not be reached")
+    if tuned.get("data_source") == "dummy" and config.data.source != "shapes":  # which are drawn as well
+        found.append("tuned with drawn images (--use_dummy_data): loading those of this config may be slower")
+    if tuned.get("confirmed") is False:
+        found.append("tuned, but not confirmed by a longer run: it may run out of memory")
+    return found

@@ -1,1 +1,0 @@
-"""Compiles for GPUs that are not there, and reads the buffers at the peak of a program."""

@@ -1,1 +1,0 @@
-"""How long the kernels of a program take: efficiencies that published measurements gave, and their fit."""

@@ -1,0 +1,165 @@
+"""The page of plans: cards against time, money and fit; for each card memory by part, kernels by time and ways out."""
+
+from collections.abc import Sequence
+
+from jepa_jax.base.text import duration, gib
+from jepa_jax.compiled.buffers import short_scope
+from jepa_jax.planning.estimate import FITS, NO, Estimate
+from jepa_jax.planning.factors import kernel_seconds
+from jepa_jax.planning.plan_text import ACCUMULATION, largest_text, plan_lines, recomputation_lines
+from jepa_jax.planning.planner import Plan
+from jepa_jax.planning.run_cost import PlanContext, run_cost
+from jepa_jax.reports.page import Page, PageSection, embed_image
+from jepa_jax.reports.parts import (
+    Bar,
+    Bars,
+    Card,
+    Cell,
+    Details,
+    KeyFigure,
+    KeyFigures,
+    Part,
+    Piece,
+    SortableTable,
+    StackedBar,
+    StackedBars,
+    Table,
+    Text,
+)
+
+KERNELS = 12  # rows of the table of kernels
+STYLES = {FITS: "good", NO: "bad"}  # anything else: "warn"
+PARTS = {
+    "state": "parameters", "optimizer": "optimizer", "target": "EMA target", "batch": "batch and statistics",
+    "activations": "activations, gradients, temporaries", "data": "data beside it", "margin": "margin",
+}  # fmt: skip
+
+
+def plan_page(plans: Sequence[Plan], context: PlanContext, name: str, frontier_png: bytes = b"") -> Page:
+    """Returns the page of the plans of one config; a figure of the frontier belongs to the first of them."""
+    sections = [PageSection("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
+    for index, plan in enumerate(plans):
+        parts: list[Part] = [*head(plan, context), memory_card(plan.estimate), kernels_card(plan.estimate)]
+        parts += [variants_card(plan)]
+        parts += [ways_card(plan)] if plan.ways_out else []
+        if frontier_png and not index:
+            figure = embed_image(frontier_png, "png", "memory against predicted time", "picture")
+            parts.append(Card("Memory against time", [figure], "Each combination was compiled; none beats the line."))
+        text = Text("\n".join(plan_lines(plan, context, name)).strip(), "preformatted")
+        parts.append(Details("The plan as text", [text]))
+        sections.append(PageSection(f"{plan.request.devices} x {plan.request.gpu.name}", parts))
+    return Page(f"Plan of {name}", sections)
+
+
+def head(plan: Plan, context: PlanContext) -> list[Part]:
+    """Returns the verdict and the figures that decide."""
+    estimate, speed, cost = plan.estimate, plan.estimate.speed, run_cost(plan, context)
+    low, high = speed.predicted
+    largest = largest_text(plan.largest[0][1])
+    figures = [
+        KeyFigure("predicted samples/s", f"{speed.images_per_sec:,.0f}", f"{low:,.0f} to {high:,.0f}", main=True),
+        KeyFigure("needed", gib(estimate.need.total), f"of {gib(estimate.capacity)}"),
+        KeyFigure("largest batch", largest, f"now {estimate.batch_size:,}"),
+        KeyFigure("whole run", duration(sum(cost.parts.values())), " to ".join(map(duration, cost.seconds))),
+    ]
+    if any(cost.prices):
+        price = " to ".join(f"{one:,.2f}" for one in cost.prices)
+        figures.append(KeyFigure("price", price, f"{context.price_of(plan.request.gpu):g} an hour"))
+    verdict = f"{estimate.verdict}: {gib(estimate.need.total)} needed of {gib(estimate.capacity)}"
+    return [Text(verdict, STYLES.get(estimate.verdict, "warn")), KeyFigures(figures)]
+
+
+def cards_table(plans: Sequence[Plan], context: PlanContext) -> SortableTable:
+    """Returns the cards with fit, speed, time and money; a click on a heading sorts."""
+    numbers = ("needed", "of", "samples/s", "nine of ten within", "whole run", "price")
+    columns = {"card": False, "verdict": False, **dict.fromkeys(numbers, True)}
+    rows = []
+    for plan in plans:
+        estimate, cost = plan.estimate, run_cost(plan, context)
+        error = estimate.speed.factors.p90_error
+        seconds, price = sum(cost.parts.values()), sum(cost.prices) / 2
+        style = STYLES.get(estimate.verdict, "warn")
+        rows.append([
+            Cell(f"{plan.request.devices} x {plan.request.gpu.name}", plan.request.gpu.name),
+            Cell(estimate.verdict, estimate.verdict, style),
+            Cell(gib(estimate.need.total), estimate.need.total),
+            Cell(gib(estimate.capacity), estimate.capacity),
+            Cell(f"{estimate.speed.images_per_sec:,.0f}", estimate.speed.images_per_sec),
+            Cell(f"{100 * error:.0f} %", error),
+            Cell(duration(seconds) if estimate.fits else "-", seconds if estimate.fits else None),
+            Cell(f"{price:,.2f}" if price and estimate.fits else "-", price if price and estimate.fits else None),
+        ])  # fmt: skip
+    return SortableTable(columns, rows)
+
+
+def memory_card(estimate: Estimate) -> Card:
+    """Returns the memory of a device by part, with the limit of the card, and whether XLA recomputes."""
+    return Card("Memory of one device", [memory_bar(estimate), Text(" ".join(recomputation_lines(estimate)), "sub")])
+
+
+def memory_bar(estimate: Estimate) -> StackedBars:
+    """Returns the memory that a step needs as a divided bar; a labelled line marks the memory of the card."""
+    facts, need = estimate.facts, estimate.need
+    own = facts.parameter_bytes + facts.optimizer_bytes + facts.target_bytes
+    sizes = {
+        "state": facts.parameter_bytes, "optimizer": facts.optimizer_bytes, "target": facts.target_bytes,
+        "batch": max(0, facts.argument_bytes - own), "activations": need.peak - max(own, facts.argument_bytes),
+        "data": need.data, "margin": need.margin,
+    }  # fmt: skip
+    whole = max(estimate.capacity, need.total)
+    legend = {style: f"{PARTS[style]} {gib(size)}" for style, size in sizes.items() if size}
+    pieces = [Piece(style, 100 * sizes[style] / need.total, label) for style, label in legend.items()]
+    bar = StackedBar(
+        pieces,
+        width=100 * need.total / whole,
+        mark=100 * estimate.capacity / whole,
+        mark_label=f"card: {gib(estimate.capacity)}",
+    )
+    return StackedBars([bar], legend)
+
+
+def kernels_card(estimate: Estimate) -> Card:
+    """Returns where the predicted time of a step goes: by kind, and the kernels that take longest."""
+    speed, gpu = estimate.speed, estimate.request.gpu
+    shares = sorted(speed.parts.items(), key=lambda part: -part[1])
+    bars = [Bar(name, 100 * part / speed.seconds, "main", f"{1e3 * part:,.1f} ms") for name, part in shares]
+    timed = [(k.runs * kernel_seconds(k, gpu, speed.factors.shares), k) for k in estimate.facts.kernels]
+    timed.sort(key=lambda pair: -pair[0])
+    rows = [
+        [kernel.kind, short_scope(kernel.scope)[-70:], kernel.runs, f"{1e3 * seconds:,.2f}",
+         f"{100 * seconds / speed.seconds:.1f}", f"{kernel.runs * kernel.flops / 1e12:,.2f}",
+         f"{kernel.runs * kernel.bytes / 1e9:,.2f}"]
+        for seconds, kernel in timed[:KERNELS]
+    ]  # fmt: skip
+    table = Table(rows, ["kind", "where", "runs", "ms", "% of the step", "TFLOP", "GB"])
+    return Card(f"Kernels by time: {1e3 * speed.seconds:,.1f} ms a step", [Bars({"": bars}), table], speed.error_text)
+
+
+def variants_card(plan: Plan) -> Card:
+    """Returns the variants with their largest batches."""
+    rows = [[*estimate_cells(row), largest_text(largest)] for row, largest in plan.largest]
+    rows += [[*estimate_cells(row), ""] for row in plan.batches]
+    return Card("Variants", [Table(rows, [*ESTIMATE_COLUMNS, "largest batch"])])
+
+
+def ways_card(plan: Plan) -> Card:
+    """Returns the changes that make the config fit, with their flags."""
+    rows = [[*estimate_cells(way), " ".join(_flags(way))] for way in plan.ways_out]
+    note = ACCUMULATION if any("train.accum_steps" in way.changes for way in plan.ways_out) else ""
+    return Card("Ways out", [Table(rows, [*ESTIMATE_COLUMNS, "flags"])], note)
+
+
+ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
+
+
+def estimate_cells(estimate: Estimate) -> list[str]:
+    """Returns the cells of a row of a table of estimates."""
+    again = ", XLA recomputes" if estimate.facts.recomputed else ""
+    return [
+        estimate.label, f"{estimate.batch_size:,}", gib(estimate.need.peak), gib(estimate.need.total),
+        estimate.verdict + again, f"{estimate.speed.images_per_sec:,.0f}",
+    ]  # fmt: skip
+
+
+def _flags(estimate: Estimate) -> list[str]:
+    return [f"--config.{key}={value}" for key, value in estimate.changes.items() if key != "gpu"]

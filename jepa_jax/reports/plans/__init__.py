@@ -1,1 +1,0 @@
-"""Pages of plans: one config on some GPUs, and a ladder of sizes."""

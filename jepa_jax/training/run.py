@@ -1,0 +1,131 @@
+"""Training from a config to a summary."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jepa_jax.base.console import Console, QuietConsole
+from jepa_jax.base.errors import Diverged, UserError
+from jepa_jax.base.files import write_json
+from jepa_jax.base.signals import Interrupted, signals_raise
+from jepa_jax.config.groups import Config
+from jepa_jax.data.pictures import save_views
+from jepa_jax.program.checksums import newest_whole
+from jepa_jax.program.dead_parameters import in_words
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.memory import is_out_of_memory
+from jepa_jax.runtime.peers import is_first, together
+from jepa_jax.runtime.provenance import environment, unused_gpu
+from jepa_jax.training.loop import train_loop
+from jepa_jax.training.session import Session
+from jepa_jax.training.setup import NO_HOOKS, Hooks, Run, prepare
+
+
+def train(
+    config: Config,
+    workdir: str | pathlib.Path,
+    *,
+    resume: str = "auto",
+    console: Console | None = None,
+    hooks: Hooks = NO_HOOKS,
+) -> dict[str, Any]:
+    """Trains a config in `workdir`, from its newest checkpoint if there is one; returns the summary.
+
+    Args:
+      resume: "auto"; "never" refuses a folder that holds a run; "must" refuses one without a checkpoint.
+      console: where progress goes; by default only warnings are shown.
+      hooks: what to do besides training.
+
+    Raises:
+      UserError: something to fix. A run that is refused creates no folder.
+      Diverged: the loss became NaN or infinite, or (Collapsed) all features became alike.
+      Interrupted: SIGINT or SIGTERM; the last step is in a checkpoint.
+    """
+    folder, console = Workdir(workdir), console or QuietConsole()
+    folder.check(config.to_dict(), resume)
+    summary = folder.read_summary()
+    if summary and summary["status"] == "finished":
+        console.line(f"{folder.path}: finished already; nothing to do")
+        warn_of_damage(folder, console)
+        if not folder.report.exists():
+            hooks.write_report(folder.path)
+        return summary
+    with contextlib.ExitStack() as stack:
+        with signals_raise(), together():
+            run = prepare(config, folder, console, hooks)
+            hooks.check_memory(config, run.program, run.facts, console)
+            stack.enter_context(hold(run, resume))
+            start_folder(run)
+        with together(Interrupted, Diverged), explaining_out_of_memory(run), Session(run) as session:
+            return train_loop(run, session)
+
+
+def warn_of_damage(folder: Workdir, console: Console) -> None:
+    """Warns of damaged checkpoints of a run that has finished and reads none."""
+    for verdict in (verdict for path in folder.checkpoint_folders() for verdict in newest_whole(path)[1]):
+        fix = f"remove {folder.summary} and start again: it trains from the newest whole checkpoint"
+        console.warn(f"{verdict.in_words()}; {fix}")
+
+
+@contextlib.contextmanager
+def explaining_out_of_memory(run: Run) -> Iterator[None]:
+    """Turns the error of a device without memory into one that says what to change."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = run.hooks.explain_out_of_memory(run.config, run.program, run.facts, run.console)
+        general = "memory is used up; use a smaller batch, config.train.remat=full or more config.train.accum_steps"
+        raise UserError(advice or f"config.data.batch_size = {run.config.data.batch_size}: {general}") from error
+
+
+@contextlib.contextmanager
+def hold(run: Run, resume: str) -> Iterator[None]:
+    """Creates the folder of a run and keeps other runs out of it; the first process does so for all."""
+    if not is_first():
+        yield
+        return
+    run.folder.create()
+    with run.folder.held():
+        run.folder.check(run.config.to_dict(), resume)  # again: another run may have ended here meanwhile
+        yield
+
+
+def start_folder(run: Run) -> None:
+    """Says what the run is, and writes its config, its environment and a picture of what the method sees."""
+    for line in run.in_words():
+        run.console.line(line)
+    if caveat := getattr(run.sources[0], "caveat", ""):
+        run.console.warn(caveat)
+    for warning in machine_warnings(run.config, jax.default_backend()):
+        run.console.warn(warning)
+    if unused := unused_gpu():
+        run.console.warn(unused)
+    if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones
+        run.console.warn(in_words(dead))
+    if not is_first():
+        return
+    run.folder.create()
+    write_json(run.folder.config, run.config.to_dict())
+    write_json(run.folder.environment, environment())
+    pictured = run.some_elements(0)
+    views = (
+        None if run.folder.views.exists() else jax.jit(run.program.method.example_views)(pictured, jax.random.key(0))
+    )
+    if views is not None:
+        augment = run.config.data.augment
+        save_views(run.folder.views, pictured["image"], np.asarray(views), augment.mean, augment.std)
+
+
+def machine_warnings(config: Config, platform: str) -> Iterator[str]:
+    """Yields what does not suit this machine, though it works."""
+    data = config.data
+    if data.workers < data.num_workers:
+        yield f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto"
+    if config.train.precision == "bfloat16" and platform == "cpu":
+        yield "config.train.precision = bfloat16: slower than float32 on most CPUs; compare them by jepa-jax sweep"

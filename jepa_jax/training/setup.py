@@ -1,0 +1,158 @@
+"""Prepares a run: opens its data and builds its program, so that what is wrong is known before anything is written."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jepa_jax.base.console import Console, QuietConsole
+from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, sample
+from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.photos.crops import batch_spec
+from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
+from jepa_jax.data.sources import open_data
+from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
+from jepa_jax.program.build import Length, Program, build_program, initial_sample
+from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters
+from jepa_jax.program.describe import count, fixed_parameters
+from jepa_jax.program.step import TrainState
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.mesh import batch_sharding, check_batch
+from jepa_jax.runtime.peers import is_first
+from jepa_jax.runtime.start import setup
+from jepa_jax.training.best import find_choice
+from jepa_jax.training.sinks import check_sinks
+
+PICTURED = 8  # elements of a split that pictures show
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What higher layers add to a run; by default nothing.
+
+    Attributes:
+      check_memory: called before anything is compiled; may warn that the step will not fit.
+      explain_out_of_memory: called when memory ran out; returns what to tell the user, or "" for general advice.
+      write_report: called with the folder of a run when it ends, for whatever reason.
+    """
+
+    check_memory: Callable[[Config, Program, DataFacts, Console], object] = lambda *_: None
+    explain_out_of_memory: Callable[[Config, Program, DataFacts, Console], str] = lambda *_: ""
+    write_report: Callable[[pathlib.Path], object] = lambda *_: None
+
+
+NO_HOOKS = Hooks()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is trained, on which data, and where it is kept."""
+
+    config: Config
+    folder: Workdir
+    program: Program
+    sources: tuple[Source, Source]  # train and test split
+    validation: Source | None  # held out of the train split
+    sample: Mapping[str, np.ndarray]  # a batch that the method may look at to initialise itself
+    console: Console
+    hooks: Hooks
+
+    @property
+    def facts(self) -> DataFacts:
+        return DataFacts.of(self.sources[0])
+
+    @property
+    def length(self) -> Length:
+        return self.program.length
+
+    @functools.cached_property
+    def expected_compilations(self) -> int:
+        """How many shapes of batches there may be: one, or one per bucket."""
+        return len(bucket_specs(self.config.data, self.sources[0]))
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step."""
+        return self.program.factory.create(self.config.train.seed, self.sample)
+
+    def some_elements(self, split: int, count: int = PICTURED) -> dict[str, np.ndarray]:
+        """Returns a sample of the elements of a split (0 = train, 1 = test)."""
+        source = self.sources[split]
+        chosen = sample(len(source), count)
+        elements = source.batch(chosen)
+        shown = {name: elements[name] for name in source.spec}
+        if self.config.loader_crops and isinstance(source, Cropping):
+            crops = source.cropped(self.config.loader_crops, self.config.train.seed, 0)
+            shown |= {name: array for name, array in crops.batch(chosen).items() if name in crops.spec}
+        return shown
+
+    def batches(self, start_step: int) -> TrainBatches:
+        """Returns the training batches from a step on; nothing is loaded before the first one is asked for."""
+        return train_batches(
+            self.config.data,
+            self.sources[0],
+            seed=self.config.train.seed,
+            sharding=batch_sharding(self.program.mesh),
+            start_step=start_step,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            crops=self.config.loader_crops,
+            warn=self.console.warn,
+        )
+
+    def dead_parameters(self) -> list[DeadParameter]:
+        """Returns the parameters that training cannot change."""
+        batch = abstract_on(
+            self.program.mesh, batch_spec(self.config, self.sources[0].spec), self.config.data.batch_size
+        )
+        return dead_parameters(self.program, batch)
+
+    def in_words(self) -> list[str]:
+        """Returns lines that say what this run is."""
+        config, length, state = self.config, self.length, self.program.factory.abstract
+        trainable = count(state.params["model"])
+        total = trainable + count(state.target) + fixed_parameters(self.program)
+        epochs = length.total_steps / length.steps_per_epoch
+        devices = jax.devices()
+        processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        train, test = self.sources
+        elements = "images" if "image" in train.spec else "elements"
+        fires = [len(np.unique(s.groups)) for s in self.sources if isinstance(s, Grouped) and "fire_id" in s.spec]
+        if fires and fires[0] < len(train):
+            elements = f"sequences of {' and '.join(f'{number:,}' for number in fires)} fires"
+        held_out = f", {len(self.validation):,} held out" if self.validation else ""
+        labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
+        return [
+            f"method   {config.method.name}",
+            f"encoder  {config.model.name}: {total:,} parameters, {trainable:,} trainable",
+            f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
+            f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
+            f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
+            *(f"weights  {note}" for note in self.program.factory.pretrained().notes),
+        ]
+
+
+def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> Run:
+    """Opens the data and builds the program of a run; writes and compiles nothing.
+
+    Raises:
+      UserError: the data is not there, or config, data and devices do not fit together.
+    """
+    check_sinks(config)
+    mesh = setup(config)
+    console = console if is_first() else QuietConsole()  # one of several processes speaks for all
+    check_batch(config, mesh)
+    train, test, validation = open_data(config.data)
+    sample = initial_sample(train)
+    size: dict[str, Any] = {"num_train": len(train), "num_classes": len(train.classes)}
+    program = build_program(config, **size, sample=sample, mesh=mesh)
+    context = EvaluationContext(config, program, (train, test), validation=validation)
+    find_choice(config.train, build_evaluators(context), program.length)  # refuses what cannot choose
+    program.factory.pretrained()  # refuses weights that cannot be read or do not fit
+    run = Run(config, folder, program, (train, test), validation, sample, console, hooks)
+    run.batches(0).close()  # refuses data that the pipeline cannot hold
+    return run

@@ -1,0 +1,147 @@
+"""Trials on several cards at once: each has its own, a slow card is no slow setting, and stopping ends all of them."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.sweep import add_flags, gpus_from
+from jepa_jax.experiments import trial_process
+from jepa_jax.experiments.card_pool import Stopped, run_on_cards
+from jepa_jax.experiments.settings import grid_values
+from jepa_jax.experiments.speed_statistics import SLOWER, compare_speeds, fit_speeds
+from jepa_jax.experiments.sweep import Sweep, run_sweep
+from tests.experiments.made_rows import make_row
+from tests.tiny import tiny_config
+
+FAKE_TRIAL = pathlib.Path(__file__).with_name("fake_trial.py")
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(trial_process, "TRIAL_COMMAND", (sys.executable, "-S", str(FAKE_TRIAL)))
+    values = grid_values(tiny_config(), {"batch_sizes": "8,16,32"})
+    return Sweep(
+        tiny_config(), "tiny", values, tmp_path / "sweep.json", use_dummy_data=True, repeats=2, gpus=(0, 1)
+    )  # fmt: skip
+
+
+def test_trials_run_at_the_same_time_each_on_its_own_card(sweep, monkeypatch):
+    monkeypatch.setenv("JEPA_JAX_MEET", "2")
+    code, document = run_sweep(sweep, time_limit=60, resume=False)
+    assert code == 0 and [row["status"] for row in document["rows"]] == ["ok"] * 3
+    for row in document["rows"]:
+        # The trial saw one card alone, and both repeats of a combination were not on the same one.
+        assert sorted(repeat["card"] for repeat in row["repeats"]) == ["here 0", "here 1"]
+        assert sorted(repeat["round"] for repeat in row["repeats"]) == [0, 1]
+        assert sorted(repeat["notes"][0] for repeat in row["repeats"]) == ["0", "1"]
+    assert document["conclusion"]["noise_percent"] < 2  # although one card is slower by 10 %
+    assert document["header"]["settings"]["gpus"] == (0, 1)
+    with pytest.raises(UserError, match="--gpus: 0,1 -> None"):
+        run_sweep(dataclasses.replace(sweep, gpus=None), time_limit=60, resume=True)
+
+
+def test_failures_and_resuming_are_as_with_one_card(sweep):
+    values = dict(sweep.values) | {"grad_accum": [1, 2]}
+    sweep = dataclasses.replace(sweep, values=values, repeats=1)
+    _, document = run_sweep(sweep, time_limit=60, resume=False)
+    assert [row["status"] for row in document["rows"]][:4:2] == ["ok", "ok"]
+    failed = [row for row in document["rows"] if row["combination"]["grad_accum_steps"] == 2]
+    assert failed[0]["status"] == "out_of_memory" and "SIGABRT" in failed[0]["reason"]
+    assert failed[-1]["status"] in ("skipped", "out_of_memory")  # it may have been under way
+    before = json.loads(sweep.output.read_text())["rows"]
+    run_sweep(sweep, time_limit=60, resume=True)
+    assert json.loads(sweep.output.read_text())["rows"] == before
+
+
+def test_a_card_is_a_factor_of_its_own():
+    rng = np.random.default_rng(0)
+    cards = {"a": 1.0, "b": 0.93, "c": 1.05}
+    rows = []
+    for i in range(6):
+        names = [list(cards)[(i + k) % 3] for k in range(3)]
+        speeds = [100.0 * (0.95 if i == 5 else 1.0) * cards[name] * np.exp(0.005 * rng.normal()) for name in names]
+        row = make_row(speeds, batch_size=8 * (i + 1))
+        repeats = [
+            dataclasses.replace(repeat, figures=dataclasses.replace(repeat.figures, card=name))
+            for repeat, name in zip(row.repeats, names, strict=True)
+        ]
+        rows.append(dataclasses.replace(row, repeats=tuple(repeats)))
+    model = fit_speeds(rows)
+    assert model.noise_percent < 1
+    found = compare_speeds(rows[5], rows[0], model)
+    assert found.verdict == SLOWER and found.ratio == pytest.approx(0.95, abs=0.01)
+    unnamed = [make_row(list(row.speeds.values()), batch_size=row.combination.batch_size) for row in rows]
+    assert fit_speeds(unnamed).noise_percent > 3  # else the cards are noise
+
+
+def test_a_card_for_every_trial_is_noise_and_no_factor():
+    rows = []
+    for i, speeds in enumerate(([100.0, 103.0], [101.0, 99.0])):
+        row = make_row(speeds, batch_size=8 * (i + 1))
+        repeats = [
+            dataclasses.replace(one, figures=dataclasses.replace(one.figures, card=f"node{i} {k}"))
+            for k, one in enumerate(row.repeats)
+        ]
+        rows.append(dataclasses.replace(row, repeats=tuple(repeats)))
+    assert fit_speeds(rows).freedom == 1  # two combinations, two rounds
+
+
+def test_an_interruption_ends_the_jobs_that_are_under_way():
+    ended, jobs = [], iter(range(10))
+
+    def run(job, card, check):
+        if job == 0:
+            return "done"
+        try:
+            while True:
+                check()
+                time.sleep(0.01)
+        except Stopped:
+            ended.append(job)
+            raise
+
+    def keep(job, outcome):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_cards((0, 1, 2), lambda card: next(jobs), run, keep)
+    assert sorted(ended) == [1, 2]
+
+
+def test_the_error_of_a_job_is_raised_and_no_job_is_lost_before():
+    kept, jobs = [], iter(range(4))
+
+    def run(job, card, check):
+        if job == 3:
+            raise OSError("disk full")
+        return job
+
+    with pytest.raises(OSError, match="disk full"):
+        run_on_cards((0,), lambda card: next(jobs, None), run, lambda job, outcome: kept.append(outcome))
+    assert kept == [0, 1, 2]
+
+
+def test_flags_that_contradict_each_other_are_refused(monkeypatch):
+    def parse(*flags):
+        parser = Parser("sweep")
+        add_flags(parser)
+        return gpus_from(parser.parse_args(["--config=x", "--output_json=y", *flags]))
+
+    assert parse() is None and parse("--gpus=0,3") == (0, 3)
+    with pytest.raises(UserError, match="--gpu_index and --gpus contradict each other"):
+        parse("--gpus=0", "--gpu_index=1")
+    monkeypatch.setattr("jepa_jax.runtime.gpus.list_gpus", lambda: ["GPU-a", "GPU-b"])
+    assert parse("--gpus=all") == (0, 1)
+    with pytest.raises(UserError, match="--gpus=0,2: there are 2 GPUs here, numbered from 0"):
+        parse("--gpus=0,2")
+    monkeypatch.setattr("jepa_jax.runtime.gpus.list_gpus", lambda: [])
+    with pytest.raises(UserError, match="--gpus=all: NVML finds no GPU here"):
+        parse("--gpus=all")

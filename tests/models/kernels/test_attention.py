@@ -1,0 +1,149 @@
+"""Attention and MLP: the values and gradients of their plain forms, for any length, mask and type."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.models.kernels.attention import _fused, attention
+from jepa_jax.models.kernels.mlp import gelu, mlp
+from jepa_jax.models.vit import Attention
+from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
+from jepa_jax.program.step import seeing
+from jepa_jax.runtime.hardware import load_table
+from tests.stepping import mesh_of
+
+
+def plain_attention(q, k, v, mask=None):
+    return jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[:, None, None, :])
+
+
+def values_and_gradients(function, *arrays):
+    @jax.jit
+    def both(*arrays):
+        out, backward = jax.vjp(function, *arrays)
+        return out, *backward(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
+
+    return both(*arrays)
+
+
+def heads(length, keys, dtype=jnp.float32, batch=2, width=8):
+    shapes = [(batch, length, 3, width), (batch, keys, 3, width), (batch, keys, 3, width)]
+    return [jax.random.normal(jax.random.key(i), shape).astype(dtype) * 2 for i, shape in enumerate(shapes)]
+
+
+def assert_close(one, other, tolerance):
+    for x, y in zip(one, other, strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1.0, np.abs(y).max()))
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 300), st.booleans())
+def test_attention_of_any_length_has_the_values_and_gradients_of_the_plain_form(length, cross):
+    arrays = heads(length, 7 if cross else length)
+    assert_close(values_and_gradients(attention, *arrays), values_and_gradients(plain_attention, *arrays), 1e-5)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 20), st.integers(0, 2**20 - 1))
+def test_keys_outside_the_mask_are_not_attended_to(length, bits):
+    q, k, v = heads(3, length)
+    mask = jnp.array([[bits >> i & 1 for i in range(length)], [1] * length], bool).at[:, 0].set(True)
+    masked = lambda attend: lambda q, k, v: attend(q, k, v, mask)  # noqa: E731
+    got = values_and_gradients(masked(attention), q, k, v)
+    assert_close(got, values_and_gradients(masked(plain_attention), q, k, v), 1e-5)
+    rubbish = jnp.where(mask[..., None, None], 0.0, 1e3)
+    np.testing.assert_array_equal(attention(q, k + rubbish, v + rubbish, mask), got[0])
+
+
+def test_a_query_without_any_key_has_no_nan():
+    q, k, v = heads(3, 4)
+    nothing = jnp.zeros((2, 4), bool)
+    got = values_and_gradients(lambda q, k, v: attention(q, k, v, nothing), q, k, v)
+    assert all(np.isfinite(x).all() for x in got)
+
+
+def test_attention_in_bfloat16_is_as_close_as_the_type_allows():
+    exact = values_and_gradients(plain_attention, *heads(65, 65))
+    got = values_and_gradients(attention, *heads(65, 65, jnp.bfloat16))
+    assert got[0].dtype == jnp.bfloat16
+    assert_close(got, exact, 0.03)  # bfloat16 has 8 bits: 0.4 % per rounding
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-6), (jnp.bfloat16, 0.01)])
+def test_gelu_is_exact_with_its_exact_slope(dtype, tolerance):
+    x = jnp.linspace(-12, 12, 4001).astype(dtype)
+    plain = values_and_gradients(lambda x: jax.nn.gelu(x.astype(jnp.float32), approximate=False), x)
+    assert_close(values_and_gradients(gelu, x), plain, tolerance)
+
+
+def test_the_mlp_has_the_values_and_gradients_of_the_plain_form():
+    x, up, down = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 5, 8), (8, 32), (32, 8)]))
+    ours = values_and_gradients(lambda x, up, down: mlp(x, lambda t: t @ up, lambda t: t @ down), x, up, down)
+    plain = values_and_gradients(lambda x, up, down: jax.nn.gelu(x @ up, approximate=False) @ down, x, up, down)
+    assert_close(ours, plain, 1e-5)
+
+
+def test_the_gradient_of_queries_keys_and_values_is_joined_once():
+    graph, state = nnx.split(Attention(48, 3, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    gradient = jax.grad(lambda state, x: jnp.sum(jnp.square(nnx.merge(graph, state)(x))), argnums=(0, 1))
+    program = jax.jit(gradient).lower(state, jnp.ones((4, 20, 48))).compile().as_text().partition("ENTRY")[2]
+    assert sum("/concatenate" in line for line in program.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_eight_devices_do_not_exchange_gradients_of_tokens(dtype):
+    graph, state = nnx.split(Attention(48, 3, dtype=dtype, rngs=nnx.Rngs(0)))
+    gradient = jax.grad(lambda state, x: jnp.sum(jnp.square(nnx.merge(graph, state)(x).astype(jnp.float32))))
+    mesh = mesh_of(8)
+    everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    x = jax.device_put(jnp.ones((16, 20, 48)), split)
+    lowered = jax.jit(seeing(mesh, gradient), out_shardings=everywhere).lower(jax.device_put(state, everywhere), x)
+    assert "all-gather" not in lowered.compile().as_text()
+
+
+def test_eight_devices_attend_as_one_does():
+    arrays = heads(17, 17, batch=8)
+    split = NamedSharding(mesh_of(8), PartitionSpec(("data", "fsdp")))
+    both = [
+        jax.jit(lambda *a: values_and_gradients(attention, *a))(*x) for x in (arrays, jax.device_put(arrays, split))
+    ]
+    assert_close(both[0], both[1], 1e-5)
+    assert not both[1][0].sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("length", [64, 65, 196])
+def test_the_kernel_for_gpus_has_the_values_and_gradients_of_the_plain_form(length):
+    arrays = heads(length, length, batch=1, width=16)
+    fused = functools.partial(_fused, interpret=True)  # the kernel's own operations, one after the other
+    assert_close(values_and_gradients(fused, *arrays), values_and_gradients(plain_attention, *arrays), 1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_no_matrix_of_scores_is_written_on_a_gpu(devices):
+    try:
+        options = {"xla_gpu_cuda_data_dir": str(require_wheels())}
+    except UserError as error:
+        pytest.skip(str(error))
+    absent = absent_devices(load_table()["a100-80"], f"1x1x{devices}")
+    mesh = jax.sharding.Mesh(np.array(absent).reshape(devices, 1), ("data", "fsdp"))
+    layout = NamedSharding(mesh, PartitionSpec(("data", "fsdp"))) if devices > 1 else SingleDeviceSharding(absent[0])
+    x = jax.ShapeDtypeStruct((8, 196, 2, 64), jnp.bfloat16, sharding=layout)
+
+    def step(q, k, v):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return values_and_gradients(attention, q, k, v)
+
+    text = jax.jit(step).lower(x, x, x).compile(compiler_options=options).as_text()
+    assert "triton" in text
+    for written in ("196,196]", "256,256]", "196,256]", "256,196]"):
+        assert written not in text
+    assert "all-gather" not in text

@@ -1,0 +1,106 @@
+"""`load_predictor`: the probabilities that evaluations read, from histories of any padding, without the data."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.special
+
+from jepa_jax import load_encoder, load_predictor
+from jepa_jax.base.errors import UserError
+from jepa_jax.data.sources import open_source
+from jepa_jax.program.checkpoint import Checkpoints
+from jepa_jax.program.restore import restore_state
+from jepa_jax.program.step import evaluated_variables
+from jepa_jax.projects.wildfire.evals.predictions import MaskPredictor
+from jepa_jax.runtime.mesh import make_mesh
+from tests.evals.untrained_run import write_run
+from tests.tiny import tiny_config, tiny_fire_config
+
+CONFIG = tiny_fire_config(data__frame_buckets=(3,), data__num_test=11, eval__batch_size=8, train__keep_best="")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that never ended: there is a checkpoint and no summary."""
+    folder = tmp_path_factory.mktemp("predictor") / "run"
+    write_run(CONFIG, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(run):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jepa_jax.data.sources.OPENERS", {})  # the data is not there
+        return load_predictor(run, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def histories():
+    return open_source(CONFIG.data, "test").batch(np.arange(11))
+
+
+@pytest.fixture(scope="module")
+def expected(run):
+    test = open_source(CONFIG.data, "test")
+    program, state = restore_state(CONFIG, run, make_mesh(1, 1), test.spec)
+    scores = MaskPredictor(CONFIG, program).scores(*evaluated_variables(state, CONFIG.eval.weights), test)
+    return scipy.special.expit(scores)
+
+
+def test_probabilities_are_those_that_evaluations_read(predictor, histories, expected):
+    assert (predictor.image_size, predictor.channels, predictor.max_frames) == (16, 3, 5)
+    found = predictor(histories)
+    assert found.shape == (11, 16, 16) and found.dtype == np.float32 and found.std() > 0
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert predictor({name: array[:0] for name, array in histories.items()}).shape == (0, 16, 16)
+
+
+def test_padding_does_not_matter(predictor, histories, expected):
+    for index in (0, 5):
+        one = {name: array[index : index + 1] for name, array in histories.items()}
+        valid = one["valid"][0]
+        short = one | {"fire": one["fire"][:, valid], "wind": one["wind"][:, valid]}
+        del short["valid"]  # nothing is padding
+        longer = {name: np.pad(one[name], ((0, 0), (4, 0), *[(0, 0)] * (one[name].ndim - 2))) for name in ("fire",)}
+        longer |= {"wind": np.pad(one["wind"], ((0, 0), (4, 0), (0, 0)), constant_values=0.5)}
+        longer |= {"valid": np.pad(one["valid"], ((0, 0), (4, 0))), "static": one["static"]}
+        for given in (short, longer):
+            np.testing.assert_allclose(predictor(given), expected[index : index + 1], rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_state_and_its_evaluated_statistics_are_used(tmp_path):
+    config = tiny_fire_config(data__validation=0.25, train__keep_best="validation_loss")
+    state = write_run(config, tmp_path / "run")
+    with Checkpoints(tmp_path / "run" / "best") as best:
+        half = jax.tree.map(lambda a: a / 2, state.params)
+        best.save(3, type(state)(**vars(state) | {"params": half}), {}, jax.tree.map(lambda a: a + 1, state.stats))
+    loaded = load_predictor(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, half["model"])
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), loaded.stats, state.stats)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fire": np.zeros((11, 5, 8, 8, 1))}, r"fire: has shape .*takes \(11, 5, 16, 16, 1\)"),
+        ({"wind": np.full((11, 5, 2), np.nan)}, "wind: has values outside"),
+        ({"valid": np.array([[1, 1, 1, 0, 0]] * 11)}, "padding comes first"),
+        ({"fire": np.zeros((11, 6, 16, 16, 1)), "wind": np.zeros((11, 6, 2)), "valid": np.ones((11, 6))}, "last 5"),
+    ],
+)
+def test_histories_that_it_cannot_read_are_refused(predictor, histories, change, message):
+    with pytest.raises(UserError, match=message):
+        predictor(histories | change)
+
+
+def test_a_missing_array_is_named(predictor, histories):
+    with pytest.raises(UserError, match="add an array named wind"):
+        predictor({"fire": histories["fire"]})
+
+
+def test_each_kind_of_run_names_the_loader_that_fits(run, tmp_path):
+    with pytest.raises(UserError, match="'emberformer' learns no encoder.*jepa_jax.load_predictor"):
+        load_encoder(run)
+    write_run(tiny_config(), tmp_path / "images")
+    with pytest.raises(UserError, match="'image_jepa' predicts no masks; use jepa_jax.load_encoder"):
+        load_predictor(tmp_path / "images")
