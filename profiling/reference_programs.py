@@ -54,7 +54,7 @@ class CaseFacts:
 def case_facts(case: Case, gpu: Gpu, on_compile: Callable[[str], None] = lambda what: None) -> CaseFacts:
     """Returns the facts of a case on a GPU, compiling it if they are not kept."""
     target = [target_config(gpu), code_digest(*READERS), jax.__version__]
-    by_case = _kept_at(repr(case), code_digest("models/*.py"), pathlib.Path(__file__).read_text(), *target)
+    by_case = _kept_at(repr(case), code_digest("models/**/*.py"), pathlib.Path(__file__).read_text(), *target)
     kept = read_json_or_empty(by_case)
     if not kept:
         program, arguments = step_of(case, SingleDeviceSharding(absent_devices(gpu, "1x1x1")[0]))

@@ -43,7 +43,7 @@ from jepa_jax.runtime.start import cache_folder
 PACKAGES = ("jax", "jaxlib", "flax", "optax")  # whose versions decide about a compiled program
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 # The code that makes facts of a program.
-READERS = ("planning/step_facts.py", "program/compiled/hlo.py", "program/compiled/kernels.py", "program/flops.py")
+READERS = ("planning/step_facts.py", "compiled/hlo.py", "compiled/kernels.py", "compiled/flops.py")
 MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 
 
