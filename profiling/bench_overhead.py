@@ -123,7 +123,7 @@ def epoch_in_turns(arms: dict[str, Arm], first: int) -> Seconds:
 
 def interval(values: Sequence[float]) -> dict[str, float]:
     """Returns the mean and its 95 % t interval."""
-    from jepa_jax.base.intervals import student_quantile
+    from jepa_jax.base.statistics import student_quantile
 
     mean = statistics.fmean(values)
     half = student_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5

@@ -20,12 +20,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from jepa_jax.base.console import Console
+from jepa_jax.base.statistics import fit_speeds
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 from jepa_jax.experiments.recommendation import SHOWN, choose
 from jepa_jax.experiments.rows import OK, Figures, SweepRow, TrialResult
 from jepa_jax.experiments.settings import Combination
-from jepa_jax.experiments.speed_statistics import fit_speeds
 
 SETTINGS, REPEATS = 6, 3
 MOST_LOSS = {0.02: 0.005, 0.05: 0.015, 0.12: 0.04}  # noise of one repeat -> mean loss of speed

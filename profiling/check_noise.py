@@ -25,12 +25,12 @@ from faulty_sweep import VARIABLE, WAITS
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.runner import Runner
+from jepa_jax.base.statistics import compare_speeds, fit_speeds
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 from jepa_jax.experiments import trial_process
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.speed_statistics import compare_speeds, fit_speeds
 from jepa_jax.experiments.sweep import measured_or_run
 from jepa_jax.program.config import resolve_config
 

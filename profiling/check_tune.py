@@ -16,6 +16,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,11 @@ from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.runner import Runner
+from jepa_jax.base.statistics import FASTER, SAME, compare_speeds, speed_interval
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, override_flags
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.speed_statistics import FASTER, SAME, compare_speeds, geometric_mean, t_interval
 from jepa_jax.experiments.trial_process import STOP_SECONDS, run_trial
 
 LISTS = {
@@ -117,7 +118,7 @@ def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
     request = TrialRequest(given, chosen, max_batches=steps)
     trials_beside, trained = trainings(request, rounds, folder, (*shared, f"--tuned={tuned['tuned']}"))
     ratios = [training / trial for training, trial in zip(trained, trials_beside, strict=True)]
-    reached = geometric_mean(ratios)
+    reached = statistics.geometric_mean(ratios)
     distinct = distinct_executions(json.loads((folder / "sweep.json").read_text())["rows"])
     trials = distinct * arguments.repeats
     result = {
@@ -136,8 +137,8 @@ def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
         "trials_beside_training_images_per_sec": trials_beside,
         "trained_images_per_sec": trained,
         "trained_over_trials_beside": reached,
-        "trained_over_trials_beside_ci95": t_interval(ratios),
-        "trained_over_promised": geometric_mean(trained) / tuned["samples_per_sec"],
+        "trained_over_trials_beside_ci95": speed_interval(ratios),
+        "trained_over_promised": statistics.geometric_mean(trained) / tuned["samples_per_sec"],
         "trained_steps": steps,
         "not_slower": ratio["verdict"] in (FASTER, SAME),
         "at_most_a_third": tuned["trials"] <= trials / 3,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jepa_jax.base.intervals import NORMAL_95
+from jepa_jax.base.statistics import NORMAL_95
 from jepa_jax.evals.features import OnCount, Split, ignore
 from jepa_jax.evals.knn import unit_length
 

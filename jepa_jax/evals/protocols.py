@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.intervals import accuracy_interval
+from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.data.contract import sample
 from jepa_jax.data.sources import subset
 from jepa_jax.evals import fine_tune as fine_tuning

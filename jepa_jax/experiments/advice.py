@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
+from jepa_jax.base.statistics import SpeedModel, bonferroni_level
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination
-from jepa_jax.experiments.speed_statistics import SpeedModel, together
 from jepa_jax.program.optim import scaled_learning_rate
 
 WAITING = 0.10  # share of a step from which waiting for data counts as the limit
@@ -59,7 +59,7 @@ def resolution_sentence(model: SpeedModel, repeats: int, candidates: int = 2) ->
     seen = model.resolution(repeats)
     sentence = f"{scatter}: with {repeats} repeats a difference of less than {100 * seen:.1f} % stays within noise"
     if candidates > 2:
-        selected = model.resolution(repeats, together(candidates - 1))
+        selected = model.resolution(repeats, bonferroni_level(candidates - 1))
         sentence += f" ({100 * selected:.1f} % for the fastest of {candidates})"
     if seen <= WORTH_SEEING:
         return f"{sentence}."

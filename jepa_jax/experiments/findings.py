@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jepa_jax.base.intervals import student_quantile
 from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.base.statistics import PooledNoise
 from jepa_jax.experiments.study_rows import DONE, FINISHED, StudyRow, finite
 
 
@@ -39,22 +39,6 @@ class Group:
         return statistics.fmean(numbers) if numbers else math.nan
 
 
-@dataclasses.dataclass(frozen=True)
-class SeedNoise:
-    """The variance of a figure between seeds, pooled over groups: sum (n-1) s^2 / sum (n-1)."""
-
-    variance: float
-    freedom: int
-
-    @property
-    def std(self) -> float:
-        return math.sqrt(self.variance)
-
-    def half_width(self, *counts: int) -> float:
-        """Returns half of Student's 95 % interval of a mean of this many seeds, or of a difference of two means."""
-        return student_quantile(self.freedom) * math.sqrt(self.variance * sum(1 / count for count in counts))
-
-
 def group_rows(rows: Iterable[StudyRow], key: str) -> list[Group]:
     """Groups rows by a field, in the order of its values."""
     rows = list(rows)
@@ -62,13 +46,9 @@ def group_rows(rows: Iterable[StudyRow], key: str) -> list[Group]:
     return [Group(value, tuple(row for row in rows if getattr(row, key) == value)) for value in values]
 
 
-def seed_noise(groups: Iterable[Group], key: str) -> SeedNoise | None:
+def seed_noise(groups: Iterable[Group], key: str) -> PooledNoise | None:
     """Returns the noise of a figure between seeds; None with one seed per group."""
-    several = [numbers for group in groups if len(numbers := group.numbers(key)) > 1]
-    freedom = sum(len(numbers) - 1 for numbers in several)
-    return (
-        SeedNoise(sum((len(n) - 1) * statistics.variance(n) for n in several) / freedom, freedom) if freedom else None
-    )
+    return PooledNoise.of(group.numbers(key) for group in groups)
 
 
 def find(kind: str, rows: Sequence[StudyRow]) -> Findings:
@@ -144,7 +124,7 @@ def old_rows(rows: Iterable[StudyRow]) -> list[str]:
     ]
 
 
-def within_noise(best: Group, other: Group, noise: SeedNoise) -> bool:
+def within_noise(best: Group, other: Group, noise: PooledNoise) -> bool:
     """Returns whether the 95 % interval of the difference of two mean accuracies contains zero."""
     half_width = noise.half_width(*(len(group.numbers(SELECTION_KEY)) for group in (best, other)))
     return abs(best.mean(SELECTION_KEY) - other.mean(SELECTION_KEY)) <= half_width

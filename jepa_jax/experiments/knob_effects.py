@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jepa_jax.base.statistics import SAME, UNKNOWN, SpeedModel, SpeedRatio
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import KNOBS, Combination
-from jepa_jax.experiments.speed_statistics import SAME, UNKNOWN, SpeedModel, SpeedRatio
 
 BY_CONSTRUCTION, NOT_MEASURABLE, EFFECT = "none by construction", "none measurable", "effect"
 

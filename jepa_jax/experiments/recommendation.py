@@ -11,20 +11,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jepa_jax.base.statistics import (
+    FASTER,
+    SAME,
+    SpeedModel,
+    SpeedRatio,
+    bonferroni_level,
+    compare_speeds,
+    fit_speeds,
+)
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.advice import batch_sentences, learning_rate_advice, resolution_sentence, what_limits
 from jepa_jax.experiments.knob_effects import knob_effects
 from jepa_jax.experiments.rows import OK, PENDING, SKIPPED, SweepRow
 from jepa_jax.experiments.settings import Combination
-from jepa_jax.experiments.speed_statistics import (
-    FASTER,
-    SAME,
-    SpeedModel,
-    SpeedRatio,
-    compare_speeds,
-    fit_speeds,
-    together,
-)
 from jepa_jax.runtime.provenance import num_cores
 
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
@@ -191,7 +191,7 @@ def choose(
     """
     others = len(candidates) - 1
     fastest = max(candidates, key=model.effect)
-    ratios = [compare_speeds(row, fastest, model, together(others)) for row in candidates]
+    ratios = [compare_speeds(row, fastest, model, bonferroni_level(others)) for row in candidates]
     tied = [
         row
         for row, found in zip(candidates, ratios, strict=True)
@@ -201,7 +201,7 @@ def choose(
     leader = min(tied, key=functools.partial(_preference, memory=memory, model=model))
     gain = None
     if given is not None and given.combination != leader.combination:
-        gain = compare_speeds(leader, given, model, together(max(others, comparisons or 1)))
+        gain = compare_speeds(leader, given, model, bonferroni_level(max(others, comparisons or 1)))
     can_keep = given is not None and any(row.combination == given.combination for row in candidates)
     if not can_keep:
         verdict = NO_CONFIG

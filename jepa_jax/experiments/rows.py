@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jepa_jax.base.statistics import speed_interval
 from jepa_jax.base.text import short
 from jepa_jax.experiments.settings import Combination
-from jepa_jax.experiments.speed_statistics import geometric_mean, t_interval
 
 OK, OUT_OF_MEMORY, CRASHED, TIMED_OUT, REFUSED = "ok", "out_of_memory", "crashed", "timed_out", "refused"
 SKIPPED, PENDING = "skipped", "pending"  # of rows whose trials were not run, or not yet
@@ -137,11 +137,11 @@ class SweepRow:
 
     @property
     def samples_per_sec(self) -> float | None:
-        return geometric_mean(list(self.speeds.values())) if self.speeds else None
+        return statistics.geometric_mean(self.speeds.values()) if self.speeds else None
 
     @property
     def samples_per_sec_ci95(self) -> tuple[float, float] | None:
-        return t_interval(list(self.speeds.values()))
+        return speed_interval(list(self.speeds.values()))
 
     @property
     def memory_bytes(self) -> float:

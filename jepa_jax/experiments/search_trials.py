@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from jepa_jax.base.statistics import SpeedModel, compare_speeds, fit_speeds
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, TIMED_OUT, SweepRow, TrialResult
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.speed_statistics import SpeedModel, compare_speeds, fit_speeds
 
 Run = Callable[[TrialRequest, float], TrialResult]  # runs a trial within a limit of seconds
 

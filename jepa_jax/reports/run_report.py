@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.intervals import accuracy_interval
 from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import duration, number, percent, short
 from jepa_jax.projects.wildfire.reports.fires_page import MASK_CHARTS, mask_key_figures, masks
 from jepa_jax.reports.charts import Series, line_chart

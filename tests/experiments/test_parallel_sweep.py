@@ -6,7 +6,6 @@ import pathlib
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
@@ -15,9 +14,7 @@ from jepa_jax.cli.sweep import add_flags, gpus_from
 from jepa_jax.experiments import trial_process
 from jepa_jax.experiments.card_pool import Stopped, run_on_cards
 from jepa_jax.experiments.settings import grid_values
-from jepa_jax.experiments.speed_statistics import SLOWER, compare_speeds, fit_speeds
 from jepa_jax.experiments.sweep import Sweep, run_sweep
-from tests.experiments.made_rows import make_row
 from tests.tiny import tiny_config
 
 FAKE_TRIAL = pathlib.Path(__file__).with_name("fake_trial.py")
@@ -59,39 +56,6 @@ def test_failures_and_resuming_are_as_with_one_card(sweep):
     before = json.loads(sweep.output.read_text())["rows"]
     run_sweep(sweep, time_limit=60, resume=True)
     assert json.loads(sweep.output.read_text())["rows"] == before
-
-
-def test_a_card_is_a_factor_of_its_own():
-    rng = np.random.default_rng(0)
-    cards = {"a": 1.0, "b": 0.93, "c": 1.05}
-    rows = []
-    for i in range(6):
-        names = [list(cards)[(i + k) % 3] for k in range(3)]
-        speeds = [100.0 * (0.95 if i == 5 else 1.0) * cards[name] * np.exp(0.005 * rng.normal()) for name in names]
-        row = make_row(speeds, batch_size=8 * (i + 1))
-        repeats = [
-            dataclasses.replace(repeat, figures=dataclasses.replace(repeat.figures, card=name))
-            for repeat, name in zip(row.repeats, names, strict=True)
-        ]
-        rows.append(dataclasses.replace(row, repeats=tuple(repeats)))
-    model = fit_speeds(rows)
-    assert model.noise_percent < 1
-    found = compare_speeds(rows[5], rows[0], model)
-    assert found.verdict == SLOWER and found.ratio == pytest.approx(0.95, abs=0.01)
-    unnamed = [make_row(list(row.speeds.values()), batch_size=row.combination.batch_size) for row in rows]
-    assert fit_speeds(unnamed).noise_percent > 3  # else the cards are noise
-
-
-def test_a_card_for_every_trial_is_noise_and_no_factor():
-    rows = []
-    for i, speeds in enumerate(([100.0, 103.0], [101.0, 99.0])):
-        row = make_row(speeds, batch_size=8 * (i + 1))
-        repeats = [
-            dataclasses.replace(one, figures=dataclasses.replace(one.figures, card=f"node{i} {k}"))
-            for k, one in enumerate(row.repeats)
-        ]
-        rows.append(dataclasses.replace(row, repeats=tuple(repeats)))
-    assert fit_speeds(rows).freedom == 1  # two combinations, two rounds
 
 
 def test_an_interruption_ends_the_jobs_that_are_under_way():

@@ -1,118 +1,25 @@
 """What a sweep recommends: intervals with the coverage they claim, planted effects found, and nothing else found."""
 
 import dataclasses
-import itertools
 import math
 import pathlib
 
 import numpy as np
 import pytest
-from scipy import stats
 
+from jepa_jax.base import statistics
+from jepa_jax.base.statistics import fit_speeds
 from jepa_jax.experiments import knob_effects, recommendation
-from jepa_jax.experiments import speed_statistics as statistics
 from jepa_jax.experiments.advice import learning_rate_advice, what_limits
-from jepa_jax.experiments.speed_statistics import compare_speeds, fit_speeds, t_interval
-from tests.experiments.made_rows import PLAIN, make_row
+from tests.experiments.made_rows import PLAIN, make_row, simulate
 from tests.tiny import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def simulate(seed, *, sigma=0.015, repeats=3, slow=0.0, drift=0.05, hiccups=0.0, fingerprint=False):
-    """Twelve combinations (batch x precision x workers); bfloat16 is slower by `slow`, workers change nothing.
-
-    `hiccups`: share of the repeats that somebody else's work slows by up to a half. `fingerprint`: only the batch makes
-    another program.
-    """
-    rng = np.random.default_rng(seed)
-    rounds = drift * rng.normal(size=repeats)
-    rows = []
-    for batch, precision, workers in itertools.product((64, 128, 256), ("float32", "bfloat16"), (0, 2)):
-        level = math.log(1000 + batch) + (math.log(1 - slow) if precision == "bfloat16" else 0.0)
-        logs = level + rounds + sigma * rng.normal(size=repeats)
-        logs -= (rng.random(repeats) < hiccups) * rng.uniform(0.2, 0.6, repeats)
-        prints = {"program_fingerprint": f"step of {batch}", "pipeline_fingerprint": "p"} if fingerprint else {}
-        knobs = {"batch_size": batch, "precision": precision, "num_workers": workers}
-        rows.append(make_row(np.exp(logs).tolist(), **knobs, **prints))
-    return rows
-
-
 def effect_of(rows, knob):
     entries = knob_effects.knob_effects(rows, fit_speeds(rows))
     return next(entry for entry in entries if entry["knob"] == knob)
-
-
-class TestIntervals:
-    def test_equals_students_interval_of_the_logarithms(self):
-        values = [100.0, 104.0, 97.0]
-        low, high = np.exp(stats.t.interval(0.95, 2, np.mean(np.log(values)), stats.sem(np.log(values))))
-        assert t_interval(values) == pytest.approx((low, high))
-        assert t_interval([100.0]) is None
-
-    def test_covers_the_truth_as_often_as_it_says(self):
-        rng = np.random.default_rng(0)
-        covered = [
-            low < 500 < high for low, high in (t_interval(500 * np.exp(0.05 * rng.normal(size=3))) for _ in range(600))
-        ]
-        assert 0.92 < np.mean(covered) < 0.98
-
-
-class TestCompare:
-    def test_two_rows_alone_are_a_paired_t_test(self):
-        a, b = [100.0, 90.0, 110.0], [95.0, 88.0, 103.0]
-        ratios = np.log(a) - np.log(b)
-        low, high = np.exp(stats.t.interval(0.95, 2, ratios.mean(), stats.sem(ratios)))
-        found = compare_speeds(make_row(a), make_row(b, batch_size=128))
-        assert (found.ratio, found.low, found.high) == pytest.approx((math.exp(ratios.mean()), low, high))
-
-    def test_a_slow_round_of_the_whole_machine_is_no_noise(self):
-        rows = [make_row([100.0, 50.0, 100.0]), make_row([110.0, 55.0, 110.0], batch_size=128)]
-        found = compare_speeds(rows[1], rows[0])
-        assert found.verdict == statistics.FASTER and found.ratio == pytest.approx(1.1)
-
-    def test_rows_without_a_common_round_are_compared_by_way_of_a_third(self):
-        a, b = make_row([100.0, None]), make_row([None, 240.0], batch_size=128)
-        c = make_row([100.0, 200.0], batch_size=256)  # round 2 is twice as fast
-        assert math.isnan(compare_speeds(a, b).ratio)
-        assert compare_speeds(b, a, fit_speeds([a, b, c])).ratio == pytest.approx(1.2)
-
-    def test_a_few_repeats_that_are_far_off_hide_nothing(self):
-        found = falsely = 0
-        for seed in range(40):
-            rows = simulate(seed, slow=0.1, hiccups=0.15, repeats=5)
-            model = fit_speeds(rows)
-            float32, bfloat16 = rows[0], rows[2]  # of the same batch and workers
-            found += compare_speeds(bfloat16, float32, model).verdict == statistics.SLOWER
-            falsely += compare_speeds(rows[0], rows[1], model).verdict != statistics.SAME
-        assert found > 28 and falsely < 8  # by least squares some 6 are found
-
-    def test_without_noise_the_fit_is_exact(self):
-        model = fit_speeds(simulate(0, sigma=0.0, slow=0.1))
-        assert model.noise_percent == pytest.approx(0, abs=1e-9)
-
-    def test_one_repeat_proves_nothing(self):
-        found = compare_speeds(make_row([100.0]), make_row([50.0], batch_size=128))
-        assert found.verdict == statistics.UNKNOWN and found.to_dict()["interval"] is None
-
-    def test_says_what_it_can_tell_apart_and_how_many_repeats_would_tell_more(self):
-        rows = simulate(3, sigma=0.08, repeats=4)
-        model = fit_speeds(rows)
-        found = compare_speeds(rows[0], rows[1], model)
-        assert model.resolution(4) == pytest.approx(found.high / found.ratio - 1, rel=1e-9)
-        needed = model.repeats_to_resolve(0.05)
-        assert model.resolution(needed) == pytest.approx(0.05, rel=0.1)
-        text = " ".join(recommendation.recommend(rows, config=tiny_config()).text)
-        assert f"about {needed} would show one of 5 %" in text
-
-    def test_equal_rows_are_told_apart_one_time_in_twenty(self):
-        verdicts = []
-        for seed in range(60):
-            rows = simulate(seed)
-            model = fit_speeds(rows)
-            pairs = [(rows[i], rows[i + 1]) for i in range(0, 12, 2)]  # they differ in workers alone, which do nothing
-            verdicts += [compare_speeds(a, b, model).verdict for a, b in pairs]
-        assert 0.01 < np.mean([verdict != statistics.SAME for verdict in verdicts]) < 0.10
 
 
 class TestKnobs:

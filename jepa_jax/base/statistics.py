@@ -1,6 +1,6 @@
-"""Statistics of speed comparisons: intervals, and ratios of rows that were measured in the same rounds.
+"""Confidence intervals of means, accuracies and ratios of speeds.
 
-Speeds vary by factors, so everything here works on their logarithms. A sweep is a two-way table,
+Speeds vary by factors, so they are compared by their logarithms. A sweep is a two-way table,
 
     log speed[combination, round] = effect[combination] + effect[round] + noise.
 
@@ -9,7 +9,7 @@ combinations: with three repeats one combination alone has two degrees of freedo
 (t = 2.1). This assumes that fast and slow combinations scatter by the same percentage.
 
 Where trials ran on several GPUs, each card has an effect of its own as well: two cards of one kind differ by a few
-percent, which would else be noise. With fewer than three trials per card that stays in the noise, where it belongs.
+percent, which would otherwise be noise. With fewer than three trials per card the difference stays in the noise.
 
 On a shared machine most repeats agree within a few percent and some are off by half. Huber's fit gives those less
 weight (Huber, "Robust Statistics", 1981). Simulated with 12 combinations and 15 % of all repeats slowed by 18 to 45 %:
@@ -19,19 +19,92 @@ and 16; it calls equal combinations different in 14 and 7 of 100. With normal no
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from jepa_jax.base.intervals import CONFIDENCE, NORMAL_95, student_quantile
-
+CONFIDENCE = 0.95
+NORMAL_95 = 1.959964  # 97.5th percentile of the normal distribution
 FASTER, SLOWER, SAME = "faster", "slower", "same within noise"
 UNKNOWN = "unknown: too few repeats"
 ROUNDING = 1e-9  # log-ratios below this are rounding errors
 HUBER = 1.345  # deviations from which a repeat counts less: 95 % as efficient as least squares for normal noise
 TRIALS_PER_CARD = 3  # with fewer, an effect of each card would leave nothing to estimate the noise from
 ROBUST_FREEDOM = 8  # with fewer degrees of freedom outliers cannot be told from others
+
+
+def student_quantile(freedom: float, level: float = CONFIDENCE) -> float:
+    """Returns Student's t that leaves (1 - level) / 2 above it."""
+    from scipy import special  # scipy.stats takes half a second to import
+
+    return float(special.stdtrit(freedom, (1 + level) / 2))
+
+
+def bonferroni_level(comparisons: int) -> float:
+    """Returns the level at which each of several comparisons must hold for all to hold at CONFIDENCE."""
+    return 1 - (1 - CONFIDENCE) / max(1, comparisons)
+
+
+def accuracy_interval(accuracy: float, images: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval in percent of an accuracy in percent on this many independent images.
+
+    Unlike accuracy +- 1.96 standard errors it has a width at 0 and 100 %, and stays between them.
+
+    Reference: Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
+    share, z2 = accuracy / 100, NORMAL_95**2
+    centre = (share + z2 / (2 * images)) / (1 + z2 / images)
+    half = NORMAL_95 * math.sqrt(share * (1 - share) / images + z2 / (4 * images**2)) / (1 + z2 / images)
+    return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)
+
+
+def speed_interval(speeds: Sequence[float]) -> tuple[float, float] | None:
+    """Returns Student's 95 % interval of the geometric mean; None if there is none, as for fewer than two speeds.
+
+    It is valid whatever other combinations do, and wide for few repeats. `compare_speeds` tells two combinations apart
+    better, because it pools the noise of all.
+    """
+    if len(speeds) < 2:
+        return None
+    logs = np.log(np.asarray(speeds, np.float64))
+    half = student_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    high = _exp(float(logs.mean()) + half)
+    return (_exp(float(logs.mean()) - half), high) if math.isfinite(high) else None
+
+
+def _exp(value: float) -> float:
+    """Returns e^value, infinite where that is too large for a float."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledNoise:
+    """The variance within groups: sum (n-1) s^2 / sum (n-1)."""
+
+    variance: float
+    freedom: int
+
+    @classmethod
+    def of(cls, groups: Iterable[Sequence[float]]) -> "PooledNoise | None":
+        """Returns the noise of all groups; None if no group has two values."""
+        several = [values for values in groups if len(values) > 1]
+        freedom = sum(len(values) - 1 for values in several)
+        if not freedom:
+            return None
+        return cls(sum((len(values) - 1) * statistics.variance(values) for values in several) / freedom, freedom)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.variance)
+
+    def half_width(self, *counts: int) -> float:
+        """Returns half of Student's 95 % interval of a mean of this many values, or of a difference of two means."""
+        return student_quantile(self.freedom) * math.sqrt(self.variance * sum(1 / count for count in counts))
 
 
 class Measured(Protocol):
@@ -49,7 +122,7 @@ class Measured(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SpeedRatio:
-    """Speed of one combination over that of another, with its interval, which is unbounded without repeats."""
+    """Speed of one combination over that of another; without repeats the interval is unbounded."""
 
     ratio: float
     low: float
@@ -63,8 +136,8 @@ class SpeedRatio:
         return {"ratio": ratio, "interval": [self.low, self.high] if known else None, "verdict": self.verdict}
 
     def __str__(self) -> str:
-        interval = f" ({self.low:.3f} to {self.high:.3f})" if math.isfinite(self.high) else " (one repeat: no interval)"
-        return f"{self.ratio:.3f}x{interval}"
+        interval = "one repeat: no interval" if self.verdict == UNKNOWN else f"{self.low:.3f} to {self.high:.3f}"
+        return f"{self.ratio:.3f}x ({interval})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +158,7 @@ class SpeedModel:
 
     def resolution(self, repeats: int, level: float = CONFIDENCE) -> float:
         """Returns the smallest relative difference of two speeds that this many repeats can tell from noise."""
-        return math.expm1(student_quantile(self.freedom, level) * math.sqrt(2 * self.variance / repeats))
+        return _exp(student_quantile(self.freedom, level) * math.sqrt(2 * self.variance / repeats)) - 1
 
     def repeats_to_resolve(self, share: float) -> int:
         """Returns about how many repeats show a relative difference of `share` in half of all sweeps."""
@@ -111,29 +184,7 @@ class SpeedModel:
         half = student_quantile(self.freedom, level) * error
         low, high = value - half, value + half
         verdict = FASTER if low > ROUNDING else SLOWER if high < -ROUNDING else SAME
-        return SpeedRatio(math.exp(value), math.exp(low), math.exp(high), verdict)
-
-
-def together(comparisons: int) -> float:
-    """Returns the level at which each of several comparisons must hold for all to hold at CONFIDENCE (Bonferroni)."""
-    return 1 - (1 - CONFIDENCE) / max(1, comparisons)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns Student's 95 % interval of the geometric mean of these values; None for fewer than two.
-
-    This is a row's own interval (`samples_per_sec_ci95`): valid whatever the other rows are, and wide for few repeats.
-    `compare_speeds` tells two rows apart better, because it pools the noise of all rows.
-    """
-    if len(values) < 2:
-        return None
-    logs = np.log(np.asarray(values, np.float64))
-    half = student_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    return math.exp(float(logs.mean()) - half), math.exp(float(logs.mean()) + half)
+        return SpeedRatio(_exp(value), _exp(low), _exp(high), verdict)
 
 
 def fit_speeds(rows: Sequence[Measured]) -> SpeedModel:
