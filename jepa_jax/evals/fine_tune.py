@@ -178,7 +178,7 @@ def train_mode(program: Program, level: int) -> Callable[[Any, Any, Batch], tupl
     def apply(params: Any, stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
         model = program.factory.merge(params, stats)
         model.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)  # there is no key per step
-        features = program.method.features(model, batch, level=level, train=True)
+        features = program.encoder_method.features(model, batch, level=level, train=True)
         return features, variables_of(model)
 
     return apply

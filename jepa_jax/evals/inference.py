@@ -13,7 +13,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source, abstract_batch, abstract_on, fixed_order, image_spec
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
-from jepa_jax.methods.contract import Batch
+from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod, PredictorMethod
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import Program
 from jepa_jax.program.config import changed_config
@@ -79,11 +79,14 @@ class FrozenEncoder:
         return self._in_batches(self.compiled.setdefault("patches", jax.jit(self._feature_map)), images)
 
     def _feature_map(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
-        return self.program.method.feature_map(self.program.factory.merge(params, stats), batch)
+        method = self.program.method
+        if not isinstance(method, PatchMethod):
+            return None
+        return method.feature_map(self.program.factory.merge(params, stats), batch)
 
     def _features(self, level: int, normalised: bool) -> Callable[[Any, Any, Batch], jax.Array]:
-        method, factory, mesh = self.program.method, self.program.factory, self.program.mesh
         if (level, normalised) not in self.compiled:
+            method, factory, mesh = self.program.encoder_method, self.program.factory, self.program.mesh
             step = make_feature_step(method, factory, mesh, level=level, normalised=normalised)
             self.compiled[level, normalised] = step
         return self.compiled[level, normalised]
@@ -176,8 +179,9 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> Froze
 def encoder_config(workdir: str | pathlib.Path) -> Config:
     """Returns the config of a run that has a checkpoint; raises UserError if its method learns no encoder."""
     config, folder = run_config(workdir), Workdir(workdir)
-    if not hasattr(method := build_method(config, total_steps=1), "features"):
-        fix = "; jepa_jax.load_predictor gives its masks" if hasattr(method, "mask_logits") else ""
+    method = build_method(config, total_steps=1)
+    if not isinstance(method, EncoderMethod):
+        fix = "; jepa_jax.load_predictor gives its masks" if isinstance(method, PredictorMethod) else ""
         raise UserError(
             f"{folder.path}: config.method.name = {config.method.name!r} learns no encoder with features to evaluate; "
             f"its own figures are in {folder.summary} and {folder.report}{fix}"

@@ -146,7 +146,7 @@ def stablehlo_files(encoder: FrozenEncoder) -> Files:
 
     def features(images: jax.Array) -> jax.Array:
         params, stats = jax.tree.map(jnp.asarray, variables)  # constants of the program
-        return program.method.features(program.factory.merge(params, stats), {"image": images})
+        return program.encoder_method.features(program.factory.merge(params, stats), {"image": images})
 
     (batch,) = jax.export.symbolic_shape("b")
     shape = (batch, encoder.image_size, encoder.image_size, encoder.channels)

@@ -1,11 +1,12 @@
 """The contract of a method: what is learned. Loop, step, profiler, sweep and planner know methods only through this.
 
-A method that learns an encoder also has `features` and, for patches, `feature_map`; see `image_method.ImageMethod`.
+Optional abilities are protocols: `EncoderMethod` for a method that learns an encoder, `PredictorMethod` for one whose
+model predicts something. `image_method.ImageMethod` is the base class of encoder methods of images.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -121,3 +122,32 @@ class Method:
         """
         del model, batch, key
         return None
+
+
+@runtime_checkable
+class EncoderMethod(Protocol):
+    """A method whose model maps the elements of a batch to features."""
+
+    def features(
+        self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
+    ) -> Float[Array, "b f"]:
+        """Returns the features of a level; with `train`, batch norm uses and updates the statistics of this batch."""
+        ...
+
+
+@runtime_checkable
+class PatchMethod(Protocol):
+    """A method whose model may have features of patches."""
+
+    def feature_map(self, model: Any, batch: Batch) -> Float[Array, "b rows columns f"] | None:
+        """Returns features of each patch; None for an encoder without a grid of patches."""
+        ...
+
+
+@runtime_checkable
+class PredictorMethod(Protocol):
+    """A method whose model is evaluated by its predictions."""
+
+    def predict(self, model: Any, batch: Batch, *, train: bool = False) -> jax.Array:
+        """Returns the predictions; with `train`, batch norm uses and updates the statistics of this batch."""
+        ...

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes, sample
 from jepa_jax.data.pipeline import BatchPlan
+from jepa_jax.methods.contract import EncoderMethod, Method
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
 from jepa_jax.program.config import changed_config
@@ -42,12 +44,19 @@ class Length:
 class Program:
     """What a config computes."""
 
-    method: Any  # a jepa_jax.methods.contract.Method
+    method: Method
     factory: StateFactory
     train_step: Callable
     useful_step: Callable  # the same step without recomputation (`train.remat`), whose operations MFU counts; never run
     length: Length
     mesh: Mesh
+
+    @property
+    def encoder_method(self) -> EncoderMethod:
+        """The method, of a program that is known to learn an encoder."""
+        if not isinstance(self.method, EncoderMethod):
+            raise UserError(f"config.method.name: {type(self.method).__name__} learns no encoder; it has no features")
+        return self.method
 
 
 def build_program(

@@ -11,6 +11,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_on
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.photos.crops import batch_spec
+from jepa_jax.methods.contract import EncoderMethod
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.dead_parameters import dead_parameters
 from jepa_jax.program.step import feature_width
@@ -51,12 +52,12 @@ def describe(config: Config) -> dict[str, Any]:
 
 def encoder_macs(program: Program, batch: Mapping[str, Any]) -> int:
     """Returns the multiply-adds of a batch's features as they are usually published: products with padding count."""
-    if not hasattr(program.method, "features"):
+    method, state = program.method, program.factory.abstract
+    if not isinstance(method, EncoderMethod):
         return 0
-    state = program.factory.abstract
 
     def features(params: Any, stats: Any, batch: Any) -> jax.Array:
-        return program.method.features(program.factory.merge(params, stats), batch)
+        return method.features(program.factory.merge(params, stats), batch)
 
     # On GPUs convolutions are convolutions; on CPUs some are matrix products of patches.
     return count_flops(features, state.params["model"], state.stats, batch, rules=PUBLISHED) // 2

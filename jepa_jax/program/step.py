@@ -20,7 +20,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.methods.contract import Batch, Method, Pretrained
+from jepa_jax.methods.contract import Batch, EncoderMethod, Method, PredictorMethod, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
@@ -130,9 +130,9 @@ def state_factory(
     return StateFactory(graphdef, random_state, abstract, create_checked, pretrained)
 
 
-def feature_width(method: Any, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:
+def feature_width(method: Method, graphdef: nnx.GraphDef, model: nnx.Module, batch: Mapping[str, Any]) -> int:
     """Returns how many numbers per image a method's features have; 0 for a method without features."""
-    if not hasattr(method, "features"):
+    if not isinstance(method, EncoderMethod):
         return 0
     variables = nnx.state(model)
     features = jax.eval_shape(lambda v, b: method.features(nnx.merge(graphdef, v), b), variables, batch)
@@ -294,7 +294,7 @@ def with_evaluated_statistics(state: TrainState, weights: str, stats: PyTree) ->
 
 
 def make_feature_step(
-    method: Any, factory: StateFactory, mesh: Mesh, *, level: int = 0, normalised: bool = True
+    method: EncoderMethod, factory: StateFactory, mesh: Mesh, *, level: int = 0, normalised: bool = True
 ) -> Callable[[PyTree, PyTree, Batch], jax.Array]:
     """Returns the compiled function (model params, stats, batch) -> features on every device, in evaluation mode."""
 
@@ -305,12 +305,16 @@ def make_feature_step(
     return jax.jit(seeing(mesh, features), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
-def evaluated_forward(method: Any) -> Callable[..., Any] | None:
-    """Returns what evaluations call with (model, batch, train=...): `features` or else `mask_logits`; None for none."""
-    return getattr(method, "features", None) or getattr(method, "mask_logits", None)
+def evaluated_forward(method: Method) -> Callable[..., jax.Array] | None:
+    """Returns the pass that evaluations run, a function of (model, batch, train=...); None for a method without one."""
+    if isinstance(method, EncoderMethod):
+        return method.features
+    return method.predict if isinstance(method, PredictorMethod) else None
 
 
-def make_statistics_step(method: Any, factory: StateFactory, mesh: Mesh) -> Callable[[PyTree, PyTree, Batch], PyTree]:
+def make_statistics_step(
+    method: Method, factory: StateFactory, mesh: Mesh
+) -> Callable[[PyTree, PyTree, Batch], PyTree]:
     """Returns the compiled function (model params, stats, batch) -> batch statistics of this batch alone.
 
     Nothing is dropped: the statistics are for evaluations, which drop nothing.

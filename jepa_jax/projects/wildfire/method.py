@@ -77,13 +77,13 @@ class EmberFormerMethod(Method):
         params, stats, notes = segformer_variables(path, SIZES[model.decoder_size], channels=model.width)
         return Pretrained({"decoder": params}, {"decoder": stats}, tuple(notes))
 
-    def mask_logits(self, model: EmberFormer, batch: Batch, *, train: bool = False) -> Float[Array, "b h w 1"]:
+    def predict(self, model: EmberFormer, batch: Batch, *, train: bool = False) -> Float[Array, "b h w 1"]:
         """Returns the logits of the next mask, in float32."""
         return model(batch, train=train)
 
     def loss(self, model: EmberFormer, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, key, step
-        logits = self.mask_logits(model, batch, train=True)
+        logits = self.predict(model, batch, train=True)
         with jax.named_scope("loss"):
             loss, terms = mask_loss(logits, batch["target"], batch["known"], **vars(self.config.loss))
             burning = jnp.sum(batch["target"] & batch["known"])
@@ -96,5 +96,5 @@ class EmberFormerMethod(Method):
         See `jepa_jax.projects.wildfire.data.panels`; errors are those at probability 1/2.
         """
         del key
-        probability = jax.nn.sigmoid(self.mask_logits(model, batch))[..., 0]
+        probability = jax.nn.sigmoid(self.predict(model, batch))[..., 0]
         return jnp.stack(element_panels(batch, probability))

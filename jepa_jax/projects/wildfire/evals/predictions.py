@@ -13,7 +13,7 @@ from jepa_jax.data.contract import Bucketed, Source
 from jepa_jax.data.pipeline import DeviceBatch, eval_batches
 from jepa_jax.data.sources import subset
 from jepa_jax.evals.features import OnCount, ignore, one_late
-from jepa_jax.methods.contract import Batch
+from jepa_jax.methods.contract import Batch, PredictorMethod
 from jepa_jax.program.build import Program
 from jepa_jax.runtime.mesh import batch_sharding, replicated, whole_array
 
@@ -41,16 +41,16 @@ class Prediction(NamedTuple):
 class MaskPredictor:
     """Predicts the masks of whole sources with any weights; compiles once per bucket.
 
-    The method of the program has `mask_logits(model, batch, *, train=False)`, which returns float32 [B, H, W, 1].
+    The method of the program has `predict(model, batch, *, train=False)`, which returns float32 [B, H, W, 1].
     """
 
     def __init__(self, config: Config, program: Program):
         method, factory, mesh = program.method, program.factory, program.mesh
-        if not hasattr(method, "mask_logits"):
-            raise UserError(f"config.method.name = {config.method.name!r}: predicts no masks; it has no mask_logits")
+        if not isinstance(method, PredictorMethod):
+            raise UserError(f"config.method.name = {config.method.name!r}: predicts no masks; it has no predict")
 
         def logits(params: Any, stats: Any, batch: Batch) -> jax.Array:
-            return method.mask_logits(factory.merge(params, stats), batch)
+            return method.predict(factory.merge(params, stats), batch)
 
         shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
         self._logits = jax.jit(logits, in_shardings=shardings, out_shardings=replicated(mesh))

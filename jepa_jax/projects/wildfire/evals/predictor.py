@@ -11,6 +11,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.in_memory import Arrays, InMemorySource
+from jepa_jax.methods.contract import PredictorMethod
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.restore import restore_state, run_config
@@ -106,7 +107,7 @@ def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> Froz
       UserError: the folder holds no run, no checkpoint yet, or a run of a method that predicts no masks.
     """
     config = changed_config(run_config(workdir), {"eval.batch_size": batch_size})
-    if not hasattr(build_method(config, total_steps=1), "mask_logits"):
+    if not isinstance(build_method(config, total_steps=1), PredictorMethod):
         name = config.method.name
         raise UserError(f"{workdir}: config.method.name = {name!r} predicts no masks; use jepa_jax.load_encoder")
     program, state = restore_state(

@@ -50,10 +50,10 @@ class Pixels(Method):
         return Model(sample["static"].shape[-1], nnx.Rngs(key))
 
     def loss(self, model, target, batch, key, step):
-        logits = self.mask_logits(model, batch)
+        logits = self.predict(model, batch)
         return Output(*mask_loss(logits, batch["target"], batch["known"], **vars(MaskLossConfig())))
 
-    def mask_logits(self, model, batch):
+    def predict(self, model, batch):
         return model(batch)
 
 
@@ -63,7 +63,7 @@ class NormalisedPixels(Pixels):
     def init(self, key: jax.Array, sample: Any) -> nnx.Module:
         return NormalisedModel(sample["static"].shape[-1], nnx.Rngs(key))
 
-    def mask_logits(self, model, batch, *, train=False):
+    def predict(self, model, batch, *, train=False):
         return model(batch, train)
 
 

@@ -67,7 +67,7 @@ def test_one_and_eight_devices_predict_the_same(built):
 def test_a_method_without_masks_is_refused():
     config = tiny_config()
     context, _ = context_of(config)
-    with pytest.raises(UserError, match="method.name = 'image_jepa'.*mask_logits"):
+    with pytest.raises(UserError, match="method.name = 'image_jepa'.*predict"):
         MaskPredictor(config, context.program)
 
 
