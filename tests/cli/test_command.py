@@ -159,6 +159,6 @@ def test_shipped_configs_are_listed_with_their_first_line():
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
     flags = ["--config=quickstart", f"--workdir={tmp_path}/run", "--config.data.source=folder"]
-    assert jepa_jax("train", *flags, f"--config.data.dir={tmp_path}/none").returncode == 2
-    assert jepa_jax("train", *flags, "--config.optim.learning_rate=1").returncode == 2
+    assert main(["train", *flags, f"--config.data.dir={tmp_path}/none"]) == 2
+    assert main(["train", *flags, "--config.optim.learning_rate=1"]) == 2
     assert list(tmp_path.iterdir()) == []
