@@ -1,32 +1,37 @@
-"""The layout of line charts.
+"""The layout of charts: lines, dots, bars, scatter plots and heat maps.
 
 Charts are laid out here and not in the browser: a page is complete without JavaScript, which only adds the values under
-the pointer, the logarithmic axis and hiding a series.
+the pointer, the logarithmic axis and hiding a series. `reports.page.write_figure` writes the same charts as SVG files.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jepa_jax.base.text import LARGEST, short
-from jepa_jax.reports.parts import Card, Chart, Layer, absent
+from jepa_jax.reports.parts import Card, Chart, HeatMap, Layer, MapLabel, absent
 
 MAX_POINTS = 600  # a series is drawn with at most this many points: more than a screen shows, little enough to load
 FEW_POINTS = 30  # the points of a shorter line are marked: a line of one point would be invisible
+MANY_CLASSES = 20  # a scatter plot or heat map of more classes does not name them
 WIDTH, HEIGHT = 1000, 100  # drawing units of templates/parts.html; the SVG is stretched to its box
+CELL, MAP_SIDE = (46.0, 28.0), 520.0  # pixels of a cell of a heat map, and of a map of many cells
+LETTER, TOP = 6.6, 6.0  # pixels of a letter, about, and above a heat map
+COLOURS = 10  # of templates/page.css; more series get hues of their own
 CAP = WIDTH / 160  # half the width of the ends of an interval
 
 
 class Series(NamedTuple):
-    """One line of a chart, or its dots; values that are not finite are marked and leave a gap."""
+    """One line of a chart, its dots or its bars; values that are not finite are marked and leave a gap."""
 
     name: str
     x: Sequence[float] | np.ndarray
     y: Sequence[float] | np.ndarray
-    style: str = "line"  # line | dots | both
+    style: str = "line"  # line | dots | both | points (small dots) | bars (stacked on those of earlier series)
     intervals: Sequence[Sequence[float] | None] = ()  # low and high end at each x, drawn as a bar
+    labels: Sequence[str] = ()  # texts beside the points
 
 
 class Line(NamedTuple):
@@ -37,6 +42,7 @@ class Line(NamedTuple):
     y: np.ndarray
     bad: np.ndarray
     window: int  # of the running mean; 1 for none
+    base: np.ndarray | None = None  # of bars: where they begin
 
 
 class Axis(NamedTuple):
@@ -69,29 +75,36 @@ def line_chart(
     y_label: str = "",
     log: str = "",  # "": a linear y axis alone, "offer": a button for the logarithm, "first": begins with the logarithm
     x_log: bool = False,
-    x_ticks: Sequence[float] = (),  # where the x axis has numbers; by default at round values
+    x_ticks: Sequence[float] | Mapping[float, str] = (),  # places on the x axis, or their names; default: round values
     smooth: bool = False,  # draws long series faint under their running mean
     from_zero: bool = False,  # includes zero in the y axis
     levels: Sequence[tuple[str, float]] = (),  # named horizontal lines
+    x_levels: Sequence[tuple[str, float]] = (),  # named vertical lines
     per_x: tuple[str, float] | None = None,  # a second unit of x under the pointer: ("epoch", 1 / steps_per_epoch)
     wide: bool = False,
 ) -> Card:
     """Returns a card with one chart."""
-    lines = [usable_line(one, x_log, smooth) for one in series]
+    lines = stack_bars([usable_line(one, x_log, smooth) for one in series])
     if not any(len(line.x) or len(line.bad) for line in lines):
         return Card(title, [absent("No values were recorded.")], wide=wide)
-    x_axis = make_x_axis(np.concatenate([part for line in lines for part in (line.x, line.bad)]), x_log)
+    places = [part for line in lines for part in (line.x, line.bad)] + [np.array([x for _, x in x_levels])]
+    width = bar_width(lines)
+    x_axis = make_x_axis(np.concatenate(places), x_log, margin=width)
     ends = [end for one in series for interval in one.intervals if interval for end in interval]
     extra = np.array([value for _, value in levels] + ends, np.float64)
-    y_axes = make_y_axes(np.concatenate([*(line.y for line in lines), extra]), bool(log), from_zero)
+    y_axes = make_y_axes(np.concatenate([*(line.y for line in lines), extra]), bool(log), from_zero or width > 0)
+    names = x_ticks if isinstance(x_ticks, Mapping) else {x: short(x) for x in x_ticks or x_axis.ticks(6)}
     marked = [x for line in lines for x in np.unique(line.bad)[:: max(1, len(line.bad) // 100)]]
+    colours = series_colours(len(series))
     chart = Chart(
         title,
         x_label,
         y_label,
         layers=[make_layer(name, lines, levels, x_axis, axis) for name, axis in y_axes.items()],
-        x_ticks=[(100 * x_axis.place(x), short(x)) for x in x_ticks or x_axis.ticks(6)],
+        x_ticks=[(100 * x_axis.place(x), name) for x, name in names.items()],
+        x_levels=[(100 * x_axis.place(x), name) for name, x in x_levels],
         bad_marks=[WIDTH * x_axis.place(x) for x in marked],
+        colours=colours,
         legend=[one.name for one in series] if len(series) > 1 else [],
         notes=chart_notes(lines),
         starts_log=log == "first" and "log" in y_axes,
@@ -101,10 +114,108 @@ def line_chart(
             "xname": x_label,
             "per": per_x,
             "scales": {name: axis[:2] for name, axis in y_axes.items()},
+            "colours": colours,
             "series": [script_data(line, x_log) for line in lines],
         },
     )
     return Card("", [chart], wide=wide)
+
+
+def scatter_chart(
+    title: str,
+    points: np.ndarray,  # [N, 2]
+    labels: np.ndarray | None = None,  # [N], indices of classes
+    classes: Sequence[str] = (),
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    wide: bool = False,
+) -> Card:
+    """Returns a card with one dot per point, in the colour of its class, on axes without numbers."""
+    groups = [points[labels == index] for index in range(len(classes))] if labels is not None else []
+    names = classes if groups else [title]
+    series = [Series(name, own[:, 0], own[:, 1], "points") for name, own in zip(names, groups or [points], strict=True)]
+    card = line_chart(title, series, x_label=x_label, y_label=y_label, wide=wide)
+    chart = card.parts[0]
+    if not isinstance(chart, Chart):
+        return card
+    layers = [layer._replace(ticks=[]) for layer in chart.layers]
+    legend = chart.legend if len(classes) <= MANY_CLASSES else []
+    bare = chart._replace(layers=layers, x_ticks=[], legend=legend, tall=True, data={**chart.data, "series": []})
+    return card._replace(parts=[bare])
+
+
+def heat_map(
+    title: str,
+    values: Sequence[Sequence[float]] | np.ndarray,  # [rows, columns]
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    limits: tuple[float, float] | None = None,  # the values of the lightest and the darkest cell; default: the extremes
+    text: str = "{:.0f}",
+    least: float = -math.inf,  # smaller values are not written into their cells
+    marked: tuple[int, int] | None = None,  # row and column of a framed cell
+    note: str = "",
+    wide: bool = False,
+) -> Card:
+    """Returns a card with a table of numbers, each cell the darker the larger its value."""
+    numbers = np.asarray(values, np.float64)
+    low, high = limits or (numbers.min(), numbers.max())
+    shades = np.clip((numbers - low) / max(high - low, 1e-12), 0, 1)
+    few = max(numbers.shape) <= MANY_CLASSES
+    if not few:
+        rows, columns = [], []
+    width, height = CELL if few else (MAP_SIDE / numbers.shape[1], MAP_SIDE / numbers.shape[0])
+    left = 36 + LETTER * max(map(len, rows), default=0)
+    right, bottom = left + width * numbers.shape[1], TOP + height * numbers.shape[0]
+    tilted = max(map(len, columns), default=0) > 5
+    depth = 0.7 * LETTER * max(map(len, columns)) if tilted else 12  # of the names of columns
+    turned = ("end", -45) if tilted else ("middle", 0)
+    labels = [
+        *(MapLabel(left - 6, TOP + (i + 0.5) * height + 4, name, "end") for i, name in enumerate(rows)),
+        *(MapLabel(left + (i + 0.5) * width, bottom + 16, name, *turned) for i, name in enumerate(columns)),
+        MapLabel((left + right) / 2, bottom + depth + 26, x_label, "middle"),
+        MapLabel(16, (TOP + bottom) / 2, y_label, "middle", -90),
+    ]
+    cells = []
+    for (row, column), shade in np.ndenumerate(shades):
+        shown = text.format(numbers[row, column]) if few and numbers[row, column] >= least else ""
+        if shown or shade >= 0.002:
+            cells.append((left + column * width, TOP + row * height, float(shade), shown))
+    chosen = None if marked is None else (left + marked[1] * width, TOP + marked[0] * height)
+    frame = left, TOP, right, bottom
+    drawn = HeatMap(title, right + 12, bottom + depth + 34, frame, (width, height), cells, labels, chosen)
+    return Card(title, [drawn], note, wide)
+
+
+def series_colours(count: int) -> list[str]:
+    """Returns a CSS colour for each series."""
+    if count <= COLOURS:
+        return [f"var(--c{index})" for index in range(count)]
+    return [f"hsl({360 * index // count} 65% 50%)" for index in range(count)]
+
+
+def stack_bars(lines: Sequence[Line]) -> list[Line]:
+    """Returns the lines with the bars of each series on top of those of earlier series at the same x."""
+    heights: dict[float, float] = {}
+    stacked = []
+    for line in lines:
+        if line.series.style == "bars":
+            base = np.array([heights.get(x, 0.0) for x in line.x])
+            line = line._replace(base=base, y=base + line.y)
+            heights |= dict(zip(line.x, line.y, strict=True))
+        stacked.append(line)
+    return stacked
+
+
+def bar_width(lines: Sequence[Line]) -> float:
+    """Returns the width of a bar: most of the distance between neighbours; 0 in a chart without bars."""
+    places = np.unique(np.concatenate([line.x for line in lines if line.base is not None] or [np.zeros(0)]))
+    if not len(places):
+        return 0.0
+    return 0.7 * float(np.diff(places).min() if len(places) > 1 else 1.0)
 
 
 def usable_line(series: Series, x_log: bool, smooth: bool) -> Line:
@@ -117,8 +228,10 @@ def usable_line(series: Series, x_log: bool, smooth: bool) -> Line:
     return Line(series, x[good], y[good], x[~good], int(window))
 
 
-def make_x_axis(values: np.ndarray, is_log: bool) -> Axis:
+def make_x_axis(values: np.ndarray, is_log: bool, margin: float = 0.0) -> Axis:
     """Returns the axis of all x; a linear one starts at zero if the first value is near it."""
+    if margin:
+        return Axis(values.min() - margin, values.max() + margin)
     if is_log:
         return Axis(*span(np.log10(values), 0.04), is_log=True)
     low, high = span(values, 0.0)
@@ -141,9 +254,13 @@ def make_layer(
     name: str, lines: Sequence[Line], levels: Sequence[tuple[str, float]], x_axis: Axis, y_axis: Axis
 ) -> Layer:
     """Returns everything that depends on the kind of the y axis."""
-    paths = []
+    paths, labels = [], []
     for index, line in enumerate(lines):
-        paths += line_paths(index, line, x_axis, y_axis)
+        paths += line_paths(index, line, x_axis, y_axis) if line.base is None else []
+        if line.base is not None:
+            paths.append(("bars", index, bar_path(line, bar_width(lines), x_axis, y_axis)))
+        for x, y, text in zip(line.x, line.y, line.series.labels, strict=False):
+            labels.append((100 * x_axis.place(x), 100 * (1 - y_axis.place(y)), text))
         for x, interval in zip(line.series.x, line.series.intervals, strict=False):
             if interval and (interval[0] > 0 or not y_axis.is_log):
                 ends = y_axis.place(np.asarray(interval))
@@ -154,6 +271,7 @@ def make_layer(
         ticks=[(100 * (1 - y_axis.place(value)), short(value)) for value in y_axis.ticks()],
         levels=[(100 * (1 - y_axis.place(value)), text) for text, value in shown],
         paths=paths,
+        labels=labels,
     )
 
 
@@ -165,16 +283,17 @@ def line_paths(index: int, line: Line, x_axis: Axis, y_axis: Axis) -> list[tuple
         drawn = [("raw", line.y), ("line", running_mean(line.y, line.window))]
     paths = []
     for style, values in drawn:
-        x, y = decimate(line.x, values)
+        x, y = (line.x, values) if style == "points" else decimate(line.x, values)
         if y_axis.is_log:
             x, y = x[y > 0], y[y > 0]
         passed = np.searchsorted(np.sort(line.bad), x)
         joined = np.append(False, np.diff(passed) == 0)  # a value that is not finite breaks the line
         x, y = x_axis.place(x), y_axis.place(y)
-        if style != "dots":
+        if style not in ("dots", "points"):
             paths.append((style, index, svg_path(x, y, joined)))
-        if style in ("dots", "both"):
-            paths.append(("dots", index, svg_path(x, y, np.zeros(len(x), bool))))
+        if style in ("dots", "points", "both"):
+            kind = "dots" if style == "both" else style
+            paths.append((kind, index, svg_path(x, y, np.zeros(len(x), bool))))
     return paths
 
 
@@ -194,6 +313,15 @@ def interval_path(x: float, ends: np.ndarray) -> str:
     return f"M{at:.1f} {bottom:.2f}V{top:.2f}{caps}"
 
 
+def bar_path(line: Line, width: float, x_axis: Axis, y_axis: Axis) -> str:
+    """Returns the SVG path of the bars of a series."""
+    assert line.base is not None
+    left, right = (WIDTH * x_axis.place(line.x + side * width / 2) for side in (-1, 1))
+    bottom, top = (HEIGHT * (1 - y_axis.place(ends)) for ends in (line.base, line.y))
+    corners = zip(left, right, bottom, top, strict=True)
+    return "".join(f"M{a:.1f} {low:.2f}V{high:.2f}H{b:.1f}V{low:.2f}Z" for a, b, low, high in corners)
+
+
 def chart_notes(lines: Sequence[Line]) -> list[str]:
     """Returns how many values were not finite, and over how many the running means are taken."""
     notes = [f"{one.series.name}: {len(one.bad):,} non-finite values, marked in red." for one in lines if len(one.bad)]
@@ -204,10 +332,10 @@ def chart_notes(lines: Sequence[Line]) -> list[str]:
 
 
 def script_data(line: Line, x_log: bool) -> dict[str, Any]:
-    """Returns the values of a line as page.js reads them."""
-    x, y = decimate(np.log10(line.x) if x_log else line.x, line.y)
+    """Returns the values of a line as page.js reads them; those of bars are their heights."""
+    x, y = decimate(np.log10(line.x) if x_log else line.x, line.y if line.base is None else line.y - line.base)
     rounded = {"x": [float(f"{value:.6g}") for value in x], "y": [float(f"{value:.6g}") for value in y]}
-    return {"name": line.series.name} | rounded
+    return {"name": line.series.name, "bars": line.base is not None} | rounded
 
 
 def decimate(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:

@@ -4,41 +4,28 @@ import base64
 import datetime
 import functools
 import io
+import math
 import pathlib
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jinja2
+import markupsafe
 import PIL.Image
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import percent, short
-from jepa_jax.reports.parts import Card, Image, Part, absent
+from jepa_jax.reports.parts import Card, Chart, HeatMap, Image, Page, Part, Section, absent
+from jepa_jax.reports.parts import absent_section as absent_section
 
+TEMPLATES = pathlib.Path(__file__).parent / "templates"
 LARGEST_IMAGE = 700_000  # bytes; a larger picture is embedded as JPEG
 
 
-class PageSection(NamedTuple):
-    """Parts under a heading; without a title there is no heading and no link in the navigation."""
-
-    title: str
-    parts: Sequence[Part]
-
-
-class Page(NamedTuple):
-    """A whole page; the badge is a coloured word beside the heading, its style "", good, warn or bad."""
-
-    heading: str
-    sections: Sequence[PageSection]
-    subtitle: str = ""
-    badge: str = ""
-    badge_style: str = ""
-
-
-def absent_section(title: str, text: str) -> PageSection:
-    """Returns a section that only says what is missing."""
-    return PageSection(title, [Card("", [absent(text)])])
+PageSection = Section
 
 
 def embed_png(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
@@ -63,6 +50,19 @@ def embed_image(data: bytes, kind: str, alt: str, style: str = "pixels") -> Imag
     with PIL.Image.open(io.BytesIO(data)) as file:
         width, height = file.size
     return Image(_data_url(data, kind), alt, width, height, style, width)
+
+
+def embed_svg(path: pathlib.Path, alt: str) -> Part:
+    """Returns the figure in an SVG file that `write_figure` wrote."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return absent(f"{path.name} has not been written.")
+    size = re.search(rb'width="([0-9.]+)" height="([0-9.]+)"', data)
+    if not size:
+        return absent(f"{path.name} is not a figure.")
+    width, height = (round(float(side)) for side in size.groups())
+    return Image(_data_url(data, "svg+xml"), alt, width, height, "picture", width)
 
 
 def _data_url(data: bytes, kind: str) -> str:
@@ -91,6 +91,61 @@ def render_parts(parts: Sequence[Part]) -> str:
     return str(module.show(parts))
 
 
+class Panel(NamedTuple):
+    """A chart or heat map in a file: its place, that of its plot, and those of the names of its series."""
+
+    part: Chart | HeatMap
+    x: float
+    width: float
+    height: float
+    left: float = 60
+    top: float = 50
+    right: float = 0
+    bottom: float = 0
+    legend: Sequence[tuple[float, float, str]] = ()
+
+
+def figure_svg(cards: Sequence[Card]) -> str:
+    """Returns the charts and heat maps of cards, side by side, as one SVG document with light colours."""
+    panels: list[Panel] = []
+    for part in [part for card in cards for part in card.parts if isinstance(part, Chart | HeatMap)]:
+        x = panels[-1].x + panels[-1].width if panels else 0.0
+        panels.append(_map_panel(part, x) if isinstance(part, HeatMap) else _chart_panel(part, x))
+    width, height = math.ceil(sum(panel.width for panel in panels)), math.ceil(max(panel.height for panel in panels))
+    light = dict(re.findall(r"(--\w+): (#\w+)", _source("page.css").partition("@media")[0]))
+    style = markupsafe.Markup(_source("drawing.css"))
+    text = _templates().get_template("figure.svg").render(panels=panels, width=width, height=height, style=style)
+    return re.sub(r"var\((--\w+)\)", lambda match: light[match[1]], text)
+
+
+def _source(template: str) -> str:
+    return (TEMPLATES / template).read_text(encoding="utf-8")
+
+
+def _map_panel(part: HeatMap, x: float) -> Panel:
+    return Panel(part, x, part.width, part.height + 36, top=36)
+
+
+def _chart_panel(part: Chart, x: float) -> Panel:
+    """Returns a chart with its legend below, in as many lines as the names need."""
+    left, right, bottom = (16, 464, 450) if part.tall else (60, 504, 290)
+    places, at, y = [], float(left), bottom + 62
+    for name in part.legend:
+        length = 30 + 6.6 * len(name)
+        if at > left and at + length > right:
+            at, y = float(left), y + 20
+        places.append((at, y, name))
+        at += length
+    return Panel(part, x, right + 16, (y if places else bottom + 40) + 16, left, 50, right, bottom, places)
+
+
+def write_figure(path: str | pathlib.Path, cards: Sequence[Card]) -> None:
+    """Writes the charts and heat maps of cards, side by side, as an SVG file."""
+    if pathlib.Path(path).suffix != ".svg":
+        raise UserError(f"{path}: figures are written as SVG; give a name that ends in .svg")
+    write_atomically(path, figure_svg(cards))
+
+
 def write_page(path: str | pathlib.Path, page: Page) -> None:
     write_atomically(path, render(page))
 
@@ -98,7 +153,7 @@ def write_page(path: str | pathlib.Path, page: Page) -> None:
 @functools.cache
 def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -11,6 +11,23 @@ from typing import Any, NamedTuple
 from jepa_jax.base.text import short
 
 
+class Section(NamedTuple):
+    """Parts under a heading; without a title there is no heading and no link in the navigation."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+class Page(NamedTuple):
+    """A whole page; the badge is a coloured word beside the heading, its style "", good, warn or bad."""
+
+    heading: str
+    sections: Sequence[Section]
+    subtitle: str = ""
+    badge: str = ""
+    badge_style: str = ""
+
+
 class Text(NamedTuple):
     """A paragraph with a style (absent, sub, lead, good, warn, bad, preformatted) and an optional bold label."""
 
@@ -156,21 +173,48 @@ class Layer(NamedTuple):
     ticks: Sequence[Label]
     levels: Sequence[Label]
     paths: Sequence[tuple[str, int, str]]  # style, series, the attribute `d` of an SVG path
+    labels: Sequence[tuple[float, float, str]]  # place of a point in percent from the left and the top, text
 
 
 class Chart(NamedTuple):
-    """A laid-out line chart (see charts.py); `data` is what page.js reads."""
+    """A laid-out chart of lines, dots or bars (see charts.py); `data` is what page.js reads."""
 
     title: str
     x_label: str
     y_label: str
     layers: Sequence[Layer]
     x_ticks: Sequence[Label]
+    x_levels: Sequence[Label]
     bad_marks: Sequence[float]
+    colours: Sequence[str]  # of each series
     legend: Sequence[str]
     notes: Sequence[str]
     starts_log: bool
     data: Mapping[str, Any]
+    tall: bool = False
+
+
+class MapLabel(NamedTuple):
+    """A text beside a heat map, turned by an angle in degrees; the anchor is "", middle or end."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = ""
+    angle: float = 0
+
+
+class HeatMap(NamedTuple):
+    """A laid-out table (see charts.py) whose cells are shaded from 0 to 1; the marked cell is framed."""
+
+    title: str
+    width: float
+    height: float
+    frame: tuple[float, float, float, float]  # left, top, right, bottom
+    cell: tuple[float, float]  # width, height
+    cells: Sequence[tuple[float, float, float, str]]  # left, top, shade, text; empty cells are left out
+    labels: Sequence[MapLabel]
+    marked: tuple[float, float] | None = None  # left, top
 
 
 Part = (
@@ -188,12 +232,18 @@ Part = (
     | Bars
     | StackedBars
     | Chart
+    | HeatMap
 )
 
 
 def absent(text: str) -> Text:
     """Returns a sentence that says what is missing."""
     return Text(text, "absent")
+
+
+def absent_section(title: str, text: str) -> Section:
+    """Returns a section that only says what is missing."""
+    return Section(title, [Card("", [absent(text)])])
 
 
 def card_grid(cards: Iterable[Card | None]) -> Grid:

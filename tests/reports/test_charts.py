@@ -1,4 +1,4 @@
-"""Line charts: well-formed for any values, thinned out without losing extremes, with few round ticks."""
+"""Charts: well-formed for any values, thinned out without losing extremes, with few round ticks."""
 
 import re
 import xml.etree.ElementTree
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepa_jax.reports import charts
-from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
 from jepa_jax.reports.page import render_parts
 
 
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 10**9), st.floats()), max_size=40),
-    st.sampled_from(["line", "dots", "both"]),
+    st.sampled_from(["line", "dots", "both", "points", "bars"]),
     st.booleans(),
     st.lists(st.floats(-1e6, 1e6), max_size=2),
 )
@@ -74,3 +74,43 @@ def test_intervals_are_drawn_where_there_are_any_and_the_axis_holds_them():
     layer = line_chart("t", [series], x_ticks=[1, 2]).parts[0].layers[0]
     assert [style for style, _, _ in layer.paths].count("interval") == 1
     assert "40" in [text for _, text in layer.ticks]
+
+
+def test_bars_are_stacked_from_zero_and_their_places_have_names():
+    below, above = Series("a", [0, 1], [2.0, 4.0], "bars"), Series("b", [0, 1], [2.0, 4.0], "bars")
+    chart = line_chart("t", [below, above], x_ticks={0: "small", 1: "large"}).parts[0]
+    paths = [re.findall(r"M[0-9.]+ ([0-9.]+)V([0-9.]+)", path) for _, _, path in chart.layers[0].paths]
+    (low_1, high_1), (low_2, high_2) = paths[0]
+    assert low_1 == low_2 == "100.00"
+    assert [bottom for bottom, _ in paths[1]] == [high_1, high_2]
+    assert abs(float(high_2) - (2 * float(high_1) - 100)) < 0.02  # places have two decimals
+    assert [name for _, name in chart.x_ticks] == ["small", "large"]
+    assert [series["y"] for series in chart.data["series"]] == [[2.0, 4.0], [2.0, 4.0]]
+
+
+def test_labels_stand_at_their_points_and_named_lines_at_their_values():
+    chart = line_chart("t", [Series("a", [0, 8], [0, 1], "dots", labels=["first", "last"])], x_levels=[("budget", 10)])
+    assert [(round(left), text) for left, _, text in chart.parts[0].layers[0].labels] == [(0, "first"), (80, "last")]
+    assert chart.parts[0].x_levels == [(100.0, "budget")]
+
+
+def test_a_scatter_plot_has_every_point_in_the_colour_of_its_class():
+    labels = np.arange(3000) % 12
+    chart = scatter_chart("t", np.random.default_rng(0).normal(size=(3000, 2)), labels, [str(i) for i in range(12)])
+    paths = chart.parts[0].layers[0].paths
+    counts = [(style, series, path.count("M")) for style, series, path in paths]
+    assert counts == [("points", i, 250) for i in range(12)]
+    assert len(set(chart.parts[0].colours)) == 12 and chart.parts[0].x_ticks == []
+    many = scatter_chart("t", np.zeros((30, 2)), np.arange(30), [str(i) for i in range(30)])
+    assert many.parts[0].legend == []
+    assert len(scatter_chart("t", np.zeros((3, 2))).parts[0].layers[0].paths) == 1
+
+
+def test_a_heat_map_shades_between_its_limits_and_names_few_classes():
+    names = ["cat", "dog"]
+    drawn = heat_map("t", [[100, 0], [25, 75]], names, names, limits=(0, 100), least=0.5, marked=(1, 0)).parts[0]
+    assert [(shade, text) for _, _, shade, text in drawn.cells] == [(1.0, "100"), (0.25, "25"), (0.75, "75")]
+    assert [label.text for label in drawn.labels][:4] == [*names, *names]
+    assert drawn.marked == drawn.cells[1][:2]
+    large = heat_map("t", np.eye(50), ["x"] * 50, ["x"] * 50, x_label="predicted", y_label="true").parts[0]
+    assert [label.text for label in large.labels] == ["predicted", "true"] and len(large.cells) == 50

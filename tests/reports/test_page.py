@@ -1,17 +1,19 @@
 """Pages: every text is escaped, nothing is fetched, every part has a macro."""
 
 import typing
+import xml.etree.ElementTree
 
 import jinja2
 import numpy as np
 import PIL.Image
 import pytest
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.profiling.metrics import LABELS
 from jepa_jax.reports import parts
-from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import Page, PageSection, _templates, embed_png, render, render_parts
-from jepa_jax.reports.parts import Card, Grid, Text
+from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
+from jepa_jax.reports.page import _templates, embed_png, embed_svg, figure_svg, render, render_parts, write_figure
+from jepa_jax.reports.parts import Card, Grid, Page, Section, Text
 
 HOSTILE = """<script>alert("x")</script>'&</title>"""
 
@@ -19,8 +21,8 @@ HOSTILE = """<script>alert("x")</script>'&</title>"""
 def hostile_parts():
     """One part of each class, with hostile text in every place for text."""
     chart = line_chart(
-        HOSTILE, [Series(HOSTILE, [1, 2], [3, float("nan")]), Series(HOSTILE, [1], [2])],
-        x_label=HOSTILE, y_label=HOSTILE, levels=[(HOSTILE, 1.0)], per_x=(HOSTILE, 2.0),
+        HOSTILE, [Series(HOSTILE, [1, 2], [3, float("nan")], labels=[HOSTILE]), Series(HOSTILE, [1], [2])],
+        x_label=HOSTILE, y_label=HOSTILE, levels=[(HOSTILE, 1.0)], x_levels=[(HOSTILE, 1.0)], per_x=(HOSTILE, 2.0),
     )  # fmt: skip
     piece = parts.Piece(HOSTILE, 10.0, HOSTILE)
     return [
@@ -38,22 +40,41 @@ def hostile_parts():
         parts.Bars({HOSTILE: [parts.Bar(HOSTILE, 150.0, HOSTILE, HOSTILE), parts.Bar(HOSTILE, None)]}),
         parts.StackedBars([parts.StackedBar([piece], HOSTILE, HOSTILE, 50.0, 20.0)], {HOSTILE: HOSTILE}),
         *chart.parts,
+        *heat_map(HOSTILE, [[1.0]], [HOSTILE], [HOSTILE], x_label=HOSTILE, y_label=HOSTILE, text=HOSTILE).parts,
     ]
 
 
 def test_hostile_text_is_escaped_in_every_part():
     every = hostile_parts()
     assert {type(part) for part in every} == set(typing.get_args(parts.Part))
-    plain = render(Page("page", [PageSection("section", ["text"])]))
-    page = render(Page(HOSTILE, [PageSection(HOSTILE, every)], HOSTILE, HOSTILE, HOSTILE))
+    plain = render(Page("page", [Section("section", ["text"])]))
+    page = render(Page(HOSTILE, [Section(HOSTILE, every)], HOSTILE, HOSTILE, HOSTILE))
     assert "alert" in page and "<script>alert" not in page and "'&<" not in page
     assert page.count("<script>") == plain.count("<script>") == 1
     assert page.count("</title>") == 1
     assert page.count("</script>") == page.count("<script")
 
 
+def test_a_figure_in_a_file_is_one_svg_without_variables_or_hostile_tags(tmp_path):
+    cards = [
+        line_chart("Loss", [Series(HOSTILE, [1, 2], [3, 4]), Series("b" * 80, [1], [2])], log="first"),
+        heat_map(HOSTILE, np.eye(3), ["a", "b", "c"], ["a", "b", "c"], marked=(1, 2)),
+        scatter_chart("PCA", np.zeros((4, 2))),
+    ]
+    figure = figure_svg(cards)
+    root = xml.etree.ElementTree.fromstring(figure)
+    assert len([child for child in root if child.tag.endswith("}svg")]) == 3
+    assert "<script" not in figure and "var(" not in figure and ">Loss<" in figure
+    write_figure(tmp_path / "a.svg", cards)
+    picture = embed_svg(tmp_path / "a.svg", "three")
+    assert picture.source.startswith("data:image/svg+xml;base64,") and picture.width == float(root.get("width"))
+    assert embed_svg(tmp_path / "b.svg", "none") == parts.absent("b.svg has not been written.")
+    with pytest.raises(UserError, match="a.png: figures are written as SVG"):
+        write_figure(tmp_path / "a.png", cards)
+
+
 def test_a_page_asks_for_nothing_outside_itself():
-    page = render(Page("page", [PageSection("section", ["text"])]))
+    page = render(Page("page", [Section("section", ["text"])]))
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'" in page
     for word in ("http:", "https:", "@import", "url(", "fetch(", "<iframe"):
         assert word not in page
@@ -70,7 +91,7 @@ def test_an_unknown_value_is_an_error():
 
 
 def test_sections_without_a_title_are_not_in_the_navigation():
-    page = render(Page("page", [PageSection("", ["one"]), PageSection("Two", ["two"])]))
+    page = render(Page("page", [Section("", ["one"]), Section("Two", ["two"])]))
     assert page.count("<a href=") == 1 and '<a href="#part2">Two</a>' in page and '<section id="part2">' in page
 
 

@@ -49,11 +49,13 @@ document.querySelectorAll(".chart").forEach(chart => {
     const second = data.per ? " · " + data.per[0] + " " + (at * data.per[1]).toFixed(2) : "";
     add(tip, "").textContent = data.xname + " " + text(shown) + second;
     for (const {i, s, k} of near) {
-      const row = add(tip, "s" + i % 8), y = s.y[k], top = ((isLog ? Math.log10(y) : y) - y0) / (y1 - y0);
+      const row = add(tip, ""), y = s.y[k], top = ((isLog ? Math.log10(y) : y) - y0) / (y1 - y0);
       row.textContent = s.name;
+      row.style.color = data.colours[i];
       row.appendChild(document.createElement("b")).textContent = text(y);
-      if (!isFinite(top)) continue;
-      const dot = add(plot, "dot s" + i % 8);
+      if (!isFinite(top) || s.bars) continue;
+      const dot = add(plot, "dot");
+      dot.style.color = data.colours[i];
       dot.style.left = 100 * (s.x[k] - x0) / (x1 - x0) + "%";
       dot.style.top = 100 * (1 - top) + "%";
       extras.push(dot);
