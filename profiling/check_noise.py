@@ -24,11 +24,11 @@ from typing import Any
 from faulty_sweep import VARIABLE, WAITS
 
 from jepa_jax.base.console import Console
-from jepa_jax.base.runner import Runner
 from jepa_jax.base.statistics import compare_speeds, fit_speeds
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
-from jepa_jax.experiments import trial_process
+from jepa_jax.experiments import trial
+from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.sweep import measured_or_run
@@ -98,8 +98,8 @@ def overlap(a: list[float] | None, b: list[float] | None) -> bool:
 def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repeats: int) -> list[SweepRow]:
     """Measures two trials of the same program in turn, one of them slowed; only an idle worker tells them apart."""
     os.environ[VARIABLE] = f"{1 - SLOWED}:wait,{SLOWED}:slow"
-    trial_process.TRIAL_COMMAND = (sys.executable, str(FAULTY_SWEEP))
-    runner = Runner(folder, grace=trial_process.STOP_SECONDS)
+    trial.TRIAL_COMMAND = (sys.executable, str(FAULTY_SWEEP))
+    runner = Runner(folder, grace=trial.STOP_SECONDS)
     own = Combination.of(resolve_config(header["config"]))
     counts = {name: header[name] for name in ("max_batches", "warmup_batches")}
     rows = []
@@ -109,7 +109,7 @@ def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repe
     for number in range(repeats):
         for index in (0, 1) if number % 2 else (1, 0):
             request = TrialRequest(header["config"], rows[index].combination, use_dummy_data=True, **counts)
-            result = measured_or_run(runner, f"{index:03d}_round{number}", request, 600.0)
+            result = measured_or_run(runner, f"{index:03d}_round{number}", [request], 600.0)
             rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
     return rows
 

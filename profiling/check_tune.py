@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.console import Console
-from jepa_jax.base.runner import Runner
 from jepa_jax.base.statistics import FASTER, SAME, compare_speeds, speed_interval
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, override_flags
+from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.trial_process import STOP_SECONDS, run_trial
+from jepa_jax.experiments.trial import STOP_SECONDS, run_trial
 
 LISTS = {
     "batch_sizes": "32,64,128,256", "num_workers": "0,1", "precisions": "float32,bfloat16", "remats": "none",

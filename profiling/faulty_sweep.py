@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jepa_jax.cli.sweep import main as sweep_command
-from jepa_jax.experiments import trial, trial_process
+from jepa_jax.experiments import trial
 from jepa_jax.experiments.rows import Figures
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.platforms import import_jax
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments == ["--help"] else 2
     if arguments[0].startswith("--faults="):
         os.environ[VARIABLE] = arguments[0].partition("=")[2]  # processes of trials inherit it
-        trial_process.TRIAL_COMMAND = (sys.executable, __file__)
+        trial.TRIAL_COMMAND = (sys.executable, __file__)
         return sweep_command(arguments[1:])
     number = int(pathlib.Path(arguments[0]).parent.name.split("_")[0])
     fault = parse_faults(os.environ.get(VARIABLE, "")).get(number, "")

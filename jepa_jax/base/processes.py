@@ -19,6 +19,7 @@ from jepa_jax.base.files import disk_error, write_json
 if TYPE_CHECKING:
     import psutil
 
+PACKAGE_PARENT = pathlib.Path(__file__).resolve().parents[2]
 LOG, PROCESS_FILE = "log.txt", "process.json"
 POLL_SECONDS = 0.05
 TICK_SECONDS = 0.5
@@ -26,15 +27,21 @@ TICK_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a process ended.
-
-    Attributes:
-      message: the last error or line of its log.
-    """
+    """How a process ended; `log` is the end of what it printed."""
 
     exit_code: int
     timed_out: bool
-    message: str
+    log: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.strip() for line in self.log.splitlines() if line.strip()]
+
+    @property
+    def message(self) -> str:
+        """The last error, or the last line, of the log; at most 400 characters."""
+        starts = [i for i, line in enumerate(self.lines) if line.startswith("error: ")]
+        return " ".join(self.lines[starts[-1] if starts else -1 :]).removeprefix("error: ")[:400]
 
 
 def run(
@@ -87,7 +94,7 @@ def run(
     finally:
         kill_group(process)  # workers that outlived it
         process.wait()
-    return Ended(process.returncode, timed_out, last_message(log, begin))
+    return Ended(process.returncode, timed_out, tail(log, begin))
 
 
 def has_ended(process: subprocess.Popen[Any]) -> bool:
@@ -170,13 +177,6 @@ def signal_name(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-def last_message(path: pathlib.Path, begin: int = 0) -> str:
-    """Returns the last error of a log after byte `begin`, or its last line; at most 400 characters."""
-    lines = [line.strip() for line in tail(path, begin).splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
-    return " ".join(lines[starts[-1] if starts else -1 :]).removeprefix("error: ")[:400]
-
-
 def tail(path: pathlib.Path, begin: int = 0, size: int = 16384) -> str:
     """Returns the end of a file after byte `begin`, at most `size` bytes."""
     with open(path, "rb") as file:
@@ -227,6 +227,6 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def python_path(first: pathlib.Path) -> str:
-    """Returns a PYTHONPATH with which another Python finds the modules in `first` before others."""
-    return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH", "")]))
+def python_path() -> str:
+    """Returns a PYTHONPATH with which another Python finds this package before others."""
+    return os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]))

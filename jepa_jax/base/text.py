@@ -72,8 +72,14 @@ def data_size(num_bytes: float) -> str:
     return gib(num_bytes) if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
+def shortened(text: str, length: int = 300) -> str:
+    """Returns the first line of a message, cut to `length` characters."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
 def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.0) -> list:
-    """'.1,.3' -> [0.1, 0.3], in the given order, without repeats."""
+    """Parses ".1,.3" to [0.1, 0.3], in the given order, without repeats."""
     numbers = []
     for part in text.split(","):
         try:

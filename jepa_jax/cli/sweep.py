@@ -8,7 +8,7 @@
 Each repeat is a process of its own: one that runs out of memory, crashes or hangs is listed with its reason. Results
 are on disk after each repeat; after Ctrl-C or kill -9 the same command with --resume continues. A page (.html) and a
 table (.md) are written beside the JSON file. --gpus runs one trial on each GPU of this host at a time; --slurm_array
-writes a script for sbatch instead, and the same command with --collect reads what its tasks have measured.
+submits them to SLURM instead, and the same command with --collect reads what its tasks have measured.
 
 Exit codes: 0 at least one combination was measured, 1 none was, 2 something to fix, 130 Ctrl-C, 143 SIGTERM (what was
 measured is kept).
@@ -57,10 +57,9 @@ def add_flags(parser: Parser) -> None:
         "that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
     )  # fmt: skip
     parser.add_flag("gpus", "LIST", "GPUs of this host to run trials on at once, e.g. 0,1,3; all for all of them")
-    parser.add_switch("slurm_array", "write a request per repeat and a script for sbatch, and measure nothing here")
+    parser.add_switch("slurm_array", "submit a SLURM task per repeat, and measure nothing here")
     parser.add_flag(
-        "slurm_options", "FLAGS", "flags of sbatch for the script, separated by spaces, which win over its "
-        "--gres=gpu:1 and --time", "",
+        "slurm_options", "FLAGS", "flags of sbatch, separated by spaces, which win over --gres=gpu:1 and --time", "",
     )  # fmt: skip
     parser.add_switch("collect", "read what the tasks of --slurm_array have measured, and conclude")
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
@@ -90,7 +89,7 @@ def sweep_from(arguments: argparse.Namespace) -> "Sweep":
     """Returns the sweep that the flags describe."""
     from jepa_jax.experiments.settings import grid_values
     from jepa_jax.experiments.sweep import Sweep
-    from jepa_jax.experiments.trial_process import device_options
+    from jepa_jax.experiments.trial import device_options
     from jepa_jax.runtime.provenance import describe_hardware
 
     config, gpus = config_from(arguments), gpus_from(arguments)
@@ -133,21 +132,20 @@ def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.experiments.slurm_array import collect, write_array
-    from jepa_jax.experiments.sweep import run_sweep, summarise
+    from jepa_jax.experiments.sweep import collect, run_sweep, submit_array, summarise
     from jepa_jax.reports.sweep_page import write_sweep
 
     sweep, again = sweep_from(arguments), arguments.resume or arguments.retry_failed
     limit, batch, missing = arguments.time_limit, arguments.fixed_effective_batch, 0
     if arguments.slurm_array:
-        written = write_array(sweep, time_limit=limit, resume=again, slurm_options=arguments.slurm_options)
+        submitted = submit_array(sweep, time_limit=limit, resume=again, slurm_options=arguments.slurm_options)
         text = (
-            f"{written['tasks']} tasks to run: sbatch {written['script']}\n"
-            "Then, or while they run, the same command with --collect instead of --slurm_array."
+            f"{submitted['tasks']} tasks were submitted as job {submitted['job']}.\n"
+            "When they have ended, or while they run: the same command with --collect instead of --slurm_array."
         )
-        return Result([written], text)
+        return Result([submitted], text)
     if arguments.collect:
-        code, document, missing = collect(sweep, time_limit=limit, fixed_batch=batch)
+        code, document, missing = collect(sweep, fixed_batch=batch)
     else:
         code, document = run_sweep(
             sweep,

@@ -8,7 +8,7 @@ from typing import Any
 
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import PooledNoise
-from jepa_jax.experiments.study_rows import DONE, FINISHED, StudyRow, finite
+from jepa_jax.experiments.rows import DONE, FINISHED, StudyRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,8 @@ def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
 
 def tradeoff_point(group: Group) -> dict[str, Any]:
     """Returns the mean figures of a number of epochs."""
-    means = {key: finite(group.mean(key)) for key in (SELECTION_KEY, "probe_accuracy", "wall_seconds")}
+    keys = (SELECTION_KEY, "probe_accuracy", "wall_seconds")
+    means = {key: group.mean(key) if group.numbers(key) else None for key in keys}
     return {"epochs": group.value, **means}
 
 

@@ -1,4 +1,4 @@
-"""What trials measured: the figures of one trial, and the row that the repeats of a combination become.
+"""What was measured: the figures of a trial, the row of a sweep, the row of a study.
 
 Names of fields are those of the JSON files, see docs/reference/sweep.schema.json.
 """
@@ -16,6 +16,10 @@ from jepa_jax.experiments.settings import Combination
 
 OK, OUT_OF_MEMORY, CRASHED, TIMED_OUT, REFUSED = "ok", "out_of_memory", "crashed", "timed_out", "refused"
 SKIPPED, PENDING = "skipped", "pending"  # of rows whose trials were not run, or not yet
+# Of training runs.
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
+KILLED, TIMEOUT, INTERRUPTED = "killed", "timeout", "interrupted"
+DONE = (FINISHED, DIVERGED)  # running these again would give the same result
 
 # How the figures of repeats become that of a row.
 MEANS = (
@@ -26,6 +30,11 @@ SUMS = ("samples_processed", "measured_batches", "elapsed_seconds")
 LARGEST = ("peak_memory_bytes", "process_memory_bytes")
 # What all repeats of a combination have in common.
 SHARED = ("data_source", "program_fingerprint", "pipeline_fingerprint", "platform", "device_limit_bytes")
+
+
+def known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a JSON object that are fields of a dataclass; other versions may have others."""
+    return {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,18 +99,12 @@ class TrialResult:
         figures = {} if self.figures is None else dataclasses.asdict(self.figures)
         return own | {name: value for name, value in figures.items() if name != "card" or value is not None}
 
-    def on_card(self, name: str) -> "TrialResult":
-        """Returns the result with the name of the card, where the trial could not tell it itself."""
-        if self.figures is None or self.figures.card:
-            return self
-        return dataclasses.replace(self, figures=dataclasses.replace(self.figures, card=name))
-
     def in_words(self) -> str:
         return self.reason if self.figures is None else f"{short(self.figures.samples_per_sec)} images/s"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrialResult":
-        known = {field.name: values[field.name] for field in dataclasses.fields(Figures) if field.name in values}
+        known = known_fields(Figures, values)
         figures = Figures(**known | {"notes": tuple(known.get("notes", ()))}) if values["status"] == OK else None
         seconds = values.get("trial_seconds")
         return cls(values["status"], values["reason"], figures, values.get("round", 0), seconds)
@@ -257,3 +260,38 @@ def skip_larger(rows: Sequence[SweepRow], index: int) -> list[SweepRow]:
         dataclasses.replace(row, status=SKIPPED, reason=reason) if row.status == PENDING and is_larger(row) else row
         for row in rows
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRow:
+    """One training run: the values it was given, how it ended, and its results (None where there are none).
+
+    `attempt_seconds` is the time of the last of `attempts`.
+    """
+
+    name: str
+    lr: float | None  # None where the study keeps the learning rate of the config
+    epochs: int
+    seed: int
+    status: str
+    reason: str = ""
+    exit_code: int | None = None
+    attempts: int = 0
+    attempt_seconds: float = 0.0
+    probe_held_out_accuracy: float | None = None  # None in rows of earlier versions
+    untrained_probe_held_out_accuracy: float | None = None
+    probe_accuracy: float | None = None  # on the test split: nothing is chosen by it
+    untrained_probe_accuracy: float | None = None
+    knn_accuracy: float | None = None
+    wall_seconds: float | None = None
+    cpu_seconds: float | None = None
+    steps: int | None = None
+    final_loss: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        return values if self.lr is not None else {key: value for key, value in values.items() if key != "lr"}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "StudyRow":
+        return cls(**{"lr": None, **known_fields(cls, values)})

@@ -5,33 +5,45 @@ interrupted resumes from its own checkpoint. A run that fails, diverges, hangs o
 reason, and the study continues.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import read_json_or_empty
-from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task, differing_entries
 from jepa_jax.base.selection import SELECTION_KEY
-from jepa_jax.base.text import duration, percent
+from jepa_jax.base.text import duration, number, percent
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
-from jepa_jax.experiments.study_rows import (
-    DONE,
-    FINISHED,
-    INTERRUPTED,
-    StudyRow,
+from jepa_jax.experiments.engine import (
+    EXIT_NO_RESULT,
+    End,
+    Experiment,
+    Progress,
+    Runner,
+    Task,
+    differing_entries,
     explain_exit,
-    reached_epoch,
-    with_results,
 )
+from jepa_jax.experiments.rows import DIVERGED, DONE, FAILED, FINISHED, INTERRUPTED, KILLED, TIMEOUT, StudyRow
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import load_config
 
 GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
+STATUSES = {
+    End.FINISHED: FINISHED, End.DIVERGED: DIVERGED, End.TIMED_OUT: TIMEOUT, End.INTERRUPTED: INTERRUPTED,
+}  # fmt: skip
+# Keys of summary.json that a row repeats.
+SUMMARY_KEYS = (
+    "probe_held_out_accuracy", "untrained_probe_held_out_accuracy", "probe_accuracy", "untrained_probe_accuracy",
+    "knn_accuracy", "wall_seconds", "cpu_seconds", "steps",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +211,44 @@ def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout
         return dataclasses.replace(row, status=FINISHED, reason="", exit_code=EXIT_OK)
     reached = functools.partial(reached_epoch, workdir, run.epochs)
     ended = runner.run(Task(run.name, run_command(study, run), run.name, timeout, reached=reached))
-    status, reason = explain_exit(ended, timeout)
+    end, reason = explain_exit(ended, timeout, "--timeout")
+    status = STATUSES.get(end) or (KILLED if ended.exit_code < 0 else FAILED)
     return dataclasses.replace(row, status=status, reason=reason, exit_code=ended.exit_code)
+
+
+def with_results(row: StudyRow, workdir: pathlib.Path) -> StudyRow:
+    """Returns the row with the results that its run wrote, or with the reason why there are none."""
+    summary = read_json_or_empty(workdir / "summary.json")
+    status, reason = row.status, row.reason
+    if status == FINISHED and not summary:
+        status, reason = FAILED, "exit code 0, but no readable summary.json was written"
+    elif status == FINISHED and summary.get("status", FINISHED) != FINISHED:
+        status, reason = str(summary["status"]), f"summary.json says {summary['status']}"
+    results: dict[str, Any] = {}
+    if summary.get("status", FINISHED) == status:  # otherwise the summary is that of an earlier attempt
+        results = {key: finite(summary.get(key)) for key in SUMMARY_KEYS}
+    if status == FINISHED:
+        results["final_loss"] = finite(summary.get("final_loss", last_metric(workdir, "train/loss")))
+    return dataclasses.replace(row, status=status, reason=reason, **results)
+
+
+def finite(value: Any) -> Any:
+    """Returns a finite number as it is and None for anything else."""
+    return value if number(value) is not None and not isinstance(value, str) else None
+
+
+def reached_epoch(workdir: pathlib.Path, most: float) -> float:
+    """Returns the epoch that a run has reached, at most `most`."""
+    return min(finite(last_metric(workdir, "epoch")) or 0.0, most)
+
+
+def last_metric(workdir: pathlib.Path, key: str) -> Any:
+    """Returns the last value of a metric in metrics.jsonl, read from the end of the file."""
+    with contextlib.suppress(OSError):
+        for line in reversed(processes.tail(workdir / "metrics.jsonl", size=65536).splitlines()):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                return json.loads(line)[key]
+    return None
 
 
 def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:

@@ -1,7 +1,8 @@
-"""The throughput sweep: measures every combination of a grid, one process after the other, or one on each of many GPUs.
+"""The throughput sweep: measures every combination of a grid, one process at a time, or one on each of many GPUs.
 
 Rounds are interleaved: each combination once, then each again, starting elsewhere, so that what slows a machine down
 for a while affects all of them. The results are on disk after each repeat; the same command with --resume continues.
+`submit_array` gives the trials to SLURM instead; `collect` reads what they have measured.
 """
 
 import dataclasses
@@ -12,19 +13,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import EXIT_OK, UserError
-from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner, Task
+from jepa_jax.base.files import write_json
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
-from jepa_jax.experiments.card_pool import run_on_cards
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, Runner, run_on_cards
 from jepa_jax.experiments.recommendation import recommend
-from jepa_jax.experiments.rows import OK, SweepRow, TrialResult, rows_to_json, skip_larger
+from jepa_jax.experiments.rows import OK, REFUSED, SweepRow, TrialResult, rows_to_json, skip_larger
 from jepa_jax.experiments.settings import Combination, TrialRequest, grid
-from jepa_jax.experiments.trial_process import CACHE, STOP_SECONDS, finished_result, run_trial
+from jepa_jax.experiments.slurm import make_executor
+from jepa_jax.experiments.trial import CACHE, RESULT, STOP_SECONDS, finished_result, run_trial
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
 
 OPTIONS = ("use_dummy_data", "gpu_index", "memory_fraction")  # of a request
+LIMIT_FLAG = "--time_limit"
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
+Job = tuple[int, int]  # index of a row, number of a round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +102,20 @@ def run_sweep(
     code = sweep.experiment.execute(
         lambda runner: _measure_rows(runner, progress, sweep, header, rows, time_limit), progress, grace=STOP_SECONDS
     )
-    if code == EXIT_OK and not any(row.status == OK for row in rows):
-        code = EXIT_NO_RESULT
     if not any(open_trials(rows, sweep.repeats)):
         shutil.rmtree(sweep.experiment.folder / CACHE, ignore_errors=True)  # nothing is left to compile
+    return _conclude(sweep, header, rows, fixed_batch, code)
+
+
+def _conclude(
+    sweep: Sweep, header: Mapping[str, Any], rows: Sequence[SweepRow], fixed_batch: int | None, code: int = EXIT_OK
+) -> tuple[int, Document]:
+    """Saves the document with its conclusion; returns it and the exit code."""
     document = make_document(header, rows)
     document["conclusion"] = recommend(rows, config=sweep.config, fixed_batch=fixed_batch).to_dict()
     sweep.experiment.save(document)
-    return code, document
+    is_empty = code == EXIT_OK and not any(row.status == OK for row in rows)
+    return EXIT_NO_RESULT if is_empty else code, document
 
 
 def summarise(sweep: Sweep, document: Document, code: int) -> dict[str, Any]:
@@ -150,77 +160,55 @@ def _measure_rows(
         for left in filter(pathlib.Path.is_dir, runner.folder.iterdir()):  # of results that were removed
             shutil.rmtree(left)
     sweep.experiment.save(make_document(header, rows))
+    cards: Sequence[int | None] = sweep.gpus or (None,)
+    running: dict[Job, float] = {}  # when each began
+    used: set[tuple[int, int | None]] = set()  # combinations and cards that have met
 
-    def keep(job: tuple[int, int], result: TrialResult) -> None:
+    def take(card: int | None) -> Job | None:
+        # Looked for after each trial: one that runs out of memory takes others off the list.
+        waiting = [job for job in open_trials(rows, sweep.repeats) if job not in running]
+        job = next_job([job for job in waiting if job[1] == waiting[0][1]], card, cards, used)
+        if job is not None:
+            running[job] = time.monotonic()
+            used.add((job[0], card))
+        return job
+
+    def run(job: Job, card: int | None, check: Callable[[], None]) -> TrialResult:
+        request = sweep.request(rows[job[0]].combination)
+        requests = [dataclasses.replace(request, gpu_index=one) for one in (card, *cards)] if sweep.gpus else [request]
+        quiet = Runner(runner.folder, grace=runner.grace, on_tick=check)
+        return measured_or_run(quiet, trial_name(*job), requests, time_limit)
+
+    def keep(job: Job, result: TrialResult) -> None:
+        del running[job]
         index, number = job
         repeat = dataclasses.replace(result, round=number)
         rows[index] = rows[index].with_repeat(repeat)
         rows[:] = skip_larger(rows, index)
         sweep.experiment.save(make_document(header, rows))
         progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-        _report(rows, index, repeat, progress, len(sweep.gpus or [0]))
-
-    progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-    if sweep.gpus:
-        return _measure_on_cards(runner, progress, sweep, rows, time_limit, keep)
-    # The next trial is looked for after each one: a trial that runs out of memory takes others off the list.
-    for index, number in open_trials(rows, sweep.repeats):
-        request = sweep.request(rows[index].combination)
-        keep((index, number), measured_or_run(runner, trial_name(index, number), request, time_limit))
-
-
-def _measure_on_cards(
-    runner: Runner,
-    progress: Progress,
-    sweep: Sweep,
-    rows: list[SweepRow],
-    time_limit: float,
-    keep: Callable[[tuple[int, int], TrialResult], None],
-) -> None:
-    """Measures what `rows` do not have yet, one trial on each card at a time."""
-    cards, running, began = sweep.gpus or (), set[tuple[int, int]](), time.monotonic()
-    used: set[tuple[int, int]] = set()  # combinations and cards that have met
-
-    def take(card: int) -> tuple[int, int] | None:
-        waiting = [job for job in open_trials(rows, sweep.repeats) if job not in running]
-        of_round = [job for job in waiting if job[1] == waiting[0][1]]
-        job = next_job(of_round, card, cards, used)
-        if job is not None:
-            running.add(job)
-            used.add((job[0], card))
-        return job
-
-    def run(job: tuple[int, int], card: int, check: Callable[[], None]) -> TrialResult:
-        request = dataclasses.replace(sweep.request(rows[job[0]].combination), gpu_index=card)
-        quiet = Runner(runner.folder, grace=runner.grace, on_tick=check)
-        result = measured_or_run(quiet, trial_name(*job), request, time_limit, cards)
-        return result.on_card(card_name(card))
-
-    def done(job: tuple[int, int], result: TrialResult) -> None:
-        running.remove(job)
-        keep(job, result)
+        _report(rows, index, repeat, progress, len(cards))
 
     def tick() -> None:
-        progress.tick(Task("", (), f"{len(running)} trials on {len(cards)} GPUs"), time.monotonic() - began)
+        labels = [rows[index].combination.label for index, _ in running]
+        label = labels[0] if len(labels) == 1 else f"{len(labels)} trials on {len(cards)} GPUs"
+        progress.tick(label, 0.0, time.monotonic() - min(running.values()))
 
-    run_on_cards(cards, take, run, done, tick)
+    progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
+    run_on_cards(cards, take, run, keep, tick)
 
 
 def next_job(
-    jobs: Sequence[tuple[int, int]], card: int, cards: Sequence[int], used: Collection[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """Returns the next of the (combination, round) for a card; None if it has to leave them to others.
+    jobs: Sequence[Job], card: int | None, cards: Sequence[int | None], used: Collection[tuple[int, int | None]]
+) -> Job | None:
+    """Returns the next job for a card; None if it has to leave them to others.
 
-    A combination is on every card once before it is on any of them twice, however slow a card is: else the speed of a
-    card could not be told from that of a combination. `used` holds the combinations and cards that have met.
+    A combination is on every card once before it is on any of them twice, however slow a card is: otherwise the speed
+    of a card could not be told from that of a combination. `used` holds the combinations and cards that have met.
     """
     fresh = [job for job in jobs if (job[0], card) not in used]
     anywhere = [job for job in jobs if all((job[0], other) in used for other in cards)]
     return next(iter([*fresh, *anywhere]), None)
-
-
-def card_name(index: int) -> str:
-    return f"GPU {index}"
 
 
 def trial_name(index: int, number: int) -> str:
@@ -228,7 +216,7 @@ def trial_name(index: int, number: int) -> str:
     return f"{index:03d}_round{number}"
 
 
-def open_trials(rows: Sequence[SweepRow], repeats: int) -> Iterator[tuple[int, int]]:
+def open_trials(rows: Sequence[SweepRow], repeats: int) -> Iterator[Job]:
     """Yields (row, round) of the repeats to measure, as `rows` stand when the next one is asked for."""
     for number in range(repeats):
         for index in interleaved(len(rows), number, repeats):
@@ -242,21 +230,26 @@ def interleaved(count: int, number: int, rounds: int) -> list[int]:
     return [(start + i) % count for i in range(count)]
 
 
-def measured_or_run(
-    runner: Runner, name: str, request: TrialRequest, time_limit: float, cards: Sequence[int] = ()
-) -> TrialResult:
-    """Measures one repeat, unless it was measured after its sweep had been killed, on any of `cards`.
+def measured_or_run(runner: Runner, name: str, requests: Sequence[TrialRequest], time_limit: float) -> TrialResult:
+    """Measures the first of the requests, unless any was measured after its sweep had been killed.
 
     One that failed then may have failed because its sweep was killed, so it is run again.
     """
-    places: Sequence[int | None] = cards or [request.gpu_index]
-    for card in places:
-        left = finished_result(runner.folder / name, dataclasses.replace(request, gpu_index=card))
+    for request in requests:
+        left = finished_result(runner.folder / name, request)
         if left is not None and left.status == OK:
-            return left.on_card(card_name(card)) if cards and card is not None else left
+            return _on_card(left, request)
     began = time.monotonic()
-    result = run_trial(runner, request, time_limit=time_limit, limit_flag="--time_limit", name=name)
-    return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
+    result = run_trial(runner, requests[0], time_limit=time_limit, limit_flag=LIMIT_FLAG, name=name)
+    result = dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
+    return _on_card(result, requests[0])
+
+
+def _on_card(result: TrialResult, request: TrialRequest) -> TrialResult:
+    """Returns the result with the name of the card, where the trial could not tell it itself."""
+    if result.figures is None or result.figures.card or request.gpu_index is None:
+        return result
+    return dataclasses.replace(result, figures=dataclasses.replace(result.figures, card=f"GPU {request.gpu_index}"))
 
 
 def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress, at_once: int = 1) -> None:
@@ -267,3 +260,64 @@ def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress:
     label = rows[index].combination.label
     pace = repeat.trial_seconds / at_once if repeat.trial_seconds is not None else None
     progress.report(label, repeat.status, repeat.in_words(), pace=pace)
+
+
+def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options: str) -> dict[str, Any]:
+    """Submits an array of SLURM tasks, one per repeat that is not measured yet; returns what the command prints.
+
+    Args:
+      time_limit: seconds of a task.
+      resume: whether there are results to continue.
+      slurm_options: flags of sbatch, separated by spaces.
+    """
+    header, rows = load_document(sweep, resume)
+    if not sweep.use_dummy_data:
+        open_source(sweep.config.data, "train")  # reports missing data now, instead of in every task
+    folder = sweep.experiment.folder.resolve()
+    executor = make_executor(folder / "slurm", slurm_options, "jepa-jax-sweep", time_limit)
+    rows = _collected(sweep, rows)
+    for place in (folder, sweep.output.parent):
+        place.mkdir(parents=True, exist_ok=True)
+    sweep.experiment.save(make_document(header, rows))
+    jobs = list(open_trials(rows, sweep.repeats))
+    for job in jobs:
+        shutil.rmtree(folder / trial_name(*job), ignore_errors=True)
+    requests = [sweep.request(rows[index].combination).to_dict() for index, _ in jobs]
+    names = [trial_name(*job) for job in jobs]
+    count, job_id = len(jobs), None
+    if jobs:
+        submitted = executor.map_array(run_task, [str(folder)] * count, names, requests, [time_limit] * count)
+        job_id = submitted[0].job_id.split("_")[0]
+    return {"tasks": count, "job": job_id, "output_json": str(sweep.output), "exit_code": EXIT_OK}
+
+
+def run_task(folder: str, name: str, request: Mapping[str, Any], time_limit: float) -> None:
+    """Runs one repeat as a task of SLURM and leaves its result, whatever it is, for `collect`."""
+    runner = Runner(pathlib.Path(folder), grace=STOP_SECONDS)
+    trial = TrialRequest.from_dict(request)
+    result = run_trial(runner, trial, time_limit=time_limit, limit_flag=LIMIT_FLAG, name=name)
+    write_json(runner.folder / name / RESULT, result.to_dict())
+
+
+def collect(sweep: Sweep, *, fixed_batch: int | None = None) -> tuple[int, Document, int]:
+    """Reads the results of the tasks that have ended; returns an exit code, the document, and how many are missing."""
+    if not sweep.output.exists():
+        raise UserError(f"--output_json = {sweep.output}: no sweep was begun there; begin it with --slurm_array")
+    header, rows = load_document(sweep, resume=True)
+    rows = _collected(sweep, rows)
+    return *_conclude(sweep, header, rows, fixed_batch), len(list(open_trials(rows, sweep.repeats)))
+
+
+def _collected(sweep: Sweep, rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """Returns the rows with every repeat that has ended since; a row that fails has no more repeats to come."""
+    rows = list(rows)
+    for index, number in open_trials(rows, sweep.repeats):
+        request = sweep.request(rows[index].combination)
+        try:
+            request.configuration()
+            result = finished_result(sweep.experiment.folder / trial_name(index, number), request)
+        except UserError as error:
+            result = TrialResult(REFUSED, str(error))
+        if result is not None:
+            rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
+    return rows

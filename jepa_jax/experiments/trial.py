@@ -1,31 +1,126 @@
-"""The process of one trial: measures one combination of settings once.
+"""Measures one combination of settings once, in a process of its own, so that no failure there ends its parent.
 
     python -m jepa_jax.experiments.trial REQUEST.json RESULT.json
 
-reads the request, measures it (`measurement.py`) and writes the result. What the process can explain by itself (a
-setting that is refused, memory that ran out, an exception) is a result too; what it does not survive is explained by
-the process that started it (`trial_process.py`).
+`run_trial` starts this process, which reads the request, measures it (`measurement.py`) and writes the result. What
+the process can explain by itself (a setting that is refused, memory that ran out, an exception) is a result too; what
+it does not survive is explained by its parent.
 """
 
 import contextlib
 import json
+import os
 import pathlib
+import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
-from jepa_jax.experiments.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, Figures, TrialResult
+from jepa_jax.base.text import shortened
+from jepa_jax.experiments.engine import End, Runner, Task, explain_exit
+from jepa_jax.experiments.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Figures, TrialResult
 from jepa_jax.experiments.settings import TrialRequest
+from jepa_jax.runtime.allocator import pool_fraction, pool_variables
+from jepa_jax.runtime.gpus import only_gpu
 from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.platforms import import_jax
+
+TRIAL_COMMAND: tuple[str, ...] = (sys.executable, "-m", "jepa_jax.experiments.trial")  # + request, result
+REQUEST, RESULT = "request.json", "result.json"
+CACHE = "compiled"  # programs of all trials of a folder: on CPUs a repeat is not compiled again
+CACHED_FROM_SECONDS = 0.2  # of compilation
+STOP_SECONDS = 1.0  # for a trial to end when it is asked to; it has nothing to save
+STATUSES = {End.OUT_OF_MEMORY: OUT_OF_MEMORY, End.TIMED_OUT: TIMED_OUT}  # of other ends without a result: CRASHED
 
 Measure = Callable[[TrialRequest], Figures]
 
 
+def run_trial(
+    runner: Runner,
+    request: TrialRequest,
+    *,
+    time_limit: float,
+    limit_flag: str = "",
+    name: str = "trial",
+    reached: Callable[[], float] = lambda: 0.0,
+) -> TrialResult:
+    """Measures one repeat in a new process.
+
+    Args:
+      runner: its folder is shared by the trials of a sweep, which keep their compiled programs there.
+      time_limit: seconds after which the trial is killed.
+      limit_flag: flag that sets the limit, named in the reason.
+      name: folder for request, result and log; what an earlier trial left there is removed.
+      reached: progress within the trial.
+    """
+    try:
+        request.configuration()
+        environment = child_environment(request, runner.folder)
+    except UserError as error:
+        return TrialResult(REFUSED, str(error))
+    folder = runner.folder / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(folder / REQUEST, request.to_dict())
+    command = [*TRIAL_COMMAND, str(folder / REQUEST), str(folder / RESULT)]
+    ended = runner.run(Task(name, command, request.combination.label, time_limit, environment, reached))
+    result = finished_result(folder, request)
+    # A trial that was done and hung while it closed was measured all the same.
+    if result is not None and (result.status == OK or not ended.timed_out):
+        return result
+    return result_of_end(ended, time_limit, limit_flag)
+
+
+def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "") -> TrialResult:
+    """Returns the result of a trial whose process left none."""
+    end, reason = explain_exit(ended, time_limit, limit_flag)
+    if end is End.FINISHED:
+        reason = f"ended without a result; its last message: {ended.message}"
+    return TrialResult(STATUSES.get(end, CRASHED), reason)
+
+
+def device_options(hardware: Mapping[str, Any], memory_fraction: float | None) -> dict[str, Any]:
+    """Returns the fields of a request that depend on whether there is a GPU.
+
+    Args:
+      hardware: of `provenance.describe_hardware`.
+      memory_fraction: of the GPU's memory, as asked for; by default what the environment says, which training will use.
+    """
+    if hardware["gpu_name"] is None:
+        return {"memory_fraction": memory_fraction, "compile_anew": False}
+    return {"memory_fraction": memory_fraction or pool_fraction(os.environ), "compile_anew": True}
+
+
+def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, str]:
+    """Returns the variables that a trial's process has in addition to those of this one."""
+    variables = {
+        "JAX_COMPILATION_CACHE_DIR": str((folder / CACHE).resolve()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(CACHED_FROM_SECONDS),
+        # Whole programs alone: kernels tuned for other trials would make the time to compile depend on their order.
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "PYTHONPATH": processes.python_path(),
+    }
+    if request.compile_anew:
+        variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    return variables | pool_variables(request.memory_fraction, os.environ) | only_gpu(request.gpu_index)
+
+
+def finished_result(folder: pathlib.Path, request: TrialRequest) -> TrialResult | None:
+    """Returns what a trial wrote at its end, if it was given this request."""
+    try:
+        asked = json.loads((folder / REQUEST).read_text())
+        result = TrialResult.from_dict(json.loads((folder / RESULT).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return result if asked == json.loads(json.dumps(request.to_dict())) else None
+
+
 def measure_request(request: TrialRequest) -> Figures:
+    """Measures a request in this process."""
     import_jax()
     from jepa_jax.experiments.measurement import measure  # here, so that a failure to import jax is a result as well
 
@@ -44,14 +139,8 @@ def attempt(request: TrialRequest, measure: Measure = measure_request) -> TrialR
         return TrialResult(OUT_OF_MEMORY if is_out_of_memory(text) else CRASHED, shortened(text))
 
 
-def shortened(text: str, length: int = 300) -> str:
-    """Returns the first line of a message, cut to `length` characters."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= length else line[: length - 3] + "..."
-
-
 def main(arguments: list[str], measure: Measure = measure_request) -> int:
-    """Runs the trial; checks replace `measure` to make it fail on purpose."""
+    """Runs the process of a trial; checks replace `measure` to make it fail on purpose."""
     request_file, result_file = map(pathlib.Path, arguments)
     processes.end_with_parent()
     with contextlib.suppress(OSError):  # if the machine runs out of memory, the kernel kills the trial, not its parent

@@ -17,10 +17,10 @@ import psutil
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, UserError
-from jepa_jax.base.runner import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.advice import batch_sentences, what_limits
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.experiments.recommendation import (
     Choice,
     Recommendation,
@@ -33,7 +33,7 @@ from jepa_jax.experiments.search import Search, SearchOutcome
 from jepa_jax.experiments.search_space import make_space
 from jepa_jax.experiments.search_trials import Limits, Run, SearchTrial
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.trial_process import CACHE, STOP_SECONDS, device_options, run_trial
+from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, run_trial
 from jepa_jax.experiments.tuned_file import write_tuned
 from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences, num_cores

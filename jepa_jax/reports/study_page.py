@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.experiments.findings import Findings, Group, group_rows, seed_noise, sort_rows
+from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
-from jepa_jax.experiments.study_rows import StudyRow
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.figures import PALETTE, new_figure, save_figure
 from jepa_jax.reports.page import Page, PageSection, write_page

@@ -6,7 +6,7 @@ import pytest
 
 import jepa_jax
 from jepa_jax.experiments.findings import find_best_lr, find_tradeoff
-from jepa_jax.experiments.study_rows import StudyRow
+from jepa_jax.experiments.rows import StudyRow
 
 
 def lr_rows(held_out, test=None):

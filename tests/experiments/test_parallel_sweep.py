@@ -11,8 +11,8 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.flags import Parser
 from jepa_jax.cli.sweep import add_flags, gpus_from
-from jepa_jax.experiments import trial_process
-from jepa_jax.experiments.card_pool import Stopped, run_on_cards
+from jepa_jax.experiments import trial
+from jepa_jax.experiments.engine import Stopped, run_on_cards
 from jepa_jax.experiments.settings import grid_values
 from jepa_jax.experiments.sweep import Sweep, run_sweep
 from tests.tiny import tiny_config
@@ -23,7 +23,7 @@ FAKE_TRIAL = pathlib.Path(__file__).with_name("fake_trial.py")
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(trial_process, "TRIAL_COMMAND", (sys.executable, "-S", str(FAKE_TRIAL)))
+    monkeypatch.setattr(trial, "TRIAL_COMMAND", (sys.executable, "-S", str(FAKE_TRIAL)))
     values = grid_values(tiny_config(), {"batch_sizes": "8,16,32"})
     return Sweep(
         tiny_config(), "tiny", values, tmp_path / "sweep.json", use_dummy_data=True, repeats=2, gpus=(0, 1)

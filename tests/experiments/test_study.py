@@ -128,9 +128,9 @@ def test_each_end_is_a_row_with_its_reason_and_the_study_goes_on(make):
     assert ends == {
         0.1: ("finished", "", 0),
         3.0: ("diverged", "step 7: loss is nan", 3),
-        2.0: ("failed", "exit code 1: --config.optim.lr = 2: too large", 1),
+        2.0: ("failed", "exit code 1; its last message: --config.optim.lr = 2: too large", 1),
         20.0: ("failed", "optim.lr = 20: | too large; use: a = 1", 2),
-        9.0: ("killed", "killed by SIGKILL (out of memory?)", -9),
+        9.0: ("killed", "killed by SIGKILL: as the kernel does when the machine's memory is used up", -9),
         5.0: ("failed", "exit code 0, but no readable summary.json was written", 0),
         0.3: ("finished", "", 0),
     }
@@ -145,7 +145,7 @@ def test_a_run_that_hangs_is_stopped_with_its_workers(make, leaping_clock):
     the_study = make()
     rows = execute(the_study, runs_of(8.0, 6.0), timeout=50.0, grace=50.0)
     assert [row.status for row in rows] == ["timeout", "timeout"]
-    assert rows[0].reason == "stopped after 50 s (--timeout)"
+    assert rows[0].reason == "stopped after 50 s (--timeout: raise it for a slow machine); its log is empty"
     assert rows[0].exit_code == 143 and rows[1].exit_code == -9  # one checkpoints, one has to be killed
     for name in ("lr8.0_epochs2_seed0", "lr6.0_epochs2_seed0"):
         assert not is_alive(int((the_study.output_dir / name / "worker").read_text()))

@@ -17,7 +17,7 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.cli.sweep import main as sweep_command
 from jepa_jax.experiments import sweep as sweep_module
-from jepa_jax.experiments import trial_process
+from jepa_jax.experiments import trial
 from jepa_jax.experiments.rows import Figures, SweepRow, TrialResult, rows_to_json, skip_larger
 from jepa_jax.experiments.settings import FLAGS, Combination, grid, grid_values
 from jepa_jax.experiments.sweep import (
@@ -294,8 +294,8 @@ def test_a_recorded_sweep_of_an_earlier_version_is_read():
 def real(make, monkeypatch):
     """A sweep of real processes, of which the second crashes; programs come from the cache of tests."""
     monkeypatch.delenv("XLA_FLAGS")  # one device
-    monkeypatch.setattr(trial_process, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    monkeypatch.setattr(trial_process, "TRIAL_COMMAND", (sys.executable, str(ROOT / "profiling" / "faulty_sweep.py")))
+    monkeypatch.setattr(trial, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    monkeypatch.setattr(trial, "TRIAL_COMMAND", (sys.executable, str(ROOT / "profiling" / "faulty_sweep.py")))
     monkeypatch.setenv("JEPA_JAX_FAULTS", "1:crash")
     return dataclasses.replace(make(grad_accum="1,3", pipelines="grain,device", repeats=1), max_batches=4)
 

@@ -18,19 +18,19 @@ import pytest
 from jepa_jax.base import processes
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
-from jepa_jax.base.runner import Runner
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import batches_ready
 from jepa_jax.data.sources import open_source
-from jepa_jax.experiments import measurement, trial_process
+from jepa_jax.experiments import measurement, trial
+from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.measurement import StepLoop, measure, pipeline_fingerprint
 from jepa_jax.experiments.settings import KNOBS, Combination, TrialRequest
-from jepa_jax.experiments.trial import attempt
-from jepa_jax.experiments.trial_process import (
+from jepa_jax.experiments.trial import (
+    attempt,
     child_environment,
     device_options,
-    explain_exit,
     finished_result,
+    result_of_end,
     run_trial,
 )
 from jepa_jax.profiling import memory_growth
@@ -287,9 +287,10 @@ def test_what_remat_computes_again_is_no_use_of_the_device():
 def test_an_end_without_a_result_is_explained(monkeypatch, code, log, limited, status):
     limit = 2**40 if limited else resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
-    found = explain_exit(code, log)
+    found = result_of_end(processes.Ended(code, False, log), 1.0)
     assert found.status == status
-    assert explain_exit(-11, "out of memory, trying again\n" + "step\n" * 20).status == "crashed"  # long ago
+    long_ago = processes.Ended(-11, False, "out of memory, trying again\n" + "step\n" * 20)
+    assert result_of_end(long_ago, 1.0).status == "crashed"
     if log and status == "crashed":
         assert log in found.reason
     if code < 0:
@@ -376,13 +377,13 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
     )  # fmt: skip
     result = run_trial(runner(tmp_path), request_of(tiny_config()), time_limit=7, limit_flag="--time_limit")
     assert result.status == "timed_out"
-    assert result.reason == "stopped after 7 s (--time_limit: raise it for a slow machine); its last line: compiling"
+    assert result.reason == "stopped after 7 s (--time_limit: raise it for a slow machine); its last message: compiling"
 
 
 def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
-    monkeypatch.setattr(trial_process, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    monkeypatch.setattr(trial_process, "TRIAL_COMMAND", (sys.executable, str(FAULTY_TRIAL)))
+    monkeypatch.setattr(trial, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    monkeypatch.setattr(trial, "TRIAL_COMMAND", (sys.executable, str(FAULTY_TRIAL)))
     monkeypatch.setenv("JEPA_JAX_FAULTS", "0:out_of_memory")
     request = request_of(tiny_config(), use_dummy_data=True, max_batches=4)
     result = run_trial(runner(tmp_path), request, time_limit=300, name="0")

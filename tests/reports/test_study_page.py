@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from jepa_jax.experiments.findings import find, group_rows
+from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
-from jepa_jax.experiments.study_rows import StudyRow
 from jepa_jax.reports.page import render
 from jepa_jax.reports.study_page import (
     means,

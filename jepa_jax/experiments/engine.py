@@ -1,42 +1,107 @@
-"""Runs the tasks of an experiment one after the other, each in its own process.
+"""Runs the trials and training runs of sweeps, searches and studies, each in a process of its own.
 
-Studies, sweeps and searches share this engine. It keeps their results in one JSON document, holds a lock, stops
-processes that a killed predecessor left behind, shows progress with the time left, and turns Ctrl-C and SIGTERM into
-an exit code. Its user decides which task is next, explains how a task ended, and saves the document after each one.
+An `Experiment` keeps the results in one JSON document, holds a lock, stops processes that a killed predecessor left
+behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one task; `run_on_cards` runs one task per GPU
+at a time. `explain_exit` says how a process ended. The sweep, the search or the study decides which task is next.
 """
 
 import dataclasses
+import enum
 import json
 import pathlib
+import queue
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jepa_jax.base import processes
 from jepa_jax.base.console import ProgressBar
-from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from jepa_jax.base.errors import (
+    EXIT_DIVERGED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    EXIT_USER_ERROR,
+    UserError,
+)
 from jepa_jax.base.files import disk_error, write_json
 from jepa_jax.base.signals import signals_raise
-from jepa_jax.base.text import duration
+from jepa_jax.base.text import duration, shortened
+from jepa_jax.runtime.memory import is_out_of_memory
 
 EXIT_NO_RESULT = 1  # every task has ended, none of them with a result
+TICK_SECONDS = 0.5
+LAST_LINES = 20  # of a log, which may tell why a process ended
 
 Header = Mapping[str, Any]
 T = TypeVar("T")
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+Card = TypeVar("Card", int, int | None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A command to run in its own process."""
+    """A command to run in its own process.
 
-    name: str  # of its folder, which holds its log
+    Attributes:
+      name: of its folder, which holds its log.
+      label: shown beside the progress bar.
+      timeout: seconds after which it is stopped.
+      environment: variables in addition to those of this process.
+      reached: returns the work done so far, in the unit of the progress bar.
+    """
+
+    name: str
     command: Sequence[str]
-    label: str  # beside the progress bar
-    timeout: float | None = None  # seconds
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # in addition to that of this process
-    reached: Callable[[], float] = lambda: 0.0  # work done so far, in the unit of the progress bar
+    label: str
+    timeout: float | None = None
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reached: Callable[[], float] = lambda: 0.0
+
+
+class End(enum.Enum):
+    """How a process ended."""
+
+    FINISHED = enum.auto()
+    DIVERGED = enum.auto()
+    INTERRUPTED = enum.auto()
+    TIMED_OUT = enum.auto()
+    OUT_OF_MEMORY = enum.auto()
+    FAILED = enum.auto()
+
+
+def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str = "") -> tuple[End, str]:
+    """Returns how a process ended, and the reason in words.
+
+    A process that runs out of memory may be told so by XLA, die in an allocation, or be killed by the kernel: its log
+    and its exit code together say which.
+
+    Args:
+      timeout: seconds that it had.
+      flag: flag that sets the timeout, named in the reason.
+    """
+    code, message = ended.exit_code, ended.message
+    how = f"killed by {processes.signal_name(code)}" if code < 0 else f"exit code {code}"
+    last = f"its last message: {message}" if message else "its log is empty"
+    if ended.timed_out:
+        advice = f" ({flag}: raise it for a slow machine)" if flag else ""
+        return End.TIMED_OUT, f"stopped after {timeout:g} s{advice}; {last}"
+    if code == EXIT_OK:
+        return End.FINISHED, ""
+    if code == EXIT_DIVERGED:
+        return End.DIVERGED, message or "the loss became NaN or infinite"
+    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+        return End.INTERRUPTED, f"interrupted from outside ({how}); the same command continues it"
+    told = [line for line in ended.lines[-LAST_LINES:] if is_out_of_memory(line)]
+    if told:
+        return End.OUT_OF_MEMORY, f"{shortened(told[-1])} ({how})"
+    if how == "killed by SIGKILL":
+        return End.OUT_OF_MEMORY, f"{how}: as the kernel does when the machine's memory is used up"
+    return End.FAILED, message if code == EXIT_USER_ERROR and message else f"{how}; {last}"
 
 
 class Progress(ProgressBar):
@@ -49,11 +114,10 @@ class Progress(ProgressBar):
         self.done, self.best = 0.0, ""
         self._paces = list(paces)
 
-    def tick(self, task: Task, elapsed: float) -> None:
+    def tick(self, label: str, reached: float, elapsed: float) -> None:
         """Updates the bar while a task runs; `elapsed`: seconds since it started."""
-        reached = task.reached()
         position = f"{self.done + reached:.3g} of {self.total:g} {self.unit}"
-        self.show(self.done + reached, task.label, position, self.time_left(reached, elapsed), self.best)
+        self.show(self.done + reached, label, position, self.time_left(reached, elapsed), self.best)
 
     def report(self, label: str, status: str, detail: str, *, pace: float | None = None) -> None:
         """Prints the line of a finished task; `pace`: seconds per unit that it took."""
@@ -90,7 +154,7 @@ class Runner:
         def tick() -> None:
             self._on_tick()
             if self.progress:
-                self.progress.tick(task, time.monotonic() - began)
+                self.progress.tick(task.label, task.reached(), time.monotonic() - began)
 
         try:
             return processes.run(
@@ -103,6 +167,66 @@ class Runner:
             )
         finally:
             (folder / processes.PROCESS_FILE).unlink(missing_ok=True)
+
+
+class Stopped(Exception):
+    """Raised in a job's thread when `run_on_cards` is to end."""
+
+
+def run_on_cards(
+    cards: Sequence[Card],
+    take: Callable[[Card], Job | None],
+    run: Callable[[Job, Card, Callable[[], None]], Outcome],
+    keep: Callable[[Job, Outcome], None],
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs one job per card at a time until there are no more.
+
+    Jobs run in threads, everything else in the caller's. An exception, of a job or a signal, stops the other jobs
+    before it is raised.
+
+    Args:
+      take: returns the next job for a card, or None if there is none at the moment; asked again after each job.
+      run: runs a job on a card; it calls its last argument now and then, which raises Stopped when it is to end.
+      keep: takes what a job has returned.
+      tick: called about twice per second.
+    """
+    ended: queue.SimpleQueue[tuple[Card, Job, Outcome | BaseException]] = queue.SimpleQueue()
+    stop = threading.Event()
+    threads: dict[Card, threading.Thread] = {}
+
+    def check() -> None:
+        if stop.is_set():
+            raise Stopped
+
+    def work(card: Card, job: Job) -> None:
+        try:
+            ended.put((card, job, run(job, card, check)))
+        except BaseException as error:  # raised again in the caller's thread
+            ended.put((card, job, error))
+
+    try:
+        while True:
+            for card in [card for card in cards if card not in threads]:
+                job = take(card)
+                if job is not None:
+                    threads[card] = threading.Thread(target=work, args=(card, job), name=f"card-{card}", daemon=True)
+                    threads[card].start()
+            if not threads:
+                return
+            try:
+                card, finished, outcome = ended.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                tick()
+                continue
+            threads.pop(card).join()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            keep(finished, outcome)
+    finally:
+        stop.set()
+        for thread in threads.values():
+            thread.join()
 
 
 @dataclasses.dataclass(frozen=True)

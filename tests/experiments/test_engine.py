@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
-from jepa_jax.base.runner import Experiment, Progress, Task, differing_entries
+from jepa_jax.experiments.engine import Experiment, Progress, Task, differing_entries
 
 
 @pytest.fixture
