@@ -97,15 +97,6 @@ class Legend(NamedTuple):
     meanings: Mapping[tuple[int, int, int], str]
 
 
-class Table(NamedTuple):
-    """Rows of cells; numbers are aligned right, `marked` rows (by index) stand out."""
-
-    rows: Sequence[Sequence[Any]]
-    header: Sequence[str] = ()
-    marked: Sequence[int] = ()
-    style: str = ""
-
-
 class Cell(NamedTuple):
     """A text and what it is sorted by; None sorts last in both directions."""
 
@@ -114,12 +105,21 @@ class Cell(NamedTuple):
     style: str = ""
 
 
-class SortableTable(NamedTuple):
-    """A table that a click on a heading sorts; `columns` maps names to whether they hold numbers."""
+class Table(NamedTuple):
+    """Rows of values or `Cell`s; numbers are aligned right, `marked` rows (by index) stand out.
 
-    columns: Mapping[str, bool]
-    rows: Sequence[Sequence[Cell]]
-    marked: int | None = None
+    A click on a heading sorts the rows of a sortable table, all of whose cells are `Cell`s.
+    """
+
+    rows: Sequence[Sequence[Any]]
+    header: Sequence[str] = ()
+    marked: Sequence[int] = ()
+    style: str = ""
+    sortable: bool = False
+
+    def is_numeric(self, column: int) -> bool:
+        """Returns whether a column of a sortable table has a number to sort by."""
+        return any(isinstance(row[column].key, int | float) for row in self.rows)
 
 
 class Bar(NamedTuple):
@@ -228,7 +228,6 @@ Part = (
     | Link
     | Legend
     | Table
-    | SortableTable
     | Bars
     | StackedBars
     | Chart

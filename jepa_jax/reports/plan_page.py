@@ -20,7 +20,6 @@ from jepa_jax.reports.parts import (
     KeyFigures,
     Part,
     Piece,
-    SortableTable,
     StackedBar,
     StackedBars,
     Table,
@@ -69,10 +68,9 @@ def head(plan: Plan, context: PlanContext) -> list[Part]:
     return [Text(verdict, STYLES.get(estimate.verdict, "warn")), KeyFigures(figures)]
 
 
-def cards_table(plans: Sequence[Plan], context: PlanContext) -> SortableTable:
+def cards_table(plans: Sequence[Plan], context: PlanContext) -> Table:
     """Returns the cards with fit, speed, time and money; a click on a heading sorts."""
-    numbers = ("needed", "of", "samples/s", "nine of ten within", "whole run", "price")
-    columns = {"card": False, "verdict": False, **dict.fromkeys(numbers, True)}
+    columns = ["card", "verdict", "needed", "of", "samples/s", "nine of ten within", "whole run", "price"]
     rows = []
     for plan in plans:
         estimate, cost = plan.estimate, run_cost(plan, context)
@@ -89,7 +87,7 @@ def cards_table(plans: Sequence[Plan], context: PlanContext) -> SortableTable:
             Cell(duration(seconds) if estimate.fits else "-", seconds if estimate.fits else None),
             Cell(f"{price:,.2f}" if price and estimate.fits else "-", price if price and estimate.fits else None),
         ])  # fmt: skip
-    return SortableTable(columns, rows)
+    return Table(rows, columns, sortable=True)
 
 
 def memory_card(estimate: Estimate) -> Card:

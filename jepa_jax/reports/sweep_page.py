@@ -11,7 +11,7 @@ from jepa_jax.experiments.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASU
 from jepa_jax.experiments.settings import Combination
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
-from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, SortableTable, Table, Text, card_grid, pairs
+from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, Table, Text, card_grid, pairs
 from jepa_jax.reports.tables import markdown_table
 
 Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
@@ -82,13 +82,12 @@ def table_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list
     """Returns column -> cells: settings, the figures that any measured row has, and how each row ended."""
     columns = {}
     for knob in knobs:
-        style = "num" if rows and isinstance(rows[0]["combination"][knob], int) else ""
         values = [row["combination"][knob] for row in rows]
-        columns[KNOB_WORDS[knob]] = [Cell(str(value), value, style) for value in values]
+        columns[KNOB_WORDS[knob]] = [Cell(str(value), value) for value in values]
     for name, (measure, show) in COLUMNS.items():
         values = [measure(row) if row["status"] == "ok" else None for row in rows]
         if any(value is not None for value in values):
-            columns[name] = [Cell("–" if value is None else show(value), value, "num") for value in values]
+            columns[name] = [Cell("–" if value is None else show(value), value) for value in values]
     words = [status_words(row) for row in rows]
     columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
     return columns
@@ -302,9 +301,8 @@ def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> PageSe
     rows = fastest_first(rows)
     values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
     columns = table_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
-    numeric = {name: bool(cells) and cells[0].style == "num" for name, cells in columns.items()}
-    marked = next((i for i, row in enumerate(rows) if row is best), None)
-    table = SortableTable(numeric, list(zip(*columns.values(), strict=True)), marked)
+    marked = [i for i, row in enumerate(rows) if row is best]
+    table = Table(list(zip(*columns.values(), strict=True)), list(columns), marked, sortable=True)
     equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     return PageSection("All combinations", [Card("", [table], note)])

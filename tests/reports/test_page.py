@@ -36,7 +36,7 @@ def hostile_parts():
         parts.Link(HOSTILE, HOSTILE),
         parts.Legend({(1, 2, 3): HOSTILE}),
         parts.Table([[HOSTILE, None, 1.5, True]], [HOSTILE], [0], HOSTILE),
-        parts.SortableTable({HOSTILE: True}, [[parts.Cell(HOSTILE, HOSTILE, HOSTILE)]], 0),
+        parts.Table([[parts.Cell(HOSTILE, HOSTILE, HOSTILE)]], [HOSTILE], [0], sortable=True),
         parts.Bars({HOSTILE: [parts.Bar(HOSTILE, 150.0, HOSTILE, HOSTILE), parts.Bar(HOSTILE, None)]}),
         parts.StackedBars([parts.StackedBar([piece], HOSTILE, HOSTILE, 50.0, 20.0)], {HOSTILE: HOSTILE}),
         *chart.parts,
