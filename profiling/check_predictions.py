@@ -56,7 +56,7 @@ def engine_of(row: dict[str, str]) -> str:
 
 def check_predictions(arguments: argparse.Namespace, console: Console) -> Result:
     platforms.prepare_to_plan()
-    from jepa_jax.planning.fit import effect_names, fit, left_out_errors
+    from fit_speed import effect_names, fit, left_out_errors
 
     rows = read_measurements(arguments.measurements)
     compiled = Compiled(console)
@@ -101,7 +101,7 @@ def check_predictions(arguments: argparse.Namespace, console: Console) -> Result
 
 def summaries(rows: list[dict[str, str]], errors: dict[str, list[float]]) -> dict[str, Any]:
     """Returns the errors by mode and by mode and engine, for each way of fitting."""
-    from jepa_jax.planning.fit import error_summary
+    from fit_speed import error_summary
 
     labels = [{row["mode"], f"{row['mode']} {engine_of(row)}"} for row in rows]
     names = sorted(set().union(*labels))
@@ -150,7 +150,7 @@ class Compiled:
         return gpu
 
     def measurement(self, row: dict[str, str], batch: int | None = None) -> Any:
-        from jepa_jax.planning.fit import Measurement
+        from fit_speed import Measurement
 
         size = int(row["batch_size"])
         batch = batch or (size if row["mode"] == "train" else INFER_BATCH)
@@ -194,8 +194,9 @@ class Compiled:
 
 def planning_shares(whole: Any) -> dict[str, dict[str, dict[str, float]]]:
     """Returns the shares that plans use: of the software that stands for XLA, for each architecture."""
+    from fit_speed import Measurement
+
     from jepa_jax.planning.factors import ARCHITECTURES
-    from jepa_jax.planning.fit import Measurement
     from jepa_jax.runtime.hardware import load_table
 
     cards = {capability: gpu for gpu in load_table().values() for capability in [gpu.compute_capability]}

@@ -5,8 +5,8 @@ import pytest
 
 from jepa_jax.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, MATMUL, Kernel
 from jepa_jax.planning.factors import TRAFFIC
-from jepa_jax.planning.fit import Measurement, effect_names, error_summary, fit, left_out_errors
 from jepa_jax.runtime.hardware import load_table
+from profiling.fit_speed import Measurement, effect_names, error_summary, fit, left_out_errors
 
 TABLE = load_table()
 PLANTED = {CONVOLUTION: 0.7, MATMUL: 0.9, ATTENTION: 0.4, TRAFFIC: 0.5}
