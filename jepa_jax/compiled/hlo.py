@@ -1,8 +1,9 @@
-"""Reads the text of a compiled program: bytes moved, collectives, types of its products, calls to the host.
+"""Reads the text of a compiled program: bytes moved, collectives, types of its products, names, calls to the host.
 
 A loop body counts as often as it runs; of the branches of a conditional, the most expensive one counts.
 """
 
+import collections
 import dataclasses
 import math
 import re
@@ -26,6 +27,7 @@ MATMUL_TARGET = re.compile(r"cublas|\$gemm|__triton.*gemm|fmha", re.IGNORECASE)
 
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
+_MODULE = re.compile(r"^HloModule ([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _ASSIGNMENT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 
@@ -85,10 +87,11 @@ class Product(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A parsed program; `entry` names the computation that is called."""
+    """A parsed program; `entry` names the computation that is called, `name` the module."""
 
     computations: dict[str, Computation]
     entry: str
+    name: str = ""
 
     def runs(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
         """Yields every instruction that is executed by itself (fused ones are not), and how often it runs."""
@@ -181,6 +184,21 @@ class CompiledProgram:
                 found.append(Product(kind, types, instruction.scope or fusions.get(name, "")))
         return found
 
+    def op_names(self, is_known: Callable[[str], bool]) -> dict[str, str]:
+        """Returns the op_name of each instruction; a fusion or call without one takes the commonest of its parts.
+
+        Args:
+            is_known: whether an op_name may stand for the whole of a fusion or call.
+        """
+        names = {}
+        for _, _, instruction in self._all():
+            names[instruction.name] = instruction.scope
+            called = instruction.called("calls") or instruction.called("to_apply")
+            if called and not instruction.scope:
+                inside = [part.scope for part in self.computations.get(called, {}).values() if is_known(part.scope)]
+                names[instruction.name] = collections.Counter(inside).most_common(1)[0][0] if inside else ""
+        return names
+
     def host_calls(self) -> list[str]:
         """Returns the instructions that wait for the host: callbacks, infeeds, outfeeds."""
         return [
@@ -213,7 +231,8 @@ def parse_hlo(text: str) -> CompiledProgram:
             current[start.group(2)] = _parse_instruction(start.group(2), bool(start.group(1)), line[start.end() :])
     if not entry:
         raise ValueError("no ENTRY computation: not the text of a compiled program")
-    return CompiledProgram(computations, entry)
+    module = _MODULE.match(text)
+    return CompiledProgram(computations, entry, module[1] if module else "")
 
 
 def _parse_instruction(name: str, is_root: bool, rest: str) -> Instruction:

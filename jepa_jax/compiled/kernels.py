@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jepa_jax.compiled.hlo import ARRAY, FREE, CompiledProgram, Computation, Instruction, parse_hlo
+from jepa_jax.compiled.hlo import ARRAY, FREE, CompiledProgram, Computation, Instruction
 
 CONVOLUTION, MATMUL, ATTENTION, ELEMENTWISE = "convolution", "matmul", "attention", "elementwise"
 KINDS = (CONVOLUTION, MATMUL, ATTENTION, ELEMENTWISE)
@@ -68,9 +68,8 @@ class Cost(NamedTuple):
     bytes: int  # of operands and results, as if nothing stayed in the cache
 
 
-def kernel_costs(hlo_text: str) -> dict[str, Cost]:
-    """Returns the cost of every instruction of what `compiled.as_text()` returns, by its name."""
-    program = parse_hlo(hlo_text)
+def kernel_costs(program: CompiledProgram) -> dict[str, Cost]:
+    """Returns the cost of every instruction of a program, by its name."""
     costs = {}
     for computation in program.computations.values():
         for instruction in computation.values():

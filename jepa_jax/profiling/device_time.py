@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Cost, kernel_costs
 from jepa_jax.profiling.sections import Phase
 
@@ -28,11 +29,6 @@ TOP_OPS = 30
 
 Piece = tuple[str, float, float]  # operation, start, end
 
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_OP_NAME = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
-_CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
-_MODULE = re.compile(r"^HloModule ([\w.\-]+)")
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 
 
@@ -46,36 +42,6 @@ class DeviceTime:
     ops: list[dict[str, Any]]  # the longest: op, scope, phase, share, calls, op_name, gflop_per_second, gb_per_second
     attributed: float  # share of the busy time of instructions with a name
     copy_seconds: float = 0.0  # of copies that are no work of the step
-
-
-def module_name(hlo_text: str) -> str:
-    match = _MODULE.match(hlo_text)
-    return match[1] if match else ""
-
-
-def instruction_names(hlo_text: str) -> dict[str, str]:
-    """Returns instruction -> op_name; a fusion or call without one takes the commonest of what it calls."""
-    names: dict[str, str] = {}
-    inside: dict[str, list[str]] = collections.defaultdict(list)
-    calls: dict[str, str] = {}
-    computation = ""
-    for line in hlo_text.splitlines():
-        instruction = _INSTRUCTION.match(line)
-        if instruction is None:
-            header = _COMPUTATION.match(line)
-            computation = header[1] if header else computation
-        elif found := _OP_NAME.search(line):
-            names[instruction[1]] = found[1]
-            inside[computation].append(found[1])
-        else:
-            names[instruction[1]] = ""
-            if called := _CALLS.search(line):
-                calls[instruction[1]] = called[1]
-    for name, called_name in calls.items():
-        known = [op_name for op_name in inside[called_name] if classify(op_name)[0] != Phase.OTHER]
-        if known:
-            names[name] = collections.Counter(known).most_common(1)[0][0]
-    return names
 
 
 def classify(op_name: str) -> tuple[Phase, str]:
@@ -118,15 +84,29 @@ class TracedOps:
     copy_seconds: float = 0.0
 
 
-def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str = "cpu") -> DeviceTime | None:
+@dataclasses.dataclass(frozen=True)
+class NamedProgram:
+    """What a recording is compared with: op_name and cost of each instruction of a compiled program."""
+
+    module: str
+    op_names: Mapping[str, str]
+    costs: Mapping[str, Cost]  # empty on CPUs
+
+    @classmethod
+    def of(cls, hlo_text: str, platform: str = "cpu") -> "NamedProgram":
+        """Reads what `compiled.as_text()` returns."""
+        program = parse_hlo(hlo_text)
+        names = program.op_names(lambda op_name: classify(op_name)[0] != Phase.OTHER)
+        return cls(program.name, names, kernel_costs(program) if platform != "cpu" else {})
+
+
+def read_device_time(profile: Any, program: NamedProgram, *, steps: int, platform: str = "cpu") -> DeviceTime | None:
     """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program.
 
     Raises:
       NoDevicePlanes: `platform` is an accelerator, of which the recording has nothing.
     """
-    costs = kernel_costs(hlo_text) if platform != "cpu" else {}
-    traced = traced_ops(profile, module_name(hlo_text), steps, platform)
-    return device_time(traced, instruction_names(hlo_text), costs)
+    return device_time(traced_ops(profile, program.module, steps, platform), program.op_names, program.costs)
 
 
 def device_time(traced: TracedOps, names: Mapping[str, str], costs: Mapping[str, Cost]) -> DeviceTime | None:

@@ -8,16 +8,8 @@ from typing import Any
 
 import jax
 
-from jepa_jax.compiled.kernels import Cost, kernel_costs
 from jepa_jax.profiling.compilations import CompiledStep
-from jepa_jax.profiling.device_time import (
-    DeviceTime,
-    NoDevicePlanes,
-    device_time,
-    instruction_names,
-    module_name,
-    traced_ops,
-)
+from jepa_jax.profiling.device_time import DeviceTime, NamedProgram, NoDevicePlanes, read_device_time
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
@@ -132,9 +124,7 @@ class PhaseRecorder:
         self._every, self._kept, self._compiled, self._clock = every_epochs, kept, compiled, clock
         self._trace = ShortTrace()
         self._window: range | None = None  # of steps
-        self._text = ""  # of the compiled program that the following are of
-        self._names: dict[str, str] = {}
-        self._costs: dict[str, Cost] = {}
+        self._text, self._program = "", NamedProgram("", {}, {})  # of the step that was recorded last
         self._last_seconds = 0.0
         self.seconds = 0.0  # that recordings have taken
         self.newest: DeviceTime | None = None
@@ -181,10 +171,9 @@ class PhaseRecorder:
             return False
         text, platform = self._compiled.text(), jax.default_backend()
         if self._text != text:
-            self._text, self._names = text, instruction_names(text)
-            self._costs = kernel_costs(text) if platform != "cpu" else {}
+            self._text, self._program = text, NamedProgram.of(text, platform)
         try:
-            newest = device_time(traced_ops(profile, module_name(text), steps, platform), self._names, self._costs)
+            newest = read_device_time(profile, self._program, steps=steps, platform=platform)
         except NoDevicePlanes:
             self.notes.append(NO_PLANES.format(platform=platform))
             return False
