@@ -1,13 +1,12 @@
 """Finds what slows an epoch down, what to change, and how much there is to gain."""
 
 import dataclasses
-import itertools
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 
 from jepa_jax.profiling import monitor
 from jepa_jax.profiling.epoch_record import EpochRecord
+from jepa_jax.profiling.memory_growth import find_leak
 from jepa_jax.profiling.sections import EpochSection, Section
 
 # Shares above which something is a bottleneck.
@@ -20,11 +19,9 @@ COMPUTE = 0.85  # of the time of a batch; a remark, not a warning
 RAM = 0.85
 GPU_MEMORY = 0.90
 THROTTLED = 0.20  # of the samples
-# A leak needs enough samples, and growth that is clear against its scatter, steady and large enough to matter.
-LEAK_SAMPLES = 16
-LEAK_SIGMAS = 6.0
+# A leak needs enough samples, and growth that is large enough to matter.
+LEAK_SAMPLES, LEAK_PARTS = 16, 4
 LEAK_GROWTH = 0.005  # of the available memory
-LEAK_STEADY = 0.15  # of the growth, at least, from each quarter of the samples to the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,26 +180,6 @@ def _of_gpus(record: EpochRecord) -> Iterator[Bottleneck]:
             yield Bottleneck(f"gpu_{index}_throttled", throttled, message)
 
 
-@dataclasses.dataclass(frozen=True)
-class Leak:
-    gb_per_step: float
-    steps_left: float
-
-
-def find_leak(steps: Sequence[float], used_gb: Sequence[float], free_gb: float) -> Leak | None:
-    """Returns memory growth that goes on all the time; None for a jump (a first evaluation) or for caches that fill."""
-    if len(set(steps)) < LEAK_SAMPLES:
-        return None
-    rate, error = monitor.slope(steps, used_gb)
-    growth = rate * (steps[-1] - steps[0])
-    cuts = [len(steps) * i // 4 for i in range(5)]
-    quarters = [statistics.median(used_gb[a:b]) for a, b in itertools.pairwise(cuts)]
-    steady = all(b - a > LEAK_STEADY * growth for a, b in itertools.pairwise(quarters))
-    if rate <= LEAK_SIGMAS * error or not steady or growth < LEAK_GROWTH * (used_gb[-1] + free_gb):
-        return None
-    return Leak(rate, free_gb / rate)
-
-
 def _leaks(history: Sequence[monitor.Sample]) -> Iterator[Bottleneck]:
     """Looks for leaks in the process and in each GPU's allocator."""
     host = [s for s in history if s["process_ram_gb"] is not None and s["ram_available_gb"] is not None]
@@ -220,13 +197,15 @@ def _leaks(history: Sequence[monitor.Sample]) -> Iterator[Bottleneck]:
 
 def _leak(name: str, where: str, points: Sequence[tuple[int, float, float]]) -> Iterator[Bottleneck]:
     """Looks for a leak in (step, used GB, limit in GB)."""
-    if not points:
+    if len({step for step, _, _ in points}) < LEAK_SAMPLES:
         return
-    _, used, limit = points[-1]
-    leak = find_leak([step for step, _, _ in points], [used for _, used, _ in points], limit - used)
-    if leak is not None:
+    (first, _, _), (last, used, limit) = points[0], points[-1]
+    material = LEAK_GROWTH * limit / (last - first)
+    rate = find_leak([(step, used) for step, used, _ in points], material, LEAK_PARTS)
+    if rate is not None:
+        steps_left = (limit - used) / rate
         message = (
-            f"leak: memory of {where} grows by {1024 * leak.gb_per_step:.2f} MiB per step and is full in "
-            f"{leak.steps_left:,.0f} steps; look for arrays that are kept from step to step"
+            f"leak: memory of {where} grows by {1024 * rate:.2f} MiB per step and is full in "
+            f"{steps_left:,.0f} steps; look for arrays that are kept from step to step"
         )
-        yield Bottleneck(name, min(1.0, 1000 / max(leak.steps_left, 1.0)), message)
+        yield Bottleneck(name, min(1.0, 1000 / max(steps_left, 1.0)), message)

@@ -1,7 +1,6 @@
 """A thread that samples processor, memory and GPUs while a run goes on."""
 
 import itertools
-import math
 import statistics
 import threading
 import time
@@ -9,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import psutil
 
 from jepa_jax.runtime.gpus import GPU_FIELDS, Gpus, jax_gpus
@@ -156,13 +154,3 @@ def latest(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
 
 def gpu_samples(samples: Sequence[Sample], index: int) -> list[dict[str, float | None]]:
     return [sample["gpus"][index] for sample in samples if index < len(sample["gpus"])]
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Returns the least-squares slope of y over x and its standard error; (0, inf) if there is nothing to fit."""
-    if len(x) < 3 or max(x) == min(x):
-        return 0.0, math.inf
-    dx, dy = np.asarray(x) - np.mean(x), np.asarray(y) - np.mean(y)
-    rate = float(dx @ dy / (dx @ dx))
-    residual = dy - rate * dx
-    return rate, math.sqrt(residual @ residual / (len(x) - 2) / (dx @ dx))

@@ -2,10 +2,11 @@
 
 import dataclasses
 import random
+import re
 
 import pytest
 
-from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks, find_leak
+from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks
 from jepa_jax.profiling.metrics import epoch_metrics
 from jepa_jax.profiling.monitor import join_gpus
 from jepa_jax.profiling.sections import Section
@@ -88,23 +89,25 @@ def test_the_first_epoch_may_compile():
     assert not named(find_bottlenecks(record({Section.COMPILE: 50.0}, epoch=1, compilations=1), setting()))
 
 
+def leak_of(used):
+    """Returns the warning about samples of the process's memory in GiB, one per step."""
+    history = [sample(step, process=value) for step, value in enumerate(used)]
+    return named(find_bottlenecks(record(), setting(), history)).get("memory_leak")
+
+
 def test_a_leak_shows_after_a_few_dozen_steps():
     generator = random.Random(0)
-    noise = [generator.gauss(0, 0.01) for _ in range(32)]
-    steps = list(range(32))
-    leak = find_leak(steps, [4 + 0.02 * step + noise[step] for step in steps], free_gb=16.0)
-    assert leak is not None and leak.gb_per_step == pytest.approx(0.02, rel=0.1)
-    assert leak.steps_left == pytest.approx(800, rel=0.1)
-    history = [sample(step, process=4 + 0.02 * step) for step in range(40)]
-    assert "memory_leak" in named(find_bottlenecks(record(), setting(), history))
+    leak = leak_of([4 + 0.02 * step + generator.gauss(0, 0.01) for step in range(32)])
+    rate, left = (float(number.replace(",", "")) for number in re.findall(r"[\d,.]+(?= MiB| steps)", leak.message))
+    assert rate == pytest.approx(1024 * 0.02, rel=0.1) and left == pytest.approx(800, rel=0.1)
+    assert leak.severity == 1 and leak_of([4 + 0.02 * step for step in range(15)]) is None  # too few samples
 
 
 @pytest.mark.parametrize("at", range(4, 62, 5))
 def test_a_jump_is_no_leak(at):
     """The first evaluation of a kind takes memory that stays taken."""
     generator = random.Random(at)
-    used = [(4.0 if step < at else 4.4) + generator.gauss(0, 0.002) for step in range(64)]
-    assert find_leak(list(range(64)), used, free_gb=16.0) is None
+    assert leak_of([(4.0 if step < at else 4.4) + generator.gauss(0, 0.002) for step in range(64)]) is None
 
 
 @pytest.mark.parametrize("shape", ["flat", "filling", "two jumps"])
@@ -115,4 +118,4 @@ def test_memory_that_settles_is_no_leak(shape):
         "filling": [6 - 2 * 0.9**step for step in range(64)],
         "two jumps": [4.0 + (step > 20) + (step > 40) for step in range(64)],
     }[shape]
-    assert find_leak(list(range(64)), used, free_gb=16.0) is None
+    assert leak_of(used) is None

