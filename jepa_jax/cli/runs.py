@@ -89,7 +89,8 @@ def add_profile_flags(parser: Parser) -> None:
 
 
 def run_compare_profiles(arguments: argparse.Namespace, console: Console) -> Result:
-    from jepa_jax.profiling.profile_changes import changes_json, changes_table, compare_profiles, read_profile
+    from jepa_jax.profiling.profile_changes import changes_json, compare_profiles, read_profile
+    from jepa_jax.reports.profile_section import changes_table
 
     if len(arguments.workdirs) != 2:
         raise UserError(f"{len(arguments.workdirs)} arguments: give the folders of two runs, A and B")

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.statistics import CONFIDENCE, bonferroni_level, student_quantile
 from jepa_jax.profiling.sections import EpochSection
 
-CONFIDENCE = 0.95
 # Sections that happen between steps: one value per epoch.
 PER_EPOCH = (EpochSection.VALIDATION_EPOCH, EpochSection.VISUALIZATION_GENERATION, EpochSection.CHECKPOINT)
 TOTALS = ("batch_seconds", "epoch_seconds")
@@ -68,7 +68,7 @@ def compare_profiles(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]
     """Returns the totals, then every section that took time in either profile, largest change first."""
     one, two = samples_of(a), samples_of(b)
     names = [name for name in one if any(one[name]) or any(two.get(name, ()))]
-    level = 1 - (1 - CONFIDENCE) / max(len(names), 1)
+    level = bonferroni_level(len(names))
     changes = [difference(name, one[name], two.get(name, []), level) for name in names]
     totals = [change for change in changes if change.section in TOTALS]
     parts = sorted((c for c in changes if c.section not in TOTALS), key=lambda change: -abs(change.difference))
@@ -99,14 +99,12 @@ def difference(section: str, a: Sequence[float], b: Sequence[float], level: floa
     mean_a, mean_b = (statistics.fmean(values) if values else 0.0 for values in (a, b))
     if min(len(a), len(b)) < 2:
         return Change(section, per, mean_a, mean_b, -math.inf, math.inf, (len(a), len(b)))
-    from scipy import stats
-
     sizes = [effective_size(values) for values in (a, b)]
     parts = [statistics.variance(values) / size for values, size in zip((a, b), sizes, strict=True)]
     error, half = math.sqrt(sum(parts)), 0.0
     if error > 0:
         freedom = sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
-        half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+        half = student_quantile(freedom, level) * error
     shift = mean_b - mean_a
     return Change(section, per, mean_a, mean_b, shift - half, shift + half, (len(a), len(b)))
 
@@ -120,19 +118,6 @@ def effective_size(values: Sequence[float]) -> float:
     together = sum((x - mean) * (y - mean) for x, y in zip(values, values[1:], strict=False))
     correlation = min(max(together / spread, 0.0), 0.9)
     return max(2.0, n * (1 - correlation) / (1 + correlation))
-
-
-def changes_table(changes: Sequence[Change]) -> list[str]:
-    """Returns lines for the terminal."""
-    lines = [f"{'section':<26}{'A':>12}{'B':>12}{'change':>12}   {'95 % interval':<27}"]
-    for change in changes:
-        relative = f"{100 * change.difference / change.a:+.1f} %" if change.a > 0 else "new"
-        interval = "-" if math.isinf(change.high) else f"{1e3 * change.low:+.2f} .. {1e3 * change.high:+.2f} ms"
-        lines.append(
-            f"{change.section:<26}{1e3 * change.a:>9.2f} ms{1e3 * change.b:>9.2f} ms{relative:>12}   {interval:<27}"
-            f"per {change.per}, {change.verdict()}"
-        )
-    return lines
 
 
 def changes_json(changes: Sequence[Change]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The profile in report.html: time by section and epoch, bottlenecks, throughput, memory, operations of the device."""
+"""Profiles for people: the part of report.html, and the table that compares two of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.text import duration, short
 from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.metrics import LABELS
+from jepa_jax.profiling.profile_changes import Change
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import PageSection, absent_section
 from jepa_jax.reports.parts import Card, Part, Piece, StackedBar, StackedBars, Table, Text, absent, card_grid
@@ -135,3 +137,16 @@ def device_cards(device: Mapping[str, Any] | None) -> list[Card]:
             rate_note,
         ),
     ]
+
+
+def changes_table(changes: Sequence[Change]) -> list[str]:
+    """Returns lines for the terminal."""
+    lines = [f"{'section':<26}{'A':>12}{'B':>12}{'change':>12}   {'95 % interval':<27}"]
+    for change in changes:
+        relative = f"{100 * change.difference / change.a:+.1f} %" if change.a > 0 else "new"
+        interval = "-" if math.isinf(change.high) else f"{1e3 * change.low:+.2f} .. {1e3 * change.high:+.2f} ms"
+        lines.append(
+            f"{change.section:<26}{1e3 * change.a:>9.2f} ms{1e3 * change.b:>9.2f} ms{relative:>12}   {interval:<27}"
+            f"per {change.per}, {change.verdict()}"
+        )
+    return lines

@@ -6,8 +6,9 @@ import random
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.profiling.profile_changes import changes_json, changes_table, compare_profiles, difference, read_profile
+from jepa_jax.profiling.profile_changes import changes_json, compare_profiles, difference, read_profile
 from jepa_jax.profiling.sections import EpochSection
+from jepa_jax.reports.profile_section import changes_table
 
 
 def profile(seed, epochs=8, drift=0.0, **step_seconds):
