@@ -37,10 +37,9 @@ from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_m
 from jepa_jax.evals.sources import part_of
 from jepa_jax.experiments.rows import Figures
 from jepa_jax.experiments.settings import TrialRequest
-from jepa_jax.profiling import memory_growth, monitor, peak
-from jepa_jax.profiling.accounting import Ledger
+from jepa_jax.profiling import memory_growth, monitor, speed
+from jepa_jax.profiling.accounting import DeviceClock, Ledger
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
-from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.program.build import Program, build_program, initial_sample
@@ -151,13 +150,13 @@ def measure(
             sources = source, open_split(config.data, "test")
             stack.enter_context(evaluation_and_checkpoint(config, program, sources, loop.state))
         figures = measure_steps(config, request, loop)
-    most, _ = peak.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
+    most, _ = speed.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
     limits = [(one.memory_stats() or {}).get("bytes_limit") for one in mesh.local_devices]
     return dataclasses.replace(
         figures,
         **compiled,
         flops_per_batch=None if step.flops is None else round(step.flops),
-        mfu=peak.mfu(step.flops, figures.avg_step_time, figures.measured_batches or 0, most),
+        mfu=speed.mfu(step.flops, figures.avg_step_time, figures.measured_batches or 0, most),
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,
         devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",

@@ -7,8 +7,8 @@ from typing import Any
 
 from jepa_jax.profiling import monitor
 from jepa_jax.profiling.accounting import Spent, breakdown, percentages
-from jepa_jax.profiling.peak import mfu
 from jepa_jax.profiling.sections import BETWEEN_STEPS, OVERHEADS, EpochSection, Phase, Section
+from jepa_jax.profiling.speed import mfu
 
 Shares = Mapping[Phase, float]  # of the device's time, by phase
 

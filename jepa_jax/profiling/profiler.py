@@ -14,14 +14,13 @@ from typing import Any
 import jax
 
 from jepa_jax.base.files import write_json
-from jepa_jax.profiling import peak
-from jepa_jax.profiling.accounting import Ledger, Spent
+from jepa_jax.profiling.accounting import DeviceClock, Ledger, Spent
 from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks
 from jepa_jax.profiling.compilations import CompiledStep
-from jepa_jax.profiling.device_clock import DeviceClock
 from jepa_jax.profiling.epoch_record import Block, EpochRecord, Observed, make_record
 from jepa_jax.profiling.monitor import Monitor
 from jepa_jax.profiling.sections import EpochSection, Section, Timeline
+from jepa_jax.profiling.speed import peak_flops
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 from jepa_jax.program.build import Length
 from jepa_jax.runtime.provenance import num_cores
@@ -219,7 +218,7 @@ class Profiler(NullProfiler):
         """Returns the peak of the devices; that of a CPU is measured now and then, and the best one counts."""
         now = self._timeline.clock()
         if not self._peak[1] or (self._setting.platform == "cpu" and now - self._peak_at > PEAK_SECONDS):
-            found = peak.peak_flops(self._config.profile.peak_tflops, self._config.train.precision)
+            found = peak_flops(self._config.profile.peak_tflops, self._config.train.precision)
             self._peak = max(found, self._peak, key=lambda known: known[0] or 0.0)
             self._peak_at = now
         return self._peak[0]

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepa_jax.profiling.accounting import Ledger, account, breakdown, percentages
-from jepa_jax.profiling.device_clock import DeviceClock
+from jepa_jax.profiling.accounting import DeviceClock, Ledger, account, breakdown, percentages
 from jepa_jax.profiling.sections import EpochSection, Phase, Section, Timeline
 
 NAMES = [section for section in Section if section not in (Section.COMPILE, Section.OTHER)]

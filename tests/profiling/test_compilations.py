@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jepa_jax.profiling.compilations import CompiledStep, traced_flops
-from jepa_jax.profiling.peak import peak_flops
+from jepa_jax.profiling.speed import peak_flops
 
 
 def test_the_peak_is_that_of_the_devices_that_take_part():
