@@ -30,7 +30,7 @@ from jepa_jax.runtime.start import cache_folder
 
 CLASSES = 1000
 VITS = {f"{name}_patch16_224": name for name in vit.SIZES}  # timm's names
-READERS = ("program/compiled/hlo.py", "program/compiled/kernels.py")  # the code that makes facts of a program
+READERS = ("compiled/hlo.py", "compiled/kernels.py")  # the code that makes facts of a program
 
 
 class Case(NamedTuple):
