@@ -93,14 +93,14 @@ def test_a_missing_workdir_is_a_user_error(tmp_path):
         write_report(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["config.json", "summary.json", "environment.json", "metrics.jsonl", "views.png"])
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1, 2]", b"\xff\xfe\x00", b'{"step": "x", "probe_accuracy": [1]}', b"null\n"]
-)
-def test_a_broken_file_never_raises(tmp_path, name, content):
+def test_a_broken_file_never_raises(tmp_path):
     write_run(tmp_path)
-    (tmp_path / name).write_bytes(content)
-    assert "This part failed" not in text_of(write_report(tmp_path))
+    for name in ("config.json", "summary.json", "environment.json", "metrics.jsonl", "views.png"):
+        whole = (tmp_path / name).read_bytes()
+        for content in (b"", b"{", b"[1, 2]", b"\xff\xfe\x00", b'{"step": "x", "probe_accuracy": [1]}', b"null\n"):
+            (tmp_path / name).write_bytes(content)
+            assert "This part failed" not in text_of(write_report(tmp_path)), (name, content)
+        (tmp_path / name).write_bytes(whole)
 
 
 def test_wrong_types_in_the_summary_never_raise(tmp_path):
@@ -168,10 +168,10 @@ def test_values_are_shown_as_json_writes_them():
 
 
 def test_long_runs_stay_small_and_keep_their_extremes(tmp_path):
-    steps, generator = 100_000, np.random.default_rng(0)
+    steps, generator = 20_000, np.random.default_rng(0)
     keys = ["train/loss", "train/invariance", "train/variance", "train/covariance", "train/lr", "train/grad_norm"]
     values = generator.normal(10, 1, (steps, len(keys))).round(6)
-    values[54_321, 0] = 77.0
+    values[12_345, 0] = 77.0
     with open(tmp_path / "metrics.jsonl", "w") as file:
         for step, row in enumerate(values.tolist()):
             file.write(json.dumps({"step": step, "epoch": step / 1000, **dict(zip(keys, row, strict=True))}) + "\n")
