@@ -14,7 +14,7 @@ from jepa_jax.cli.flags import Parser, override_flags
 TRAIN_COMMAND = (sys.executable, "-m", "jepa_jax", "train")
 ABOUT_RUNS = """
 Each run is a process of its own; the same command continues where it stopped. Writes results.json, results.md,
-results.png and study.html. Exit codes: 0 at least one run finished, 1 none did, 2 something to fix, 130 Ctrl-C,
+results.svg and study.html. Exit codes: 0 at least one run finished, 1 none did, 2 something to fix, 130 Ctrl-C,
 143 SIGTERM (what was measured is kept).
 """
 ABOUT_LR_SEARCH = f"""Trains briefly at several learning rates and compares linear probes on held-out train images.
@@ -65,10 +65,10 @@ def conduct_study(
     epochs: Sequence[int],
     fixed: Mapping[str, Any],
 ) -> Result:
-    """Trains every combination of rate, number of epochs and seed, and writes tables, plot and page."""
+    """Trains every combination of rate, number of epochs and seed, and writes table, figure and page."""
     from jepa_jax.experiments.findings import find
     from jepa_jax.experiments.study import Study, plan_runs, run_study, warmup_share
-    from jepa_jax.reports.study_page import study_markdown, write_plot, write_tables
+    from jepa_jax.reports.experiment_page import study_markdown, write_study
 
     overrides = override_flags(arguments)
     study = Study(
@@ -85,12 +85,10 @@ def conduct_study(
         plan_runs(lrs, epochs, seeds, warmup_share(arguments.config, overrides)),
         timeout=arguments.timeout,
         resume=arguments.resume,
-        on_rows=lambda rows: write_tables(study, rows, find(kind, rows)),
+        on_rows=lambda rows: write_study(study, rows, find(kind, rows)),
     )
     found = find(kind, rows)
-    write_tables(study, rows, found)
-    if rows:
-        write_plot(study, rows)
+    write_study(study, rows, found)
     facts = {**found.facts, "results": str(study.output_dir / "results.json"), "exit_code": code}
     return Result([facts], study_markdown(study, rows, found), code)
 

@@ -133,7 +133,7 @@ def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
 
 def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.experiments.sweep import collect, run_sweep, submit_array, summarise
-    from jepa_jax.reports.sweep_page import write_sweep
+    from jepa_jax.reports.experiment_page import write_sweep
 
     sweep, again = sweep_from(arguments), arguments.resume or arguments.retry_failed
     limit, batch, missing = arguments.time_limit, arguments.fixed_effective_batch, 0

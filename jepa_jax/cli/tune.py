@@ -50,8 +50,8 @@ def add_flags(parser: Parser) -> None:
 
 def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.experiments.tune import TuneOptions, tune
+    from jepa_jax.reports.experiment_page import sweep_page
     from jepa_jax.reports.page import write_page
-    from jepa_jax.reports.sweep_page import sweep_page
 
     others = {
         "output_dir": pathlib.Path(arguments.output_dir).expanduser(),

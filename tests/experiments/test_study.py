@@ -256,7 +256,7 @@ def test_lr_search_from_the_command_line(command, tmp_path):
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["header"]["overrides"] == ["--config.data.seed=8"] and len(content["rows"]) == 6
     assert "optim.lr = 20: \\| too large; use: a = 1" in (tmp_path / "out" / "results.md").read_text()
-    assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out" / "results.svg").read_text()
     assert "Best learning rate: 0.3" in (tmp_path / "out" / "study.html").read_text()
     # Test accuracies (60 % at 0.1, 40 % at 0.3) disagree with held-out ones (40 % and 60 %), which decide.
     assert result["chosen_by"] == "probe_held_out_accuracy"

@@ -1,13 +1,28 @@
-"""The page and the table of a sweep: what was measured is there, what was not says why."""
+"""Pages and tables of sweeps and studies: what was measured is there, what was not says why."""
 
+import dataclasses
 import json
 import pathlib
 import re
 
 import pytest
 
+from jepa_jax.experiments.findings import find, group_rows
+from jepa_jax.experiments.rows import StudyRow
+from jepa_jax.experiments.study import Study
+from jepa_jax.reports.experiment_page import (
+    STUDY_COLUMNS,
+    means_and_intervals,
+    study_charts,
+    study_markdown,
+    study_page,
+    sweep_markdown,
+    sweep_page,
+    table_cells,
+    write_study,
+    write_sweep,
+)
 from jepa_jax.reports.page import render
-from jepa_jax.reports.sweep_page import sweep_markdown, sweep_page, write_sweep
 
 GIB = 2**30
 ROOT = pathlib.Path(__file__).parents[2]
@@ -110,3 +125,72 @@ def test_page_and_table_lie_beside_the_results(document, tmp_path):
     table = write_sweep(document, tmp_path / "sweep.json")
     assert (tmp_path / "sweep.md").read_text() == table
     assert "Use batch 128." in (tmp_path / "sweep.html").read_text()
+
+
+def study_rows():
+    rows = [
+        StudyRow(
+            f"lr{lr}_{seed}",
+            lr,
+            5,
+            seed,
+            "finished",
+            probe_held_out_accuracy=60 + 10 * lr + seed,
+            untrained_probe_held_out_accuracy=30.0,
+            probe_accuracy=90 - 10 * lr,
+        )  # fmt: skip
+        for lr in (0.1, 0.3)
+        for seed in (0, 1)
+    ]
+    return [*rows, StudyRow("lr20", 20.0, 5, 0, "diverged", reason="lr = 20 | too <large>")]
+
+
+def make_study(folder: pathlib.Path) -> Study:
+    return Study("lr_search", "<config>.py", folder, ("train",), ("--config.model.width=8",))
+
+
+def test_columns_that_no_run_fills_are_left_out():
+    cells = table_cells(study_rows(), STUDY_COLUMNS)
+    rows = [[cell.text for cell in row] for row in zip(*cells.values(), strict=True)]
+    assert list(cells) == ["lr", "epochs", "seed", "status", "held-out %", "untrained held-out %", "test %", "reason"]
+    assert rows[0] == ["0.1", "5", "0", "finished", "61.00", "30.00", "89.00", ""]
+    assert rows[-1] == ["20", "5", "0", "diverged", "–", "–", "–", "lr = 20 | too <large>"]
+
+
+def test_charts_have_a_tick_at_every_rate_and_intervals_of_the_seeds():
+    probe, _ = study_charts("lr_search", study_rows())
+    (chart,) = probe.parts
+    assert [text for _, text in chart.x_ticks] == ["0.1", "0.3", "20"]
+    assert all(0 <= place <= 100 for place, _ in chart.x_ticks)  # also the rate that diverged
+    assert len(chart.bad_marks) == 1
+    # Two rates with two seeds 1 apart: pooled variance .5, 2 degrees of freedom, t = 4.303.
+    means, intervals = means_and_intervals(group_rows(study_rows(), "lr"), "probe_held_out_accuracy")
+    assert means[:2] == [61.5, 63.5] and intervals[0] == pytest.approx((61.5 - 2.15135, 61.5 + 2.15135), rel=1e-4)
+    assert sum(style == "interval" for style, _, _ in chart.layers[0].paths) == 2
+    losses = [dataclasses.replace(row, final_loss=row.lr + row.seed) for row in study_rows()]
+    (loss,) = study_charts("lr_search", losses)[1].parts  # losses of different rates have no common variance
+    assert not any(style == "interval" for style, _, _ in loss.layers[0].paths)
+
+
+def test_without_seeds_there_are_no_intervals():
+    probe, _ = study_charts("lr_search", [row for row in study_rows() if row.seed == 0])
+    assert not any(style == "interval" for style, _, _ in probe.parts[0].layers[0].paths)
+
+
+def test_everything_is_written(tmp_path):
+    study, rows = make_study(tmp_path), study_rows()
+    findings = find(study.kind, rows)
+    write_study(study, rows, findings)
+    page, text = (tmp_path / "study.html").read_text(), (tmp_path / "results.md").read_text()
+    for fact in ("Best learning rate: 0.3", "each seed", "untrained 30.0 %", "too &lt;large&gt;", "&lt;config&gt;.py"):
+        assert fact in page, fact
+    assert page.count('<tr class="marked">') == 2  # both runs at the best rate
+    assert "| lr = 20 \\| too <large> |" in text and "- Best learning rate: 0.3" in text
+    assert "<svg" in (tmp_path / "results.svg").read_text()
+
+
+def test_a_study_without_a_result_has_a_page(tmp_path):
+    study, rows = make_study(tmp_path), study_rows()[-1:]
+    findings = find(study.kind, rows)
+    assert "there is no best learning rate" in render(study_page(study, rows, findings))
+    assert "diverged" in study_markdown(study, rows, findings)

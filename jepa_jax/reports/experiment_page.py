@@ -1,17 +1,36 @@
-"""The results of a sweep, or of a search for settings: one page, and a Markdown table."""
+"""The results of sweeps, searches and studies: pages, Markdown tables and figures."""
 
 import functools
+import math
+import operator
 import pathlib
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jepa_jax.base.files import write_atomically
+from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import GIB, gib, number, percent, short
+from jepa_jax.experiments.findings import Findings, Group, group_rows, seed_noise, sort_rows
 from jepa_jax.experiments.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
-from jepa_jax.experiments.settings import Combination
+from jepa_jax.experiments.rows import StudyRow
+from jepa_jax.experiments.study import Study
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
-from jepa_jax.reports.parts import Card, Cell, Grid, KeyFigure, KeyFigures, Table, Text, card_grid, pairs
+from jepa_jax.reports.page import write_figure, write_page
+from jepa_jax.reports.parts import (
+    Card,
+    Cell,
+    Grid,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Section,
+    Table,
+    Text,
+    absent_section,
+    card_grid,
+    pairs,
+)
 from jepa_jax.reports.tables import markdown_table
 
 Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
@@ -56,41 +75,64 @@ def has_finite_loss(row: JsonRow) -> bool:
     return row.get("finite", True) is not False
 
 
-def label_of(row: JsonRow) -> str:
-    return Combination.from_dict(row["combination"]).label
+class Column(NamedTuple):
+    """A column of a table: its value in a row, and how a known value is written."""
+
+    value: Callable[[Any], Any]
+    show: Callable[[Any], str] = str
+
+
+def table_cells(rows: Sequence[Any], columns: Mapping[str, Column]) -> dict[str, list[Cell]]:
+    """Returns column -> cells; columns that no row fills are left out."""
+    found = {}
+    for name, column in columns.items():
+        values = [column.value(row) for row in rows]
+        if any(value not in (None, "") for value in values):
+            found[name] = [Cell("–" if value is None else column.show(value), value) for value in values]
+    return found
+
+
+def make_table(cells: Mapping[str, Sequence[Cell]], marked: Sequence[int]) -> Table:
+    return Table(list(zip(*cells.values(), strict=True)), list(cells), marked, sortable=True)
+
+
+def cells_markdown(cells: Mapping[str, Sequence[Cell]]) -> str:
+    """Returns a Markdown table in which numbers are aligned right."""
+    table = make_table(cells, [])
+    right = [name for i, name in enumerate(cells) if table.is_numeric(i)]
+    return markdown_table(list(cells), [[cell.text for cell in row] for row in table.rows], right)
 
 
 three_digits = functools.partial(short, digits=3)
 speed_of = _field("samples_per_sec")
 wait_percent = _field("data_wait_fraction", 100)
-# Column of both tables -> its value in a row, how the value is written.
-COLUMNS: dict[str, tuple[Measure, Callable[[float], str]]] = {
-    "images/s": (speed_of, short),
-    "95 %": (interval_percent, "± {:.1f} %".format),
-    "step ms": (_field("step_time_p50", 1e3), three_digits),
-    "p95 ms": (_field("step_time_p95", 1e3), three_digits),
-    "memory GiB": (memory_gib, "{:.2f}".format),
-    "data wait %": (wait_percent, three_digits),
-    "MFU %": (_field("mfu", 100), three_digits),
-    "GPU %": (_field("gpu_sm_util"), three_digits),
-    "CPU %": (_field("cpu_percent"), three_digits),
-    "compile s": (_field("compile_seconds"), three_digits),
+SWEEP_COLUMNS = {
+    "images/s": Column(speed_of, short),
+    "95 %": Column(interval_percent, "± {:.1f} %".format),
+    "step ms": Column(_field("step_time_p50", 1e3), three_digits),
+    "p95 ms": Column(_field("step_time_p95", 1e3), three_digits),
+    "memory GiB": Column(memory_gib, "{:.2f}".format),
+    "data wait %": Column(wait_percent, three_digits),
+    "MFU %": Column(_field("mfu", 100), three_digits),
+    "GPU %": Column(_field("gpu_sm_util"), three_digits),
+    "CPU %": Column(_field("cpu_percent"), three_digits),
+    "compile s": Column(_field("compile_seconds"), three_digits),
 }
 
 
-def table_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
-    """Returns column -> cells: settings, the figures that any measured row has, and how each row ended."""
-    columns = {}
-    for knob in knobs:
-        values = [row["combination"][knob] for row in rows]
-        columns[KNOB_WORDS[knob]] = [Cell(str(value), value) for value in values]
-    for name, (measure, show) in COLUMNS.items():
-        values = [measure(row) if row["status"] == "ok" else None for row in rows]
-        if any(value is not None for value in values):
-            columns[name] = [Cell("–" if value is None else show(value), value) for value in values]
-    words = [status_words(row) for row in rows]
-    columns["status"] = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in words]
-    return columns
+def sweep_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
+    """Returns settings, the figures that any measured row has, and how each row ended."""
+
+    def knob(name: str) -> Column:
+        return Column(lambda row: row["combination"][name])
+
+    def measured(column: Column) -> Column:
+        return column._replace(value=lambda row: column.value(row) if row["status"] == "ok" else None)
+
+    columns = {KNOB_WORDS[name]: knob(name) for name in knobs}
+    columns |= {name: measured(column) for name, column in SWEEP_COLUMNS.items()}
+    ends = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in map(status_words, rows)]
+    return table_cells(rows, columns) | {"status": ends}
 
 
 def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
@@ -98,22 +140,19 @@ def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
 
 
 def status_words(row: JsonRow) -> str:
-    """Returns how a row ended; for a measured one, what is wrong with it."""
+    """Returns how a row ended and why; for a measured one, what is wrong with it."""
     if row["status"] == "ok" and not has_finite_loss(row):
         return "loss not finite"
     if row["status"] == "ok" and row.get("leak"):
-        return "leaks"
-    return STATUS_WORDS.get(row["status"]) or str(row["status"]).replace("_", " ")
+        slope = number(row.get("memory_slope_bytes_per_step"))
+        return "leaks" + ("" if slope is None else f": memory grows by {slope / 2**20:.2f} MiB per step")
+    words = STATUS_WORDS.get(row["status"]) or str(row["status"]).replace("_", " ")
+    return f"{words}: {row['reason']}" if row["status"] != "ok" and row.get("reason") else words
 
 
 def sweep_markdown(rows: Sequence[JsonRow]) -> str:
     """Returns a table of every row, the fastest first."""
-    rows = fastest_first(rows)
-    columns = table_cells(rows, KNOB_WORDS)
-    lines = [[cells[i].text for cells in columns.values()] for i in range(len(rows))]
-    for line, row in zip(lines, rows, strict=True):
-        line[-1] += f": {row['reason']}" if row["status"] != "ok" and row.get("reason") else ""
-    return markdown_table(list(columns), lines, right=COLUMNS)
+    return cells_markdown(sweep_cells(fastest_first(rows), KNOB_WORDS))
 
 
 def write_sweep(document: Document, output: pathlib.Path) -> str:
@@ -142,17 +181,16 @@ def sweep_page(document: Document) -> Page:
         subtitle=" · ".join(filter(None, (machine.get("gpu_name"), machine.get("cpu"), cores, header.get("created")))),
         sections=[
             sweep_headline(rows, best, conclusion),
-            PageSection("The choice", [choice_card(conclusion)]),
-            PageSection("Charts", [card_grid(charts)]),
+            Section("The choice", [choice_card(conclusion)]),
+            Section("Charts", [card_grid(charts)]),
             knob_section(conclusion),
             combination_section(rows, best),
-            *failure_sections(rows),
-            PageSection("How it was measured", [provenance(header)]),
+            Section("How it was measured", [provenance(header)]),
         ],
     )
 
 
-def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Mapping[str, Any]) -> PageSection:
+def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Mapping[str, Any]) -> Section:
     """Returns the most important figures."""
     if best is None:
         return absent_section("", "No combination was measured.")
@@ -169,7 +207,7 @@ def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Ma
         KeyFigure("Noise of one repeat", percent(conclusion.get("noise_percent")), "pooled over all rows"),
         KeyFigure("Failed", str(failed), f"of {len(rows)} combinations"),
     ]
-    return PageSection("", [KeyFigures(figures)])
+    return Section("", [KeyFigures(figures)])
 
 
 def gain_words(conclusion: Mapping[str, Any]) -> tuple[str, str]:
@@ -272,7 +310,7 @@ def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
     )
 
 
-def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
+def knob_section(conclusion: Mapping[str, Any]) -> Section:
     """Returns a table of the effect of each setting."""
     title = "What each setting does"
     rows = []
@@ -293,35 +331,18 @@ def knob_section(conclusion: Mapping[str, Any]) -> PageSection:
         return absent_section(title, "Only one value of each setting was measured.")
     note = "Speed at the second value over speed at the first, between combinations that are otherwise equal."
     header = ["setting", "from → to", "ratio", "95 % interval", "smallest and largest pair", "effect"]
-    return PageSection(title, [Card("", [Table(rows, header)], note)])
+    return Section(title, [Card("", [Table(rows, header)], note)])
 
 
-def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> PageSection:
+def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Section:
     """Returns every row, the fastest first, in a table that can be sorted; equal settings are named once below it."""
     rows = fastest_first(rows)
     values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
-    columns = table_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
-    marked = [i for i, row in enumerate(rows) if row is best]
-    table = Table(list(zip(*columns.values(), strict=True)), list(columns), marked, sortable=True)
+    columns = sweep_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
+    table = make_table(columns, [i for i, row in enumerate(rows) if row is best])
     equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
-    return PageSection("All combinations", [Card("", [table], note)])
-
-
-def failure_sections(rows: Sequence[JsonRow]) -> list[PageSection]:
-    """Returns the rows that were not measured, or not soundly, and why; nothing if there are none."""
-    listed = [
-        [label_of(row), status_words(row), row.get("reason")] for row in rows if row["status"] not in ("ok", "pending")
-    ]
-    for row in rows:
-        if row["status"] == "ok" and row.get("leak"):
-            slope = number(row.get("memory_slope_bytes_per_step"))
-            growth = "" if slope is None else f" by {slope / 2**20:.2f} MiB per step"
-            listed.append([label_of(row), "leaks", f"memory grows{growth}"])
-        if row["status"] == "ok" and not has_finite_loss(row):
-            listed.append([label_of(row), "measured", "the loss is not finite"])
-    table = Table(listed, ["combination", "how it ended", "reason"])
-    return [PageSection("Failures", [Card("", [table])])] if listed else []
+    return Section("All combinations", [Card("", [table], note)])
 
 
 def provenance(header: Mapping[str, Any]) -> Grid:
@@ -347,3 +368,99 @@ def _known_pairs(values: Mapping[str, Any]) -> Table:
         for key, value in values.items()
         if value is not None
     )
+
+
+def _run_column(field: str, form: str) -> Column:
+    return Column(operator.attrgetter(field), lambda value: format(value, form))
+
+
+STUDY_COLUMNS = {
+    "lr": _run_column("lr", ".6g"),
+    "epochs": _run_column("epochs", ".6g"),
+    "seed": _run_column("seed", "d"),
+    "status": _run_column("status", ""),
+    "held-out %": _run_column(SELECTION_KEY, ".2f"),
+    "untrained held-out %": _run_column(f"untrained_{SELECTION_KEY}", ".2f"),
+    "test %": _run_column("probe_accuracy", ".2f"),
+    "untrained test %": _run_column("untrained_probe_accuracy", ".2f"),
+    "k-NN test %": _run_column("knn_accuracy", ".2f"),
+    "loss": _run_column("final_loss", ".6g"),
+    "time s": _run_column("wall_seconds", ".1f"),
+    "CPU s": _run_column("cpu_seconds", ".1f"),
+    "steps": _run_column("steps", "d"),
+    "reason": _run_column("reason", ""),
+}
+STUDY_NOTE = "Nothing is chosen by the test columns. The log of a run is <run>/log.txt."
+PROBE = ("Linear probe, held-out train images", SELECTION_KEY, "%")
+# Kind of study -> field on the x axis, whether that axis is logarithmic, and (title, field, unit) of each chart.
+STUDY_CHARTS = {
+    "lr_search": ("lr", True, (PROBE, ("Final loss", "final_loss", ""))),
+    "epoch_tradeoff": ("epochs", False, (PROBE, ("Time", "wall_seconds", "s"))),
+}
+
+
+def write_study(study: Study, rows: Iterable[StudyRow], findings: Findings) -> None:
+    """Writes results.md, study.html and results.svg."""
+    rows = sort_rows(rows)
+    write_atomically(study.output_dir / "results.md", study_markdown(study, rows, findings))
+    write_page(study.output_dir / "study.html", study_page(study, rows, findings))
+    write_figure(study.output_dir / "results.svg", study_charts(study.kind, rows))
+
+
+def study_markdown(study: Study, rows: Sequence[StudyRow], findings: Findings) -> str:
+    """Returns the table of all runs and the findings."""
+    table = cells_markdown(table_cells(sort_rows(rows), STUDY_COLUMNS))
+    facts = " ".join([study.config, *study.overrides])
+    return f"# {study.kind}: `{facts}`\n\n{table}\n" + "".join(f"- {text}\n" for text in findings.sentences)
+
+
+def study_page(study: Study, rows: Sequence[StudyRow], findings: Findings) -> Page:
+    """Returns the page of a study."""
+    cells = table_cells(rows, STUDY_COLUMNS)
+    best_lr = findings.facts.get("best_lr")
+    best = [i for i, row in enumerate(rows) if best_lr is not None and row.lr == best_lr]
+    return Page(
+        heading=study.kind,
+        subtitle=" ".join([study.config, *study.overrides]),
+        sections=[
+            Section("Findings", [Card("", findings.sentences)]),
+            Section("Charts", [card_grid(study_charts(study.kind, rows))]),
+            Section("Runs", [Card("", [make_table(cells, best)], STUDY_NOTE)]),
+        ],
+    )
+
+
+def study_charts(kind: str, rows: Sequence[StudyRow]) -> list[Card]:
+    """Returns one chart per figure: the mean over seeds and, if there are several, its interval and each seed."""
+    x_key, x_log, charts = STUDY_CHARTS[kind]
+    groups = group_rows(rows, x_key)
+    ticks = [group.value for group in groups]
+    untrained = [number for group in groups for number in group.numbers(f"untrained_{SELECTION_KEY}")]
+    cards = []
+    for title, key, unit in charts:
+        means, intervals = means_and_intervals(groups, key)
+        series = [Series(title, ticks, means, "both", intervals)]
+        if len({row.seed for row in rows}) > 1:
+            known = [(group.value, number) for group in groups for number in group.numbers(key)]
+            seeds = Series("each seed", [x for x, _ in known], [y for _, y in known], "dots")
+            series = [series[0]._replace(name="mean, 95 % interval" if intervals else "mean"), seeds]
+        floor = statistics.fmean(untrained) if untrained and key == SELECTION_KEY else None
+        levels = [] if floor is None else [(f"untrained {floor:.1f} %", floor)]
+        cards.append(line_chart(title, series, x_label=x_key, y_label=unit, x_log=x_log, x_ticks=ticks, levels=levels))
+    return cards
+
+
+def means_and_intervals(groups: Sequence[Group], key: str) -> tuple[list[float], list[tuple[float, float] | None]]:
+    """Returns the mean of a figure in each group, NaN where no run has it, and its 95 % interval.
+
+    The noise between seeds is pooled over all groups, which accuracies allow, but not losses and times: those have no
+    intervals, nor has a study with one seed.
+    """
+    means = [group.mean(key) for group in groups]
+    noise = seed_noise(groups, key) if key == SELECTION_KEY else None
+    if noise is None:
+        return means, []
+    halves = [noise.half_width(len(group.numbers(key)) or 1) for group in groups]
+    return means, [
+        None if math.isnan(mean) else (mean - half, mean + half) for mean, half in zip(means, halves, strict=True)
+    ]
