@@ -74,7 +74,7 @@ def run_train(arguments: argparse.Namespace, console: Console) -> Result:
 def train_with_report(
     config: "Config", workdir: str | pathlib.Path, *, resume: str, console: Console
 ) -> dict[str, Any]:
-    """Trains with everything that rooms above `train` add: the memory check of the planner and the report."""
+    """Trains a run with the memory check of the planner and the report, which layers above `training` provide."""
     with signals_exit():
         from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
         from jepa_jax.reports.run_report import write_report
