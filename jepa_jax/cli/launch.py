@@ -1,23 +1,31 @@
-"""Starts several processes of one run on this machine and ends them together.
+"""Starts several processes of one run on this machine, or as one job of SLURM, and ends them together.
 
   jepa-jax launch -n 2 -- train --config=rapid --workdir=runs/rapid
+  jepa-jax launch -n 16 --slurm --slurm_options="--nodes=2 --time=24:00:00" -- train --config=rapid --workdir=runs/rapid
 
 Each process gets its share of the GPUs (--devices of them, by default all divided evenly) or, on a CPU, --devices
 virtual devices. A signal is passed on to all: they agree on a step, save it and exit. If one is lost, the others end
-with a message within seconds, and the same command continues from the newest checkpoint. On a cluster use its own
-starter instead (docs/guides/many_devices.md). The exit code is 5 if a process was lost, or else that of the first one
-that failed.
+with a message within seconds, and the same command continues from the newest checkpoint. The exit code is 5 if a
+process was lost, or else that of the first one that failed.
+
+--slurm submits the processes, with one GPU each unless --devices says otherwise, and returns. A job that is preempted
+or reaches its time limit saves a checkpoint and is queued again (docs/guides/many_devices.md).
 """
 
 import argparse
 import os
+import pathlib
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jepa_jax.base.companions import PLACE_VARIABLES, run_companions
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.processes import has_ended, wait_until
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
 
@@ -33,6 +41,8 @@ def add_flags(parser: Parser) -> None:
         0,
         least=0,
     )
+    parser.add_switch("slurm", "submit the processes as one SLURM job")
+    parser.add_flag("slurm_options", "FLAGS", "flags of sbatch, separated by spaces", "")
     parser.set_defaults(json=False)  # the result is that of the command
     parser.usage = "%(prog)s -n N [--devices=K] -- train [flags of train]"
 
@@ -54,6 +64,13 @@ def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
         raise UserError(f"-n {count}: must be at least 1; see jepa-jax launch --help")
     if command[:1] != ["train"]:
         raise UserError(f"launch: {' '.join(command[:1]) or 'nothing'} after --: only train uses several processes")
+    if arguments.slurm:
+        from jepa_jax.experiments.slurm import make_executor
+
+        flags = {"ntasks": count, "gpus_per_task": arguments.devices or 1}
+        executor = make_executor(pathlib.Path("slurm").resolve(), "jepa-jax", arguments.slurm_options, **flags)
+        job = executor.submit(SlurmProcess((sys.executable, "-m", "jepa_jax", *command)))
+        return Result([], f"Submitted as job {job.job_id}; its logs are in {executor.folder}.")
     address, gpus = f"127.0.0.1:{free_port()}", count_gpus()
     share = arguments.devices or gpus // count
     if gpus and not 0 < share * count <= gpus:
@@ -67,6 +84,32 @@ def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
     ]
     code = run_companions([sys.executable, "-m", "jepa_jax", *command], environments, grace=GRACE_SECONDS)
     return Result([], "", code)
+
+
+class SlurmProcess:
+    """One process of a run under SLURM, as submitit calls it."""
+
+    def __init__(self, command: Sequence[str]):
+        self.command = command
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> None:
+        self.process = subprocess.Popen(self.command)
+        if code := self.process.wait():
+            raise RuntimeError(f"exit code {code}")
+
+    def checkpoint(self) -> Any:
+        """Stops the run, which saves its state, when the job is preempted or out of time; returns what to queue again.
+
+        The new job resumes from the newest checkpoint.
+        """
+        from submitit.helpers import DelayedSubmission
+
+        process = self.process
+        if process is not None and not has_ended(process):
+            os.kill(process.pid, signal.SIGTERM)
+            wait_until(lambda: has_ended(process), GRACE_SECONDS)  # `process.wait` is what the signal interrupted
+        return DelayedSubmission(SlurmProcess(self.command))
 
 
 def devices_of(index: int, share: int, *, are_gpus: bool) -> dict[str, str]:

@@ -27,6 +27,7 @@ from jepa_jax.runtime.provenance import base_header, describe_hardware, differen
 
 OPTIONS = ("use_dummy_data", "gpu_index", "memory_fraction")  # of a request
 LIMIT_FLAG = "--time_limit"
+SPARE_SECONDS = 60  # of a SLURM task, beyond the time limit of its trial
 Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
 Job = tuple[int, int]  # index of a row, number of a round
 
@@ -274,7 +275,8 @@ def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options
     if not sweep.use_dummy_data:
         open_source(sweep.config.data, "train")  # reports missing data now, instead of in every task
     folder = sweep.experiment.folder.resolve()
-    executor = make_executor(folder / "slurm", slurm_options, "jepa-jax-sweep", time_limit)
+    minutes = -(-int(time_limit + SPARE_SECONDS) // 60)
+    executor = make_executor(folder / "slurm", "jepa-jax-sweep", slurm_options, gres="gpu:1", time=minutes)
     rows = _collected(sweep, rows)
     for place in (folder, sweep.output.parent):
         place.mkdir(parents=True, exist_ok=True)

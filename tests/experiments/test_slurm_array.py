@@ -12,22 +12,15 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.cli.sweep import main as sweep_command
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.slurm import make_executor
+from tests.fake_slurm import install_fake_slurm
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE_TRIAL = pathlib.Path(__file__).with_name("fake_trial.py")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cluster(tmp_path, monkeypatch):
-    """A PATH with an sbatch that accepts every script, numbering jobs from 1."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    count = tmp_path / "jobs"
-    for name, text in (("srun", ""), ("sbatch", f'echo x >> {count}; echo "Submitted batch job $(wc -l < {count})"')):
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    return tmp_path
+    install_fake_slurm(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -52,7 +45,7 @@ def run_task(folder, job, number, monkeypatch, card="0"):
     DelayedSubmission.load(next(folder / name for name in names if (folder / name).exists())).result()
 
 
-def test_tasks_are_submitted_run_and_collected(cluster, command, tmp_path, monkeypatch):
+def test_tasks_are_submitted_run_and_collected(command, tmp_path, monkeypatch):
     options = "--slurm_options=--partition=a100 --gres=gpu:a100:1 --exclusive"
     submitted = command("--slurm_array", options, "--memory_fraction=0.9")
     # Three parts of 8 or 16 images cannot be: known without a task.
@@ -80,7 +73,7 @@ def test_tasks_are_submitted_run_and_collected(cluster, command, tmp_path, monke
     assert command("--slurm_array", "--resume", "--memory_fraction=0.9")["tasks"] == 0
 
 
-def test_a_task_that_took_too_long_says_so(cluster, command, tmp_path, monkeypatch):
+def test_a_task_that_took_too_long_says_so(command, tmp_path, monkeypatch):
     folder = tmp_path / "sweep_trials" / "slurm"
     assert command("--slurm_array", "--time_limit=7", repeats=1)["tasks"] == 4
     run_task(folder, 1, 3, monkeypatch)
@@ -99,9 +92,9 @@ def test_nothing_is_collected_where_nothing_was_begun(command, capsys):
         command("--collect")
 
 
-def test_what_cannot_be_submitted_is_refused(cluster, tmp_path, monkeypatch):
+def test_what_cannot_be_submitted_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--slurm_options=-p gpu: -p is not a flag of the form --name=value"):
-        make_executor(tmp_path / "slurm", "-p gpu", "name")
+        make_executor(tmp_path / "slurm", "name", "-p gpu")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match='Could not detect "srun".*from a node with sbatch'):
-        make_executor(tmp_path / "slurm", "", "name")
+        make_executor(tmp_path / "slurm", "name", "")
