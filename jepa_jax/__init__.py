@@ -17,9 +17,8 @@ from jepa_jax.base.selection import SELECTION_KEY
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
-    from jepa_jax.projects.wildfire.evals.predictor import FrozenPredictor
 
-__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "load_predictor", "train"]
+__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "train"]
 
 
 def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **keywords: Any) -> "Config":
@@ -69,19 +68,6 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "Froz
     from jepa_jax.evals.inference import load_encoder
 
     return load_encoder(workdir, batch_size=batch_size)
-
-
-def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> "FrozenPredictor":
-    """Returns the model of a run that predicts masks, which maps histories of fires to probabilities [N, H, W].
-
-    Args:
-        workdir: folder of the run.
-        batch_size: histories per call of the compiled model.
-    """
-    _start_quietly()
-    from jepa_jax.projects.wildfire.evals.predictor import load_predictor
-
-    return load_predictor(workdir, batch_size=batch_size)
 
 
 def _start_quietly() -> None:

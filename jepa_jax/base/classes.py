@@ -1,11 +1,52 @@
-"""Classes by name: those of this package, and `package.module:Class` from the user's PYTHONPATH."""
+"""Finds classes by name: those of the core and of projects, and `package.module:Class` from the user's PYTHONPATH."""
 
 import difflib
+import functools
 import importlib
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+
+PROJECTS = "jepa_jax.projects"
+
+
+class ClassTable(Mapping[str, str]):
+    """Maps the names of one kind of class to "module:Class", for the core and for every project.
+
+    A project is a package below `jepa_jax.projects`. The variables of its `__init__.py` that are named like a table are
+    the project's entries; they are read when the table is first used.
+
+    Example:
+      METHODS = ClassTable("METHODS", {"byol": "jepa_jax.methods.byol:Byol"})
+    """
+
+    def __init__(self, name: str, core: Mapping[str, str]):
+        """Takes the name that the table has in projects, and the entries of the core."""
+        self._name, self._core = name, core
+
+    @functools.cached_property
+    def _entries(self) -> dict[str, str]:
+        entries = dict(self._core)
+        for module in pkgutil.iter_modules(importlib.import_module(PROJECTS).__path__, f"{PROJECTS}."):
+            entries |= vars(importlib.import_module(module.name)).get(self._name, {})
+        return entries
+
+    def __getitem__(self, name: str) -> str:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def load_object(reference: str) -> Any:
+    """Returns what "module:name" refers to."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def find_class(key: str, name: str, known: Mapping[str, str], *, needs: str = "") -> Any:
@@ -14,7 +55,7 @@ def find_class(key: str, name: str, known: Mapping[str, str], *, needs: str = ""
     Args:
       key: the config key that holds the name, for messages.
       name: an entry of `known`, or "package.module:Class".
-      known: names of this package and where their classes are.
+      known: names and where their classes are, "module:Class".
       needs: an attribute that the class must have.
     """
     reference = str(known.get(name, name))

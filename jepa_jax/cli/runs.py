@@ -9,7 +9,6 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser
-from jepa_jax.projects.wildfire.reports.results import results_text
 
 ABOUT_SUMMARY = """Prints what a finished run reached: accuracies beside those of its baselines, feature quality, speed.
 
@@ -47,6 +46,8 @@ def show_summary(arguments: argparse.Namespace, console: Console) -> Result:
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
     """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
+    from jepa_jax.reports.results import project_results
+
     start = "encoder as loaded" if summary.get("init_from") else "untrained encoder"
     accuracies = {
         "chance": summary.get("chance_accuracy"),
@@ -65,8 +66,8 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
     if summary.get("num_classes") == 1:
         lines.insert(0, "All images are of one class: no accuracy is measured.")
-    masks = results_text(summary)
-    return "\n".join([*masks, *([""] if masks else []), *lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
+    own = [line for results in project_results() for line in results.summary_lines(summary)]
+    return "\n".join([*own, *([""] if own else []), *lines, "", f"report: {pathlib.Path(workdir) / 'report.html'}"])
 
 
 def add_compare_flags(parser: Parser) -> None:

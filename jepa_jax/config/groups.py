@@ -20,10 +20,10 @@ class DataConfig(Group):
 
     source: str = key(
         "shapes",
-        "shapes, cifar10, idx, folder, shards, parquet, npz, tfds:<name>, wildfire, fire_sequences, ndws, or "
+        "shapes, cifar10, idx, folder, shards, parquet, npz, tfds:<name>, a source of a project, or "
         "package.module:Class",
     )
-    dir: str = key("", "folder or archive of the data; empty for shapes and wildfire")
+    dir: str = key("", "folder or archive of the data; empty for synthetic sources")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)
     shorter_side: int = key(
         0,
@@ -37,16 +37,19 @@ class DataConfig(Group):
         choices=("device", "loader"),
     )
     channels: int = key(3, "channels of an image: 1 grey, 3 RGB, 4 RGBA; npz files may have any number", least=1)
-    num_train: int = key(0, "train images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
-    num_test: int = key(0, "test images: how many to draw (shapes, wildfire) or use (0 = all)", least=0)
+    num_train: int = key(0, "train images: how many to generate (synthetic sources) or use (0 = all)", least=0)
+    num_test: int = key(0, "test images: how many to generate (synthetic sources) or use (0 = all)", least=0)
     validation: float = key(
-        0.0, "share of the train split held out of training, to choose by; whole fires; 0 = none", least=0, most=0.5
+        0.0,
+        "fraction of the train split used for validation instead of training; groups stay together; 0 = none",
+        least=0,
+        most=0.5,
     )
-    max_frames: int = key(20, "frames to which the history of a fire is padded; no effect on images", least=1)
+    max_frames: int = key(20, "frames to which a sequence is padded; no effect on images", least=1)
     frame_buckets: tuple[int, ...] = key(
         (), "shorter lengths to pad to, ascending; one compilation each", least=1, entry=int
     )
-    seed: int = key(0, "which images shapes draws, or which fires wildfire simulates", least=0)
+    seed: int = key(0, "seed of the elements that synthetic sources generate", least=0)
     on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
     num_workers: int = key(

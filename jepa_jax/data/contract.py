@@ -1,13 +1,14 @@
 """The contract between data sets and everything that reads them."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.config.augment import Crops
+from jepa_jax.config.groups import DataConfig
 from jepa_jax.runtime.mesh import batch_sharding
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
@@ -60,11 +61,50 @@ class Grouped(Source, Protocol):
     """A source whose elements are not independent: those of one group must not be on both sides of a split.
 
     Attributes:
-      groups: number of the group of each element, int [N], e.g. the fire that a sequence was cut from.
+      groups: number of the group of each element, int [N], e.g. the recording that a sequence was cut from.
     """
 
     @property
     def groups(self) -> np.ndarray: ...
+
+
+class ElementNames(NamedTuple):
+    """What the elements of a source and their groups are called, in the plural, for messages."""
+
+    elements: str
+    groups: str = ""
+
+
+@runtime_checkable
+class Named(Source, Protocol):
+    """A source that says what its elements are called."""
+
+    @property
+    def element_names(self) -> ElementNames: ...
+
+
+def element_names(source: Source) -> ElementNames:
+    """Returns what the elements of a source are called: its own names, or else images or elements."""
+    if isinstance(source, Named):
+        return source.element_names
+    return ElementNames("images" if "image" in source.spec else "elements")
+
+
+@runtime_checkable
+class Synthetic(Protocol):
+    """The class of a source that may generate its elements instead of reading files."""
+
+    synthetic: ClassVar[bool]
+
+
+@runtime_checkable
+class ExpectsSpecs(Protocol):
+    """The class of a source that knows the shapes of its unlabelled elements without its files."""
+
+    @staticmethod
+    def expected_specs(data: DataConfig) -> list[Spec]:
+        """Returns the specs that elements are padded to, ascending by size."""
+        ...
 
 
 @runtime_checkable

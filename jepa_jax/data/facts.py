@@ -6,8 +6,8 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Bucketed, Source, Spec, image_spec
-from jepa_jax.data.sources import OPENERS, find_opener, num_held_out, open_source
+from jepa_jax.data.contract import Bucketed, ExpectsSpecs, Source, Spec, image_spec
+from jepa_jax.data.sources import find_opener, num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
     "cifar10": (50_000, 10),
@@ -83,5 +83,5 @@ def bucket_facts(data: DataConfig) -> list[BucketFacts]:
 
 def _expected_specs(data: DataConfig) -> list[Spec]:
     """Returns the sizes of unlabelled elements that are no images, if the source knows them without its files."""
-    expected = getattr(OPENERS.get(data.source), "expected_specs", None)
-    return expected(data) if expected else []
+    opener = find_opener(data)
+    return opener.expected_specs(data) if isinstance(opener, ExpectsSpecs) else []

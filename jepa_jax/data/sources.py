@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jepa_jax.base.classes import find_class
+from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Bucketed, Cropping, Grouped, Source, fixed_order, known_labels
+from jepa_jax.data.contract import Bucketed, Cropping, Grouped, Source, element_names, fixed_order, known_labels
 from jepa_jax.data.in_memory import open_arrays
 from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
 from jepa_jax.data.readers.folder import FolderSource
@@ -20,9 +20,6 @@ from jepa_jax.data.readers.parquet import ParquetSource
 from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.synthetic import ShapesSource
-from jepa_jax.projects.wildfire.data.ndws import NdwsSource
-from jepa_jax.projects.wildfire.data.sequences import FireSequences
-from jepa_jax.projects.wildfire.data.simulated import WildfireSource
 
 OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "shapes": ShapesSource,
@@ -33,11 +30,8 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "parquet": ParquetSource,
     "npz": functools.partial(open_arrays, read_npz, ()),
     "tfds:<name>": TfdsSource,
-    "wildfire": WildfireSource,
-    "fire_sequences": FireSequences,
-    "ndws": NdwsSource,
 }
-
+SOURCES = ClassTable("SOURCES", dict.fromkeys(OPENERS, ""))  # with those of projects
 
 OnSkipped = Callable[[Iterable[str]], None]  # called with the names of unreadable files
 
@@ -53,7 +47,7 @@ class Splits(NamedTuple):
 def open_source(data: DataConfig, split: str) -> Source:
     """Opens one split of `data.source` and checks its files: "train", "test", or the "validation" part of train.
 
-    Besides the names of OPENERS, "package.module:Class" is called with the same arguments.
+    Sources of projects and "package.module:Class" are called with the same arguments as those of OPENERS.
     """
     if split == "test":
         return _open_whole(data, split)
@@ -86,7 +80,7 @@ def open_data(data: DataConfig) -> Splits:
 def find_opener(data: DataConfig) -> Callable[[DataConfig, str], Source]:
     """Returns what opens `data.source`; raises UserError for a name that nobody knows."""
     name = "tfds:<name>" if data.source.startswith("tfds:") else data.source
-    return OPENERS.get(name) or find_class("data.source", name, dict.fromkeys(OPENERS, ""))
+    return OPENERS.get(name) or find_class("data.source", name, SOURCES)
 
 
 def _open_whole(data: DataConfig, split: str) -> Source:
@@ -137,6 +131,7 @@ class Subset:
         self._source, self._indices, self._on_skipped = source, indices, on_skipped
         self.classes, self.spec = source.classes, source.spec
         self.caveat: str = getattr(source, "caveat", "")
+        self.element_names = element_names(source)
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -46,6 +46,7 @@ class ShapesSource:
     """Shapes that are drawn on first use and kept in memory if all of them fit, or else drawn batch by batch."""
 
     classes = CLASSES
+    synthetic = True
 
     def __init__(self, data: DataConfig, split: str):
         self._count = data.num_train if split == "train" else data.num_test

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jepa_jax.base.classes import find_class
+from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.groups import Config
@@ -29,12 +29,14 @@ from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import TrainState, evaluated_variables
 
-EVALUATORS = {
-    "classification": "jepa_jax.evals.evaluators:Classification",
-    "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
-    "next_mask": "jepa_jax.projects.wildfire.evals.next_mask:NextMask",
-    "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
-}
+EVALUATORS = ClassTable(
+    "EVALUATORS",
+    {
+        "classification": "jepa_jax.evals.evaluators:Classification",
+        "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
+        "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
+    },
+)
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
 
 WATCHED_IMAGES = 1024  # test images that the collapse watch looks at

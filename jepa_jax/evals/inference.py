@@ -13,7 +13,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source, abstract_batch, abstract_on, fixed_order, image_spec
 from jepa_jax.evals.features import OnCount, Split, extract, ignore
-from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod, PredictorMethod
+from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import Program
 from jepa_jax.program.config import changed_config
@@ -181,7 +181,7 @@ def encoder_config(workdir: str | pathlib.Path) -> Config:
     config, folder = run_config(workdir), Workdir(workdir)
     method = build_method(config, total_steps=1)
     if not isinstance(method, EncoderMethod):
-        fix = "; jepa_jax.load_predictor gives its masks" if isinstance(method, PredictorMethod) else ""
+        fix = f"; {method.loader} loads its model" if method.loader else ""
         raise UserError(
             f"{folder.path}: config.method.name = {config.method.name!r} learns no encoder with features to evaluate; "
             f"its own figures are in {folder.summary} and {folder.report}{fix}"

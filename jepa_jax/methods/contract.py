@@ -67,6 +67,7 @@ class Method:
       Keys: the keys of its `method` group.
       config, run_config: its own group, and the config of the whole run.
       evaluators: how it is judged: names of `jepa_jax.evals`, or "package.module:Class".
+      loader: function that loads a trained model of a method without features, e.g. "my_package.load", for messages.
       levels: ways in which features can be read, such as scales, of which 0 is the finest.
       ema: the slow copy that `loss` gets as `target`, if any.
       param_groups: parameters with a rate or decay of their own.
@@ -75,6 +76,7 @@ class Method:
 
     Keys: ClassVar[type[NamedGroup]] = NamedGroup
     evaluators: tuple[str, ...] = ()
+    loader: str = ""
     levels: int = 1
     ema: Ema | None = None
     param_groups: tuple[ParamGroup, ...] = ()

@@ -8,18 +8,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.base.classes import find_class
+from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 
-MODELS = {
-    **dict.fromkeys(
-        ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet"), "jepa_jax.models.resnet:ResNet"
-    ),
-    **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
-    "patchnet": "jepa_jax.models.patchnet:PatchNet",
-    "emberformer": "jepa_jax.projects.wildfire.models.emberformer:EmberFormer",
-}
+MODELS = ClassTable(
+    "MODELS",
+    {
+        **dict.fromkeys(
+            ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet"), "jepa_jax.models.resnet:ResNet"
+        ),
+        **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
+        "patchnet": "jepa_jax.models.patchnet:PatchNet",
+    },
+)
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 

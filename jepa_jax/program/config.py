@@ -9,11 +9,12 @@ from jepa_jax.config.groups import Config
 from jepa_jax.config.recipe import read_recipe, recipe_path
 from jepa_jax.config.resolve import overlay, resolve
 from jepa_jax.config.schema import Problem, flatten
+from jepa_jax.data.contract import Synthetic
+from jepa_jax.data.sources import find_opener
 from jepa_jax.data.statistics import Statistics, set_statistics
 from jepa_jax.methods.registry import build_method, method_config
 from jepa_jax.models.registry import model_config
 
-WITHOUT_FILES = ("shapes", "wildfire")  # sources that draw what they deliver
 FIXED_STATISTICS = ("data.augment.mean", "data.augment.std")
 OWNERS = {"method": method_config, "model": model_config}
 
@@ -69,7 +70,8 @@ def with_set_statistics(config: Config, needs_data: bool) -> Config:
     A set that is not there is an error if `needs_data`, and taken to be middle grey otherwise.
     """
     data, channels = config.data, config.data.channels
-    if data.source in WITHOUT_FILES:
+    opener = find_opener(data)
+    if isinstance(opener, Synthetic) and opener.synthetic:
         raise UserError(f"config.data.statistics = set: {data.source} has no files to compute them of; use config")
     if not data.dir:
         raise UserError("config.data.dir = '': data.statistics = set needs the data; give its place, or use config")

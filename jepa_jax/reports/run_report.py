@@ -12,11 +12,11 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import duration, number, percent, short
-from jepa_jax.projects.wildfire.reports.fires_page import MASK_CHARTS, mask_key_figures, masks
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
 from jepa_jax.reports.parts import Bar, Bars, Card, Details, Grid, KeyFigure, KeyFigures, Part, absent, card_grid, pairs
 from jepa_jax.reports.profile_section import profile
+from jepa_jax.reports.results import project_results
 from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, read_run, shown
 
 TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
@@ -67,7 +67,7 @@ def run_headline(run: RunFiles) -> PageSection:
     seconds, cpu, epochs = map(run.result, ("wall_seconds", "cpu_seconds", "epochs"))
     speed = run.result("images_per_sec") or run.latest("speed/images_per_sec")
     figures = [
-        *(mask_key_figures(run) or encoder_key_figures(run)),
+        *(project_key_figures(run) or encoder_key_figures(run)),
         KeyFigure("Speed", short(speed), "images per second"),
         KeyFigure("Time", duration(run.seconds if seconds is None else seconds), f"{duration(cpu)} CPU" if cpu else ""),
         KeyFigure("Steps", short(run.result("steps")), f"{short(epochs)} epochs" if epochs else ""),
@@ -76,6 +76,11 @@ def run_headline(run: RunFiles) -> PageSection:
     if run.problems:
         parts.append(Card("", [absent(text) for text in run.problems.values()]))
     return PageSection("", parts)
+
+
+def project_key_figures(run: RunFiles) -> list[KeyFigure]:
+    """Returns the most important figures of a project's run; empty for runs of encoders."""
+    return [figure for results in project_results() for figure in results.key_figures(run)]
 
 
 def start_of(run: RunFiles) -> str:
@@ -96,7 +101,7 @@ def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
 
 def accuracy(run: RunFiles) -> PageSection | None:
     """Returns bars of this run's accuracies, of what they have to beat, and of published ones."""
-    if mask_key_figures(run):
+    if project_key_figures(run):
         return None
     images, classes = run.result("probe_train_images"), run.result("num_classes")
     note = f"fitted on {short(images)} images" if images else "test accuracy after training"
@@ -127,6 +132,11 @@ def accuracy(run: RunFiles) -> PageSection | None:
     return PageSection("Accuracy", [Card("", [Bars(measured)], f"Not measured: {missing}." if missing else "")])
 
 
+def project_section(run: RunFiles) -> PageSection | None:
+    """Returns the section of the project whose figures the run has."""
+    return next((section for results in project_results() if (section := results.section(run)) is not None), None)
+
+
 def _chart(run: RunFiles, title: str, names: Iterable[tuple[str, str]], **options: Any) -> Card | None:
     """Returns a chart of the metrics that there are; `names` gives their keys and names."""
     series = [Series(name, *run.metrics[key]) for key, name in names if key in run.metrics]
@@ -139,10 +149,12 @@ def curves(run: RunFiles) -> PageSection:
     if not run.metrics:
         return absent_section("Curves", run.problems.get("metrics.jsonl", "No metric was recorded."))
     terms = sorted(key for key in run.metrics if key.startswith("train/") and key not in TRAIN_KEYS)
-    charted = EVAL_NAMES.keys() | {key for names in MASK_CHARTS.values() for key in names}
+    of_projects = {title: names for results in project_results() for title, names in results.charts.items()}
+    charted = EVAL_NAMES.keys() | {key for names in of_projects.values() for key in names}
+    fewest = 2 if project_key_figures(run) else 1
     others = sorted(
         key for key, (steps, _) in run.metrics.items()
-        if key.startswith("eval/") and key not in charted and not (mask_key_figures(run) and len(steps) < 2)
+        if key.startswith("eval/") and key not in charted and len(steps) >= fewest
     )  # fmt: skip
     floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": run.result("chance_accuracy")}
     levels = [(f"{name} {value:.1f} %", value) for name, value in floors.items() if value is not None]
@@ -155,7 +167,7 @@ def curves(run: RunFiles) -> PageSection:
         _chart(run, "Learning rate", [("train/lr", "learning rate")], log="offer", from_zero=True),
         _chart(run, "Norms", norms, log="offer", smooth=True),
         _chart(run, "Loss of the online probe", [("train/probe_loss", "probe loss")], log="offer", smooth=True),
-        *(_chart(run, title, names.items(), from_zero=True, wide=True) for title, names in MASK_CHARTS.items()),
+        *(_chart(run, title, names.items(), from_zero=True, wide=True) for title, names in of_projects.items()),
         *(_chart(run, key.removeprefix("eval/"), [(key, key)]) for key in others),
     ]
     return PageSection("Curves", [card_grid(charts)])
@@ -176,7 +188,7 @@ def speed(run: RunFiles) -> PageSection:
 
 def views(run: RunFiles) -> PageSection | None:
     """Returns the picture of augmented views."""
-    if mask_key_figures(run) and not (run.workdir / "views.png").exists():
+    if project_key_figures(run) and not (run.workdir / "views.png").exists():
         return None
     picture = embed_png(run.workdir / "views.png", "Rows of images: the original and its augmented views")
     note = "Each row shows one image: the original, then its augmented views."
@@ -214,4 +226,4 @@ def summary(run: RunFiles) -> PageSection:
     return PageSection("Summary", [Card("", [pairs([*known, *json_pairs(rest)])])])
 
 
-SECTIONS = (run_headline, accuracy, masks, curves, speed, profile, views, config, summary, environment_table)
+SECTIONS = (run_headline, accuracy, project_section, curves, speed, profile, views, config, summary, environment_table)

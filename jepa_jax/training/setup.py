@@ -11,7 +11,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, sample
+from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, element_names, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
@@ -120,10 +120,10 @@ class Run:
         devices = jax.devices()
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
         train, test = self.sources
-        elements = "images" if "image" in train.spec else "elements"
-        fires = [len(np.unique(s.groups)) for s in self.sources if isinstance(s, Grouped) and "fire_id" in s.spec]
-        if fires and fires[0] < len(train):
-            elements = f"sequences of {' and '.join(f'{number:,}' for number in fires)} fires"
+        elements, groups = element_names(train)
+        counts = [len(np.unique(source.groups)) for source in self.sources if groups and isinstance(source, Grouped)]
+        if counts and counts[0] < len(train):
+            elements = f"{elements} of {' and '.join(f'{number:,}' for number in counts)} {groups}"
         held_out = f", {len(self.validation):,} held out" if self.validation else ""
         labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
         return [

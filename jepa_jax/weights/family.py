@@ -14,13 +14,14 @@ class Family(NamedTuple):
     """A model whose weights lie in a file.
 
     Attributes:
-        kind: "vit", "mae", "resnet", "segformer", or the `model.name` of another encoder.
+        kind: "vit", "mae", "resnet", the `model.name` of another encoder, or a project's name for its model.
         structure: the facts that decide which weights fit, by key of the `model` group.
         build: returns the module, to be filled with the weights.
         table: the names of the tensors.
         image_size: pixels per side of the images that the model was made for; 0 if any.
         channels: of the images.
         renamed: beginnings of names that earlier versions of a library wrote, and what they are called today.
+        no_features: for a model that is no encoder, what it returns instead, as a sentence of an error message.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Family(NamedTuple):
     image_size: int
     channels: int
     renamed: Mapping[str, str] = {}
+    no_features: str = ""
 
 
 def needed(config: Mapping[str, Any], key: str, origin: object) -> Any:

@@ -11,28 +11,32 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jepa_jax.base.classes import ClassTable, load_object
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.pooling import pooled
 from jepa_jax.models.registry import encoder_kind, encoder_structure
-from jepa_jax.projects.wildfire.models.segformer_weights import ARCHITECTURE as SEGFORMER
-from jepa_jax.projects.wildfire.models.segformer_weights import segformer
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family, section
 from jepa_jax.weights.geometry import Geometry, described_geometry
 from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
-from jepa_jax.weights.resnet import hf_resnet, torchvision_resnet
-from jepa_jax.weights.vit import hf_vit, timm_vit
+from jepa_jax.weights.resnet import torchvision_resnet
+from jepa_jax.weights.vit import timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PREPROCESSOR = "preprocessor_config.json"
-ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], object], Family]] = {
-    **dict.fromkeys(
-        ("ViTModel", "ViTForImageClassification", "IJepaModel", "Dinov2Model", "ViTMAEForPreTraining"), hf_vit
-    ),
-    **dict.fromkeys(("ResNetModel", "ResNetForImageClassification"), hf_resnet),
-}
+# Functions of config.json, tensors and their place, by the architecture that transformers writes into config.json.
+FAMILIES = ClassTable(
+    "FAMILIES",
+    {
+        **dict.fromkeys(
+            ("ViTModel", "ViTForImageClassification", "IJepaModel", "Dinov2Model", "ViTMAEForPreTraining"),
+            "jepa_jax.weights.vit:hf_vit",
+        ),
+        **dict.fromkeys(("ResNetModel", "ResNetForImageClassification"), "jepa_jax.weights.resnet:hf_resnet"),
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ class LoadedModel:
 
     Attributes:
         module: the nnx module.
-        kind: "vit", "mae", "resnet", "segformer", or the `model.name` of another encoder.
+        kind: see `Family`.
         structure: the facts that decide which weights fit an encoder, by key of the `model` group.
         image_size: pixels per side of the images that it was made for; 0 if any.
         channels: of the images.
@@ -49,6 +53,7 @@ class LoadedModel:
         pool: what `features` makes of the outputs: "cls", "mean" or "grid2".
         origin: where the weights lie.
         geometry: how pictures are resized and cropped before they are normalised.
+        no_features: see `Family`.
     """
 
     module: Any
@@ -61,14 +66,13 @@ class LoadedModel:
     pool: str
     origin: pathlib.Path
     geometry: Geometry
+    no_features: str = ""
 
     @property
     def encoder(self) -> Any:
-        """The part that gives features; raises UserError for a model of masks."""
-        if self.kind == "segformer":
-            raise UserError(
-                f"{self.origin}: a SegFormer gives logits per pixel, not features of images; use a ViT or ResNet"
-            )
+        """The part that gives features; raises UserError for a model that has none."""
+        if self.no_features:
+            raise UserError(f"{self.origin}: {self.no_features}; use a ViT or ResNet")
         return self.module.encoder if self.kind == "mae" else self.module
 
     def apply(self, pixel_values: Any, noise: Any = None) -> Any:
@@ -80,7 +84,7 @@ class LoadedModel:
 
         Returns:
             Tokens [B, T, D] of a ViT, after its last norm and with that of CLS first where there is one; the last map
-            [B, h, w, C] of a ResNet; logits [B, h, w, classes] of a SegFormer; `MaeOutputs` of a masked autoencoder.
+            [B, h, w, C] of a ResNet; `MaeOutputs` of a masked autoencoder; of another model what it returns.
         """
         images = self._checked(pixel_values)
         if self.kind != "mae":
@@ -155,19 +159,18 @@ def load_model(source: str | os.PathLike[str]) -> LoadedModel:
     pool = "cls" if family.structure.get("cls_token") else "mean"
     geometry = described_geometry(read_optional(path, PREPROCESSOR), family.image_size)
     return LoadedModel(
-        module, family.kind, family.structure, family.image_size, family.channels, mean, std, pool, origin, geometry
-    )
+        module, family.kind, family.structure, family.image_size, family.channels, mean, std, pool, origin, geometry,
+        family.no_features,
+    )  # fmt: skip
 
 
 def _family(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> Family:
     architectures = config.get("architectures")
-    if architectures == [SEGFORMER]:
-        return segformer(config, tensors, origin)
     if architectures:
-        if architectures[0] not in ARCHITECTURES:
-            known = ", ".join((*ARCHITECTURES, SEGFORMER))
+        if architectures[0] not in FAMILIES:
+            known = ", ".join(FAMILIES)
             raise UserError(f"{origin.parent}/config.json: architectures = {architectures}; supported are {known}")
-        return ARCHITECTURES[architectures[0]](config, origin)
+        return load_object(FAMILIES[architectures[0]])(config, tensors, origin)
     if any(name.startswith("blocks.") for name in tensors):
         return timm_vit(config, tensors, origin)
     if any(name.startswith("layer1.") for name in tensors):

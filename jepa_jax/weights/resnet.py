@@ -72,8 +72,9 @@ def torchvision_resnet(config: Mapping[str, Any], tensors: Mapping[str, np.ndarr
     return Family("resnet", facts, lambda: resnet_module(facts, first[1]), torchvision_table(blocks), 0, first[1])
 
 
-def hf_resnet(config: Mapping[str, Any], origin: object) -> Family:
+def hf_resnet(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
     """Returns what the config.json of a ResNet of transformers describes."""
+    del tensors
     fixed = {"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False}
     settings(config, fixed, origin)
     blocks, outputs = tuple(needed(config, "depths", origin)), needed(config, "hidden_sizes", origin)

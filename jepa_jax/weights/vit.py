@@ -106,8 +106,9 @@ def _timm_table(patch_size: int, position: Layout) -> Table:
     )
 
 
-def hf_vit(config: Mapping[str, Any], origin: object) -> Family:
+def hf_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
     """Returns what the config.json of a ViT of transformers describes."""
+    del tensors
     architecture = config["architectures"][0]
     settings(config, _FIXED | {"use_swiglu_ffn": False, "apply_layernorm": True}, origin)
     dinov2, mae = architecture == "Dinov2Model", architecture == "ViTMAEForPreTraining"

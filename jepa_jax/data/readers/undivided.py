@@ -26,5 +26,5 @@ def name_digest(name: bytes) -> bytes:
 
 
 def is_test_name(digest: bytes) -> bool:
-    """Returns whether the image or fire of this name is in the test split, whatever else is added or removed."""
+    """Returns whether the image or sequence of this name is in the test split, whatever else is added or removed."""
     return digest[-1] % TEST_SHARE == 0

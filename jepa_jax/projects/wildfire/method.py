@@ -47,6 +47,7 @@ class EmberFormerMethod(Method):
 
     Keys = EmberFormerMethodConfig
     evaluators = ("next_mask",)
+    loader = "jepa_jax.projects.wildfire.load_predictor"
 
     def __init__(self, config: Config, total_steps: int):
         super().__init__(config, total_steps)

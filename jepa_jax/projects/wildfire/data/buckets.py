@@ -6,6 +6,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import ElementNames
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.projects.wildfire.data.element import expected_specs, fire_spec, stacked
 
@@ -17,6 +18,7 @@ class FrameBuckets:
     """
 
     classes = ()
+    element_names = ElementNames("sequences", "fires")
     expected_specs = staticmethod(expected_specs)
 
     def __init__(self, data: DataConfig):

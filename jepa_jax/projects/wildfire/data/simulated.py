@@ -26,6 +26,8 @@ class WildfireSource(FrameBuckets):
     are simulated on first use and kept in memory if all of them fit.
     """
 
+    synthetic = True
+
     def __init__(self, data: DataConfig, split: str):
         self._count = data.num_train if split == "train" else data.num_test
         if self._count == 0:

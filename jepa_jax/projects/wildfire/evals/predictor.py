@@ -95,17 +95,7 @@ class FrozenPredictor:
 
 
 def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> FrozenPredictor:
-    """Returns the model of a run that predicts masks: of its best checkpoint if it keeps one, or else of its newest.
-
-    The data of the run need not be there.
-
-    Args:
-      workdir: folder of the run.
-      batch_size: histories per call of the compiled model.
-
-    Raises:
-      UserError: the folder holds no run, no checkpoint yet, or a run of a method that predicts no masks.
-    """
+    """See `jepa_jax.projects.wildfire.load_predictor`."""
     config = changed_config(run_config(workdir), {"eval.batch_size": batch_size})
     if not isinstance(build_method(config, total_steps=1), PredictorMethod):
         name = config.method.name

@@ -107,7 +107,8 @@ def segformer(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     def build() -> SegFormer:
         return SegFormer(size, classes=classes, channels=channels, rngs=nnx.Rngs(0))
 
-    return Family("segformer", {}, build, TABLE, 0, channels)
+    no_features = "a SegFormer gives logits per pixel, not features of images"
+    return Family("segformer", {}, build, TABLE, 0, channels, no_features=no_features)
 
 
 def segformer_variables(

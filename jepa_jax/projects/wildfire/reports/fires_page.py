@@ -14,45 +14,16 @@ from jepa_jax.projects.wildfire.data.panels import LEGEND, PANELS, element_panel
 from jepa_jax.projects.wildfire.reports.animation import spread_gif
 from jepa_jax.projects.wildfire.reports.results import COLUMNS, result_rows, result_sentences
 from jepa_jax.reports.page import Page, PageSection, embed_image, write_page
-from jepa_jax.reports.parts import Card, KeyFigure, Legend, Link, Part, Table, absent
+from jepa_jax.reports.parts import Card, Legend, Link, Part, Table, absent
 from jepa_jax.reports.run_files import RunFiles
 
 EXHIBITS, PAGE, ANIMATION = "exhibits/next_mask.npz", "masks.html", "exhibits/next_mask.gif"
-KEY_FIGURES = {
-    "new_average_precision": "Average precision, newly burning",
-    "average_precision": "Average precision",
-    "f1": "F1",
-}
-MASK_CHARTS = {  # title -> metric and its name
-    f"{title}, validation fires": {
-        f"eval/validation_{key}": "model",
-        f"eval/validation_baseline_{key}": "best baseline",
-    }
-    for key, title in list(KEY_FIGURES.items())[:2]
-}
 SIDE, HEADER = 160, 22  # of a panel, and of the line above panels, in pixels
 ELEMENT = ("fire", "valid", "static", "target", "known")
 Exhibits = Mapping[str, np.ndarray]
 
 
-def mask_key_figures(run: RunFiles) -> list[KeyFigure]:
-    """Returns the most important figures of a run that predicts masks, those of validation data while it trains.
-
-    Other runs have none.
-    """
-    final = run.result("average_precision") is not None
-    measured = []
-    for key, title in KEY_FIGURES.items():
-        value = run.result(key) if final else run.latest(f"eval/validation_{key}")
-        best = run.result(f"baseline_{key}") if final else run.latest(f"eval/validation_baseline_{key}")
-        note = "test fires" if final else "validation fires"
-        note = note if best is None else f"best baseline {best:.3f}"
-        if value is not None:
-            measured.append(KeyFigure(title, f"{value:.3f}", note, main=key == "new_average_precision"))
-    return measured
-
-
-def masks(run: RunFiles) -> PageSection | None:
+def fires_section(run: RunFiles) -> PageSection | None:
     """Returns figures and the animation, and writes masks.html beside the report; None if a run has no masks."""
     parts: list[Part] = []
     if rows := result_rows(run.summary):

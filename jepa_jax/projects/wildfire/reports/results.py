@@ -1,9 +1,15 @@
-"""Figures of predicted masks, beside those of baselines, as rows of a table; for terminals and pages."""
+"""Figures of predicted masks beside those of baselines, for pages and terminals."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.text import number
+from jepa_jax.reports.parts import KeyFigure
+from jepa_jax.reports.tables import text_table
+
+if TYPE_CHECKING:
+    from jepa_jax.reports.page import PageSection
+    from jepa_jax.reports.run_files import RunFiles
 
 ROWS = {  # of whom, and how the keys of the summary begin
     "persistence": "persistence_",
@@ -21,7 +27,45 @@ COLUMNS = {  # key of the summary, and its heading
     "f1": "F1",
     "iou": "IoU",
 }
+KEY_FIGURES = {
+    "new_average_precision": "Average precision, newly burning",
+    "average_precision": "Average precision",
+    "f1": "F1",
+}
 SPREADS = {"average_precision": "AP", "new_average_precision": "AP of newly burning", "f1": "F1"}
+
+
+class NextMaskResults:
+    """See `jepa_jax.reports.results.Results`."""
+
+    charts = {
+        f"{KEY_FIGURES[key]}, validation fires": {
+            f"eval/validation_{key}": "model",
+            f"eval/validation_baseline_{key}": "best baseline",
+        }
+        for key in ("new_average_precision", "average_precision")
+    }
+
+    def key_figures(self, run: "RunFiles") -> list[KeyFigure]:
+        """Returns average precisions and F1 of the test fires; of validation fires while the run trains."""
+        final = run.result("average_precision") is not None
+        measured = []
+        for key, title in KEY_FIGURES.items():
+            value = run.result(key) if final else run.latest(f"eval/validation_{key}")
+            best = run.result(f"baseline_{key}") if final else run.latest(f"eval/validation_baseline_{key}")
+            note = "test fires" if final else "validation fires"
+            note = note if best is None else f"best baseline {best:.3f}"
+            if value is not None:
+                measured.append(KeyFigure(title, f"{value:.3f}", note, main=key == "new_average_precision"))
+        return measured
+
+    def section(self, run: "RunFiles") -> "PageSection | None":
+        from jepa_jax.projects.wildfire.reports.fires_page import fires_section
+
+        return fires_section(run)
+
+    def summary_lines(self, summary: Mapping[str, Any]) -> list[str]:
+        return results_text(summary)
 
 
 def result_rows(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -66,13 +110,4 @@ def results_text(summary: Mapping[str, Any]) -> list[str]:
     rows = result_rows(summary)
     if not rows:
         return []
-    header = ["", *COLUMNS.values()]
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            text.rjust(width) if i else text.ljust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (header, *rows)
-    ]
-    return [*lines, *result_sentences(summary)]
+    return [text_table([["", *COLUMNS.values()], *rows]), *result_sentences(summary)]

@@ -1,16 +1,19 @@
 """`load_predictor`: the probabilities that evaluations read, from histories of any padding, without the data."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 import scipy.special
 
-from jepa_jax import load_encoder, load_predictor
+from jepa_jax import load_encoder
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.sources import open_source
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.restore import restore_state
 from jepa_jax.program.step import evaluated_variables
+from jepa_jax.projects.wildfire import load_predictor
 from jepa_jax.projects.wildfire.evals.predictions import MaskPredictor
 from jepa_jax.runtime.mesh import make_mesh
 from tests.evals.untrained_run import write_run
@@ -21,17 +24,18 @@ CONFIG = tiny_fire_config(data__frame_buckets=(3,), data__num_test=11, eval__bat
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that never ended: there is a checkpoint and no summary."""
+    """A run that never ended and whose data are gone: there is a checkpoint and no summary."""
     folder = tmp_path_factory.mktemp("predictor") / "run"
     write_run(CONFIG, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["data"] |= {"source": "fire_sequences", "dir": str(folder / "absent")}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 @pytest.fixture(scope="module")
 def predictor(run):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jepa_jax.data.sources.OPENERS", {})  # the data is not there
-        return load_predictor(run, batch_size=8)
+    return load_predictor(run, batch_size=8)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,7 @@ def test_a_missing_array_is_named(predictor, histories):
 
 
 def test_each_kind_of_run_names_the_loader_that_fits(run, tmp_path):
-    with pytest.raises(UserError, match="'emberformer' learns no encoder.*jepa_jax.load_predictor"):
+    with pytest.raises(UserError, match="'emberformer' learns no encoder.*jepa_jax.projects.wildfire.load_predictor"):
         load_encoder(run)
     write_run(tiny_config(), tmp_path / "images")
     with pytest.raises(UserError, match="'image_jepa' predicts no masks; use jepa_jax.load_encoder"):
