@@ -15,7 +15,7 @@ batch, accum = (asked["combination"][name] for name in ("batch_size", "grad_accu
 meeting = request.parents[1] / "met"
 meeting.mkdir(exist_ok=True)
 (meeting / card).touch()
-until = time.monotonic() + 60
+until = time.monotonic() + 600
 while len(list(meeting.iterdir())) < int(os.environ.get("JEPA_JAX_MEET", "1")):
     if time.monotonic() > until:
         sys.exit("the trials of the other cards did not come")

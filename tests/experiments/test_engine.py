@@ -52,7 +52,7 @@ STOPPABLE = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, lambda *_: (pathlib.Path(sys.argv[1]).write_text("stopped"), sys.exit()))
 pathlib.Path(sys.argv[1]).write_text("ready")
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -69,7 +69,7 @@ def test_a_signal_stops_the_task_and_becomes_an_exit_code(experiment, tmp_path, 
         runner.run(Task("a", [sys.executable, "-c", STOPPABLE, str(said)], "a", reached=raise_when_ready))
         pytest.fail("the signal should have ended the task")
 
-    assert experiment.execute(work, Progress(1, "tasks"), grace=30.0) == code
+    assert experiment.execute(work, Progress(1, "tasks"), grace=600.0) == code
     assert said.read_text() == "stopped" and not (experiment.folder / "a" / "process.json").exists()
     assert experiment.execute(lambda runner: None, Progress(1, "tasks"), grace=1.0) == EXIT_OK  # the lock is free
 

@@ -32,7 +32,7 @@ def sweep(tmp_path, monkeypatch):
 
 def test_trials_run_at_the_same_time_each_on_its_own_card(sweep, monkeypatch):
     monkeypatch.setenv("JEPA_JAX_MEET", "2")
-    code, document = run_sweep(sweep, time_limit=60, resume=False)
+    code, document = run_sweep(sweep, time_limit=600, resume=False)
     assert code == 0 and [row["status"] for row in document["rows"]] == ["ok"] * 3
     for row in document["rows"]:
         # The trial saw one card alone, and both repeats of a combination were not on the same one.
@@ -42,19 +42,19 @@ def test_trials_run_at_the_same_time_each_on_its_own_card(sweep, monkeypatch):
     assert document["conclusion"]["noise_percent"] < 2  # although one card is slower by 10 %
     assert document["header"]["settings"]["gpus"] == (0, 1)
     with pytest.raises(UserError, match="--gpus: 0,1 -> None"):
-        run_sweep(dataclasses.replace(sweep, gpus=None), time_limit=60, resume=True)
+        run_sweep(dataclasses.replace(sweep, gpus=None), time_limit=600, resume=True)
 
 
 def test_failures_and_resuming_are_as_with_one_card(sweep):
     values = dict(sweep.values) | {"grad_accum": [1, 2]}
     sweep = dataclasses.replace(sweep, values=values, repeats=1)
-    _, document = run_sweep(sweep, time_limit=60, resume=False)
+    _, document = run_sweep(sweep, time_limit=600, resume=False)
     assert [row["status"] for row in document["rows"]][:4:2] == ["ok", "ok"]
     failed = [row for row in document["rows"] if row["combination"]["grad_accum_steps"] == 2]
     assert failed[0]["status"] == "out_of_memory" and "SIGABRT" in failed[0]["reason"]
     assert failed[-1]["status"] in ("skipped", "out_of_memory")  # it may have been under way
     before = json.loads(sweep.output.read_text())["rows"]
-    run_sweep(sweep, time_limit=60, resume=True)
+    run_sweep(sweep, time_limit=600, resume=True)
     assert json.loads(sweep.output.read_text())["rows"] == before
 
 

@@ -39,8 +39,8 @@ from jepa_jax.program.build import build_program
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime import provenance
 from jepa_jax.runtime.gpus import first_gpu, only_gpu
-from jepa_jax.runtime.mesh import make_mesh
-from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh
+from tests.tiny import tiny_config, tiny_masked_config
 
 MB = 10**6
 FAULTY_TRIAL = pathlib.Path(__file__).parents[2] / "profiling" / "faulty_sweep.py"
@@ -234,15 +234,32 @@ def test_figures_agree_with_each_other(figures):
     assert normal.program_fingerprint == slow.program_fingerprint
 
 
+class Padded:
+    """Sixteen vectors, the last of which are longer, in two buckets."""
+
+    classes = ()
+
+    def __init__(self, bucket=1):
+        self.size = (3, 5)[bucket]
+        self.spec = {"x": jax.ShapeDtypeStruct((self.size,), np.float32)}
+        self.buckets = np.array([0] * 12 + [1] * 4)
+
+    def __len__(self):
+        return 16
+
+    def batch(self, indices):
+        return {"x": np.asarray(indices, np.float32)[:, None].repeat(self.size, axis=1)}
+
+    def in_bucket(self, bucket):
+        return Padded(bucket)
+
+
 def test_the_longest_batches_are_part_of_every_trial():
     """However rare they are in training, memory has to hold them."""
-    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(3,))
-    source, seen = open_source(config.data, "train"), []
-    measure(
-        request_of(config, max_batches=1, warmup_batches=0), on_step=lambda batch, _: seen.append(jax.device_get(batch))
-    )
-    assert seen[1]["fire"].shape[1] == config.data.max_frames == 5
-    jax.tree.map(np.testing.assert_array_equal, seen[1], source.in_bucket(1).batch(np.arange(16)))
+    config, sharding = tiny_config(data__batch_size=8), batch_sharding(make_mesh(1, 1))
+    ((batch, _),) = measurement.largest_batches(config, Padded(), sharding)
+    np.testing.assert_array_equal(batch["x"], Padded(1).batch(np.arange(8))["x"])
+    assert measurement.largest_batches(config, open_source(config.data, "train"), sharding) == []
 
 
 def test_the_fingerprint_tells_pipelines_apart_and_knows_a_knob_without_effect():
@@ -262,12 +279,23 @@ def test_what_remat_computes_again_is_no_use_of_the_device():
     shapes = {"num_train": 96, "num_classes": 8, "sample": batch, "mesh": make_mesh(1, 1)}
     program = build_program(config, **shapes)
     state = program.factory.abstract
-    step = CompiledStep(program.train_step, program.useful_step)  # as training and trials make it
-    step.compile(state, batch)
-    assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * step.flops
+    useful = traced_flops(program.useful_step.trace(state, batch))
+    assert traced_flops(program.train_step.trace(state, batch)) > 1.1 * useful
     plain = build_program(changed_config(config, {"train.remat": "none"}), **shapes)
-    assert step.flops == traced_flops(plain.train_step.trace(state, batch))
+    assert useful == traced_flops(plain.train_step.trace(state, batch))
     assert plain.useful_step is plain.train_step
+
+
+def test_a_step_counts_the_operations_of_the_useful_one():
+    def make(times):
+        def step(state, batch):
+            return state, {"loss": sum((batch["x"] @ batch["x"].T).sum() + i for i in range(times))}
+
+        return jax.jit(step)
+
+    step = CompiledStep(make(3), make(1))  # as training and trials make it
+    step.compile(0.0, {"x": np.ones([4, 2], np.float32)})
+    assert step.flops == 2 * 4 * 4 * 2
 
 
 @pytest.mark.parametrize(
@@ -380,6 +408,17 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
     assert result.reason == "stopped after 7 s (--time_limit: raise it for a slow machine); its last message: compiling"
 
 
+def test_the_process_of_a_trial_leaves_its_result(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # one device
+    request = request_of(tiny_config(data__source="cifar10", data__dir="nowhere", data__image_size=32))
+    result = run_trial(runner(tmp_path), request, time_limit=300, name="0")
+    assert result.status == "refused" and "nowhere" in result.reason
+    assert finished_result(tmp_path / "0", request) == result
+    assert finished_result(tmp_path / "0", dataclasses.replace(request, max_batches=5)) is None  # another request
+    assert not (tmp_path / "0" / processes.PROCESS_FILE).exists()
+
+
+@pytest.mark.slow
 def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
     monkeypatch.setattr(trial, "CACHE", os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -388,6 +427,3 @@ def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
     request = request_of(tiny_config(), use_dummy_data=True, max_batches=4)
     result = run_trial(runner(tmp_path), request, time_limit=300, name="0")
     assert result.status == "out_of_memory" and "Out of memory" in result.reason
-    assert finished_result(tmp_path / "0", request) == result
-    assert finished_result(tmp_path / "0", dataclasses.replace(request, max_batches=5)) is None  # another request
-    assert not (tmp_path / "0" / processes.PROCESS_FILE).exists()
