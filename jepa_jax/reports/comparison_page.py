@@ -13,8 +13,8 @@ from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.schema import flatten
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
-from jepa_jax.reports.page import Page, PageSection, absent_section, write_page
-from jepa_jax.reports.parts import Bar, Bars, Card, Table, Text, absent, card_grid
+from jepa_jax.reports.page import write_page
+from jepa_jax.reports.parts import Bar, Bars, Card, Page, Section, Table, Text, absent, absent_section, card_grid
 from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
 from jepa_jax.reports.tables import text_table
 
@@ -143,7 +143,7 @@ def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Pag
         heading=f"{len(runs)} runs side by side",
         subtitle=" · ".join(item.name for item in runs),
         sections=[
-            *([PageSection("", [Card("", [Text(text, "warn", "Warning") for text in warnings])])] if warnings else []),
+            *([Section("", [Card("", [Text(text, "warn", "Warning") for text in warnings])])] if warnings else []),
             summary_section(runs),
             accuracy_section(runs),
             evaluation_section(runs),
@@ -153,7 +153,7 @@ def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Pag
     )
 
 
-def summary_section(runs: Sequence[ComparedRun]) -> PageSection:
+def summary_section(runs: Sequence[ComparedRun]) -> Section:
     """Returns the table of summaries, and what could not be read."""
     rows = [
         [group.capitalize(), *(item.run.choice(group, key) or "–" for item in runs)]
@@ -166,7 +166,7 @@ def summary_section(runs: Sequence[ComparedRun]) -> PageSection:
         for name, text in item.run.problems.items()
         if name != "environment.json"
     ]
-    return PageSection("Summary", [Card("", [table, *problems])])
+    return Section("Summary", [Card("", [table, *problems])])
 
 
 def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -182,7 +182,7 @@ def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [row for row in rows if set(row[1:]) != {"–"}]
 
 
-def accuracy_section(runs: Sequence[ComparedRun]) -> PageSection:
+def accuracy_section(runs: Sequence[ComparedRun]) -> Section:
     """Returns bars of the accuracies that each run measured at its end."""
     groups = {
         SUMMARY_ROWS[key][0]: [
@@ -192,10 +192,10 @@ def accuracy_section(runs: Sequence[ComparedRun]) -> PageSection:
     }
     if not any(groups.values()):
         return absent_section("Accuracy", "No run has measured an accuracy yet.")
-    return PageSection("Accuracy", [Card("", [Bars(groups)])])
+    return Section("Accuracy", [Card("", [Bars(groups)])])
 
 
-def evaluation_section(runs: Sequence[ComparedRun]) -> PageSection:
+def evaluation_section(runs: Sequence[ComparedRun]) -> Section:
     """Returns the table of evaluations, one column per run and level."""
     columns = {}
     for item in runs:
@@ -206,10 +206,10 @@ def evaluation_section(runs: Sequence[ComparedRun]) -> PageSection:
         return absent_section("Evaluation", "No run has been evaluated; jepa-jax evaluate does that.")
     missing = ", ".join(item.name for item in runs if not item.evaluation)
     table = Table(evaluation_table(columns), ["", *columns])
-    return PageSection("Evaluation", [Card("", [table], f"Not evaluated: {missing}." if missing else "")])
+    return Section("Evaluation", [Card("", [table], f"Not evaluated: {missing}." if missing else "")])
 
 
-def curve_section(runs: Sequence[ComparedRun]) -> PageSection:
+def curve_section(runs: Sequence[ComparedRun]) -> Section:
     """Returns charts of metrics over epochs; a run has the same colour in every chart."""
     recorded = {key for item in runs for key in item.run.metrics}
     watched: list[tuple[str, str, dict[str, Any]]] = [
@@ -223,7 +223,7 @@ def curve_section(runs: Sequence[ComparedRun]) -> PageSection:
         if key in recorded:
             series = [Series(item.name, *_over_epochs(item.run, key)) for item in runs]
             charts.append(line_chart(title, series, x_label="epoch", **options))
-    return PageSection("Curves", [card_grid(charts)]) if charts else absent_section("Curves", "No metric was recorded.")
+    return Section("Curves", [card_grid(charts)]) if charts else absent_section("Curves", "No metric was recorded.")
 
 
 def _over_epochs(run: RunFiles, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -241,13 +241,13 @@ def differing_table(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
-def config_section(runs: Sequence[ComparedRun]) -> PageSection:
+def config_section(runs: Sequence[ComparedRun]) -> Section:
     rows = differing_table([item.run.config for item in runs])
     if not rows:
         return absent_section("Config", "The configs are equal.")
     total = len(set().union(*(flatten(item.run.config) for item in runs)))
     table = Table(rows, ["key", *(item.name for item in runs)])
-    return PageSection("Config", [Card("Where the configs differ", [table], f"{len(rows)} of {total} keys.")])
+    return Section("Config", [Card("Where the configs differ", [table], f"{len(rows)} of {total} keys.")])
 
 
 def comparison_text(runs: Mapping[str, Mapping[str, Any]]) -> str:

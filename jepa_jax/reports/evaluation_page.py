@@ -9,8 +9,21 @@ from jepa_jax.base.text import number, percent, short
 from jepa_jax.evals.evaluate import Evaluation
 from jepa_jax.reports import figures
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
-from jepa_jax.reports.parts import Bar, Bars, Card, KeyFigure, KeyFigures, Part, Table, Text, card_grid
+from jepa_jax.reports.page import embed_file, write_page
+from jepa_jax.reports.parts import (
+    Bar,
+    Bars,
+    Card,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    absent_section,
+    card_grid,
+)
 from jepa_jax.reports.tables import markdown_table
 
 Record = Mapping[str, Any]  # what eval.json holds
@@ -174,11 +187,9 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     table = Table(evaluation_table(record["levels"]), ["", *map(level_name, record["levels"])])
     sections = [
         evaluation_headline(record["levels"]),
-        PageSection(
-            "", [Card("", [Text(note, "warn", "Note") for note in record["notes"]])] if record["notes"] else []
-        ),
+        Section("", [Card("", [Text(note, "warn", "Note") for note in record["notes"]])] if record["notes"] else []),
         accuracies(record["levels"]),
-        PageSection("Figures", [Card("", [table], _conditions(record))]),
+        Section("Figures", [Card("", [table], _conditions(record))]),
         *(level_figures(record, folder, level) for level in record["levels"]),
         spectra(record),
         patches(folder),
@@ -200,7 +211,7 @@ def leading_level(levels: Mapping[str, LevelResults]) -> str:
     return next(iter(levels))
 
 
-def evaluation_headline(levels: Mapping[str, LevelResults]) -> PageSection:
+def evaluation_headline(levels: Mapping[str, LevelResults]) -> Section:
     """Returns the figures of the leading level beside those of the untrained encoder, and any collapse in words."""
     figures_shown = []
     level = leading_level(levels)
@@ -218,7 +229,7 @@ def evaluation_headline(levels: Mapping[str, LevelResults]) -> PageSection:
         rank, dimensions = max(ranks)
         figures_shown.append(KeyFigure("Effective rank", short(rank, 3), f"of {dimensions:.0f} dimensions"))
     collapsed = [f"{level_name(level)}: {one['collapse']}." for level, one in qualities.items() if one["collapse"]]
-    return PageSection("", [KeyFigures(figures_shown), *([Card("Collapsed", collapsed)] if collapsed else [])])
+    return Section("", [KeyFigures(figures_shown), *([Card("Collapsed", collapsed)] if collapsed else [])])
 
 
 def accuracy_bars(results: LevelResults) -> list[Bar]:
@@ -255,16 +266,16 @@ def _untrained_bar(label: str, accuracy: float | None) -> Bar:
     return Bar(f"{label}, untrained", accuracy, "baseline", "before the first step")
 
 
-def accuracies(levels: Mapping[str, LevelResults]) -> PageSection:
+def accuracies(levels: Mapping[str, LevelResults]) -> Section:
     """Returns bars of every accuracy, level by level."""
     names = map(str.capitalize, map(level_name, levels)) if len(levels) > 1 else ["Test accuracy"]
     groups = dict(zip(names, map(accuracy_bars, levels.values()), strict=True))
     if not any(groups.values()):
         return absent_section("Accuracy", "No accuracy was measured.")
-    return PageSection("Accuracy", [Card("", [Bars(groups)])])
+    return Section("Accuracy", [Card("", [Bars(groups)])])
 
 
-def level_figures(record: Record, folder: pathlib.Path, level: str) -> PageSection:
+def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
     """Returns the pictures and the fine-tuning curve of one level."""
     knn_note = "Framed: the pair that was chosen."
     cards = [
@@ -277,23 +288,23 @@ def level_figures(record: Record, folder: pathlib.Path, level: str) -> PageSecti
         series = [Series("held-out accuracy", range(len(scores)), scores)]
         cards.append(line_chart("Fine-tuning", series, x_label="epoch", y_label="% of held-out images", wide=True))
     title = "Pictures" if len(record["levels"]) == 1 else level_name(level).capitalize()
-    return PageSection(title, [card_grid(cards)] if any(cards) else [])
+    return Section(title, [card_grid(cards)] if any(cards) else [])
 
 
-def spectra(record: Record) -> PageSection:
+def spectra(record: Record) -> Section:
     """Returns a chart of the singular values over their rank, one line per level."""
     series = [Series(name, range(1, len(values) + 1), values) for name, values in _spectra(record).items()]
     chart = line_chart("Singular values of centred features", series, x_label="component", x_log=True, log="first")
-    return PageSection("Spectrum", [chart] if series else [])
+    return Section("Spectrum", [chart] if series else [])
 
 
-def patches(folder: pathlib.Path) -> PageSection:
+def patches(folder: pathlib.Path) -> Section:
     note = "Colours: the first three principal components of the patch features of all these images."
     card = _picture(folder / "patches.png", "Test images and their patch features", note)
-    return PageSection("Patches", [card] if card else [])
+    return Section("Patches", [card] if card else [])
 
 
 def _picture(path: pathlib.Path, title: str, note: str = "", wide: bool = False) -> Card | None:
     """Returns a card with a figure, None where there is no such file."""
-    parts: list[Part] = [embed_png(path, title, "picture")] if path.exists() else []
+    parts: list[Part] = [embed_file(path, title, "picture")] if path.exists() else []
     return Card(title, parts, note, wide) if parts else None

@@ -9,8 +9,8 @@ import numpy as np
 import PIL.Image
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.reports.page import Page, PageSection, embed_image, write_page
-from jepa_jax.reports.parts import Card, Image, Table, absent
+from jepa_jax.reports.page import embed_image, write_page
+from jepa_jax.reports.parts import Card, Image, Page, Section, Table, absent
 
 NEIGHBOURS = 8
 TILE, GAP, BREAK = 96, 6, 24  # pixels: an image, between images, behind the first one
@@ -49,7 +49,7 @@ def write_neighbours(embedded: Features, folder: str | pathlib.Path, asked: str)
     subtitle = (
         f"{len(names):,} images, {embedded.features.shape[1]} features each; the first image of a row is the query"
     )
-    write_page(page, Page(f"Nearest neighbours in {root.name}", [PageSection("", cards)], subtitle))
+    write_page(page, Page(f"Nearest neighbours in {root.name}", [Section("", cards)], subtitle))
     return page
 
 
@@ -87,4 +87,4 @@ def _strip(files: Sequence[pathlib.Path], alt: str) -> Image | None:
         return None
     out = io.BytesIO()
     strip.save(out, "PNG")
-    return embed_image(out.getvalue(), "png", alt, "picture")
+    return embed_image(out.getvalue(), alt, "picture")

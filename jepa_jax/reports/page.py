@@ -7,7 +7,6 @@ import io
 import math
 import pathlib
 import re
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,54 +18,45 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import percent, short
 from jepa_jax.reports.parts import Card, Chart, HeatMap, Image, Page, Part, Section, absent
-from jepa_jax.reports.parts import absent_section as absent_section
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
 LARGEST_IMAGE = 700_000  # bytes; a larger picture is embedded as JPEG
 
-
 PageSection = Section
 
 
-def embed_png(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
-    """Returns the picture in a PNG file; with style "pixels", enlarged by a whole factor while it stays narrow."""
-    try:
-        data = path.read_bytes()
-    except OSError:
+def embed_file(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
+    """Returns the picture in a PNG file or the figure in an SVG file.
+
+    With style "pixels" a picture is enlarged by a whole factor while it stays narrow.
+    """
+    kind = path.suffix[1:].upper()
+    if not path.exists():
         return absent(f"{path.name} has not been written.")
-    if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
-        return absent(f"{path.name} is not a PNG picture.")
-    width, height = struct.unpack(">II", data[16:24])
-    kind = "png"
-    if len(data) > LARGEST_IMAGE:
+    try:
+        image = embed_image(path.read_bytes(), alt, style)
+    except (OSError, ValueError):
+        return absent(f"{path.name} is not a {kind} picture.")
+    factor = max(1, min(800 // max(image.width, 1), 640 // max(image.height, 1)))
+    if kind == "SVG":
+        return image
+    return image._replace(shown_width=image.width * factor if style == "pixels" else None)
+
+
+def embed_image(data: bytes, alt: str, style: str = "pixels") -> Image:
+    """Returns a picture from the content of its file (PNG, GIF or SVG), at its own size."""
+    if data.startswith(b"<svg"):
+        size = re.search(rb'width="(\d+)" height="(\d+)"', data)
+        if size is None:
+            raise ValueError("the figure states no size")
+        (width, height), kind = map(int, size.groups()), "svg+xml"
+    else:
+        with PIL.Image.open(io.BytesIO(data)) as file:
+            (width, height), kind = file.size, str(file.format).lower()
+    if kind == "png" and len(data) > LARGEST_IMAGE:
         data, kind = _as_jpeg(data), "jpeg"
-    source = _data_url(data, kind)
-    factor = max(1, min(800 // max(width, 1), 640 // max(height, 1)))
-    return Image(source, alt, width, height, style, width * factor if style == "pixels" else None)
-
-
-def embed_image(data: bytes, kind: str, alt: str, style: str = "pixels") -> Image:
-    """Returns a picture from the content of its file, at its own size; `kind` is png or gif."""
-    with PIL.Image.open(io.BytesIO(data)) as file:
-        width, height = file.size
-    return Image(_data_url(data, kind), alt, width, height, style, width)
-
-
-def embed_svg(path: pathlib.Path, alt: str) -> Part:
-    """Returns the figure in an SVG file that `write_figure` wrote."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return absent(f"{path.name} has not been written.")
-    size = re.search(rb'width="([0-9.]+)" height="([0-9.]+)"', data)
-    if not size:
-        return absent(f"{path.name} is not a figure.")
-    width, height = (round(float(side)) for side in size.groups())
-    return Image(_data_url(data, "svg+xml"), alt, width, height, "picture", width)
-
-
-def _data_url(data: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return Image(source, alt, width, height, style, width)
 
 
 def _as_jpeg(png: bytes) -> bytes:

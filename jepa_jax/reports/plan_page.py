@@ -42,7 +42,7 @@ def plan_page(plans: Sequence[Plan], context: PlanContext, name: str, frontier_p
         parts += [variants_card(plan)]
         parts += [ways_card(plan)] if plan.ways_out else []
         if frontier_png and not index:
-            figure = embed_image(frontier_png, "png", "memory against predicted time", "picture")
+            figure = embed_image(frontier_png, "memory against predicted time", "picture")
             parts.append(Card("Memory against time", [figure], "Each combination was compiled; none beats the line."))
         text = Text("\n".join(plan_lines(plan, context, name)).strip(), "preformatted")
         parts.append(Details("The plan as text", [text]))

@@ -10,8 +10,19 @@ from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.metrics import LABELS
 from jepa_jax.profiling.profile_changes import Change
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import PageSection, absent_section
-from jepa_jax.reports.parts import Card, Part, Piece, StackedBar, StackedBars, Table, Text, absent, card_grid
+from jepa_jax.reports.parts import (
+    Card,
+    Part,
+    Piece,
+    Section,
+    StackedBar,
+    StackedBars,
+    Table,
+    Text,
+    absent,
+    absent_section,
+    card_grid,
+)
 from jepa_jax.reports.run_files import RunFiles
 
 SHOWN_EPOCHS = 40  # bars; of a longer run, evenly chosen ones
@@ -20,7 +31,7 @@ SHOWN_OPS = 15
 Epoch = Mapping[str, Any]
 
 
-def profile(run: RunFiles) -> PageSection:
+def profile(run: RunFiles) -> Section:
     """Returns the profile of a run; where there is none, a sentence that says so."""
     path = run.workdir / "profile.json"
     if not path.exists():
@@ -42,7 +53,7 @@ def profile(run: RunFiles) -> PageSection:
         memory(found.get("samples") or []),
         *device_cards(found.get("device")),
     ]
-    return PageSection("Profile", [card_grid(cards)])
+    return Section("Profile", [card_grid(cards)])
 
 
 def time_by_epoch(epochs: Sequence[Epoch]) -> Card:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jepa_jax.base.classes import ClassTable, load_object
 
 if TYPE_CHECKING:  # `show-summary` imports no page
-    from jepa_jax.reports.page import PageSection
-    from jepa_jax.reports.parts import KeyFigure
+    from jepa_jax.reports.parts import KeyFigure, Section
     from jepa_jax.reports.run_files import RunFiles
 
 RESULTS = ClassTable("RESULTS", {})  # the core shows accuracies of encoders; everything else belongs to projects
@@ -26,7 +25,7 @@ class Results(Protocol):
         """Returns the figures that replace the accuracies of an encoder at the top of the page."""
         ...
 
-    def section(self, run: "RunFiles") -> "PageSection | None":
+    def section(self, run: "RunFiles") -> "Section | None":
         """Returns the project's section of the page; may write further files into the folder of the run."""
         ...
 

@@ -13,8 +13,23 @@ from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import duration, number, percent, short
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import Page, PageSection, absent_section, embed_png, write_page
-from jepa_jax.reports.parts import Bar, Bars, Card, Details, Grid, KeyFigure, KeyFigures, Part, absent, card_grid, pairs
+from jepa_jax.reports.page import embed_file, write_page
+from jepa_jax.reports.parts import (
+    Bar,
+    Bars,
+    Card,
+    Details,
+    Grid,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Part,
+    Section,
+    absent,
+    absent_section,
+    card_grid,
+    pairs,
+)
 from jepa_jax.reports.profile_section import profile
 from jepa_jax.reports.results import project_results
 from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, read_run, shown
@@ -30,7 +45,7 @@ EVAL_NAMES = {
 SPEED_NAMES = {"speed/images_per_sec": "Images per second", "speed/data_wait_percent": "Waiting for data"}
 STATUS_STYLES = {"finished": "good", "interrupted": "warn", "diverged": "bad"}
 
-SectionFunction = Callable[[RunFiles], PageSection | None]  # None: nothing to say about this run
+SectionFunction = Callable[[RunFiles], Section | None]  # None: nothing to say about this run
 
 
 def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction] | None = None) -> pathlib.Path:
@@ -53,7 +68,7 @@ def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction
     return path
 
 
-def _try(section: SectionFunction, run: RunFiles) -> PageSection | None:
+def _try(section: SectionFunction, run: RunFiles) -> Section | None:
     # A report is written after hours of training: a section that fails must not take the others, or the run, with it.
     try:
         return section(run)
@@ -62,7 +77,7 @@ def _try(section: SectionFunction, run: RunFiles) -> PageSection | None:
         return absent_section(title, f"This part failed: {type(error).__name__}: {error}")
 
 
-def run_headline(run: RunFiles) -> PageSection:
+def run_headline(run: RunFiles) -> Section:
     """Returns the most important figures, and what could not be read."""
     seconds, cpu, epochs = map(run.result, ("wall_seconds", "cpu_seconds", "epochs"))
     speed = run.result("images_per_sec") or run.latest("speed/images_per_sec")
@@ -75,7 +90,7 @@ def run_headline(run: RunFiles) -> PageSection:
     parts: list[Part] = [KeyFigures(figures)]
     if run.problems:
         parts.append(Card("", [absent(text) for text in run.problems.values()]))
-    return PageSection("", parts)
+    return Section("", parts)
 
 
 def project_key_figures(run: RunFiles) -> list[KeyFigure]:
@@ -99,7 +114,7 @@ def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
     ]
 
 
-def accuracy(run: RunFiles) -> PageSection | None:
+def accuracy(run: RunFiles) -> Section | None:
     """Returns bars of this run's accuracies, of what they have to beat, and of published ones."""
     if project_key_figures(run):
         return None
@@ -129,10 +144,10 @@ def accuracy(run: RunFiles) -> PageSection | None:
         return absent_section("Accuracy", one_class if classes == 1 else "No accuracy has been measured yet.")
     measured = {title: [bar for bar in bars if bar.value is not None] for title, bars in groups.items()}
     missing = ", ".join(bar.label for bars in groups.values() for bar in bars if bar.value is None)
-    return PageSection("Accuracy", [Card("", [Bars(measured)], f"Not measured: {missing}." if missing else "")])
+    return Section("Accuracy", [Card("", [Bars(measured)], f"Not measured: {missing}." if missing else "")])
 
 
-def project_section(run: RunFiles) -> PageSection | None:
+def project_section(run: RunFiles) -> Section | None:
     """Returns the section of the project whose figures the run has."""
     return next((section for results in project_results() if (section := results.section(run)) is not None), None)
 
@@ -144,7 +159,7 @@ def _chart(run: RunFiles, title: str, names: Iterable[tuple[str, str]], **option
     return line_chart(title, series, per_x=epoch, **options) if series else None
 
 
-def curves(run: RunFiles) -> PageSection:
+def curves(run: RunFiles) -> Section:
     """Returns charts of the loss and its terms, learning rate, norms and accuracies over the steps."""
     if not run.metrics:
         return absent_section("Curves", run.problems.get("metrics.jsonl", "No metric was recorded."))
@@ -170,10 +185,10 @@ def curves(run: RunFiles) -> PageSection:
         *(_chart(run, title, names.items(), from_zero=True, wide=True) for title, names in of_projects.items()),
         *(_chart(run, key.removeprefix("eval/"), [(key, key)]) for key in others),
     ]
-    return PageSection("Curves", [card_grid(charts)])
+    return Section("Curves", [card_grid(charts)])
 
 
-def speed(run: RunFiles) -> PageSection:
+def speed(run: RunFiles) -> Section:
     """Returns charts of the throughput and of the share of time that the device waited for data."""
     extra = sorted(key for key in run.metrics if key.startswith("speed/") and key not in SPEED_NAMES)
     charts = []
@@ -183,19 +198,19 @@ def speed(run: RunFiles) -> PageSection:
         charts.append(_chart(run, title, [(key, title.lower())], y_label=unit, from_zero=True, smooth=True))
     if not any(charts):
         return absent_section("Speed", "No speed was recorded.")
-    return PageSection("Speed", [card_grid(charts)])
+    return Section("Speed", [card_grid(charts)])
 
 
-def views(run: RunFiles) -> PageSection | None:
+def views(run: RunFiles) -> Section | None:
     """Returns the picture of augmented views."""
     if project_key_figures(run) and not (run.workdir / "views.png").exists():
         return None
-    picture = embed_png(run.workdir / "views.png", "Rows of images: the original and its augmented views")
+    picture = embed_file(run.workdir / "views.png", "Rows of images: the original and its augmented views")
     note = "Each row shows one image: the original, then its augmented views."
-    return PageSection("What the encoder sees", [Card("", [picture], note)])
+    return Section("What the encoder sees", [Card("", [picture], note)])
 
 
-def config(run: RunFiles) -> PageSection:
+def config(run: RunFiles) -> Section:
     """Returns every key of the config, by group."""
     if not run.config:
         return absent_section("Config", run.problems["config.json"])
@@ -205,17 +220,17 @@ def config(run: RunFiles) -> PageSection:
     for name, group in (groups | {"other keys": top} if top else groups).items():
         rows = json_pairs(group)
         blocks.append(Details(name, [pairs(rows)], " · ".join(f"{key} {value}" for key, value in rows[:4])))
-    return PageSection("Config", [Grid(blocks, "columns")])
+    return Section("Config", [Grid(blocks, "columns")])
 
 
-def environment_table(run: RunFiles) -> PageSection:
+def environment_table(run: RunFiles) -> Section:
     """Returns versions, devices, processor and command line."""
     if not run.environment:
         return absent_section("Environment", run.problems["environment.json"])
-    return PageSection("Environment", [Card("", [pairs(json_pairs(run.environment))])])
+    return Section("Environment", [Card("", [pairs(json_pairs(run.environment))])])
 
 
-def summary(run: RunFiles) -> PageSection:
+def summary(run: RunFiles) -> Section:
     """Returns everything in summary.json."""
     if not run.summary:
         return absent_section("Summary", f"{run.problems['summary.json']} A run writes it when it ends.")
@@ -223,7 +238,7 @@ def summary(run: RunFiles) -> PageSection:
         (label, shown(run.summary[key], show)) for key, (label, show) in SUMMARY_ROWS.items() if key in run.summary
     ]
     rest = {key: value for key, value in run.summary.items() if key not in SUMMARY_ROWS and key != "baselines"}
-    return PageSection("Summary", [Card("", [pairs([*known, *json_pairs(rest)])])])
+    return Section("Summary", [Card("", [pairs([*known, *json_pairs(rest)])])])
 
 
 SECTIONS = (run_headline, accuracy, project_section, curves, speed, profile, views, config, summary, environment_table)

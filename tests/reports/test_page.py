@@ -12,7 +12,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.profiling.metrics import LABELS
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
-from jepa_jax.reports.page import _templates, embed_png, embed_svg, figure_svg, render, render_parts, write_figure
+from jepa_jax.reports.page import _templates, embed_file, figure_svg, render, render_parts, write_figure
 from jepa_jax.reports.parts import Card, Grid, Page, Section, Text
 
 HOSTILE = """<script>alert("x")</script>'&</title>"""
@@ -66,9 +66,9 @@ def test_a_figure_in_a_file_is_one_svg_without_variables_or_hostile_tags(tmp_pat
     assert len([child for child in root if child.tag.endswith("}svg")]) == 3
     assert "<script" not in figure and "var(" not in figure and ">Loss<" in figure
     write_figure(tmp_path / "a.svg", cards)
-    picture = embed_svg(tmp_path / "a.svg", "three")
+    picture = embed_file(tmp_path / "a.svg", "three")
     assert picture.source.startswith("data:image/svg+xml;base64,") and picture.width == float(root.get("width"))
-    assert embed_svg(tmp_path / "b.svg", "none") == parts.absent("b.svg has not been written.")
+    assert embed_file(tmp_path / "b.svg", "none") == parts.absent("b.svg has not been written.")
     with pytest.raises(UserError, match="a.png: figures are written as SVG"):
         write_figure(tmp_path / "a.png", cards)
 
@@ -115,7 +115,7 @@ def test_cells_are_aligned_by_kind():
 def test_a_large_picture_is_made_smaller(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (900, 900, 3), dtype=np.uint8)
     PIL.Image.fromarray(noise).save(tmp_path / "noise.png")
-    picture = embed_png(tmp_path / "noise.png", "noise")
+    picture = embed_file(tmp_path / "noise.png", "noise")
     assert picture.source.startswith("data:image/jpeg") and len(picture.source) < 1_000_000
     (tmp_path / "text.png").write_text("no picture")
-    assert embed_png(tmp_path / "text.png", "text") == parts.absent("text.png is not a PNG picture.")
+    assert embed_file(tmp_path / "text.png", "text") == parts.absent("text.png is not a PNG picture.")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.reports.page import PageSection
+from jepa_jax.reports.parts import Section
 from jepa_jax.reports.run_files import SUMMARY_ROWS, collect_metrics, json_pairs, read_run
 from jepa_jax.reports.run_report import write_report
 
@@ -143,7 +143,7 @@ def test_one_failing_part_leaves_the_others(tmp_path):
     def broken(run):
         raise ZeroDivisionError("by <zero>")
 
-    sections = [broken, lambda run: PageSection("Mine", ["here"])]
+    sections = [broken, lambda run: Section("Mine", ["here"])]
     page = text_of(write_report(write_run(tmp_path), sections=sections))
     assert "This part failed: ZeroDivisionError: by &lt;zero&gt;" in page and "<p>here</p>" in page
 

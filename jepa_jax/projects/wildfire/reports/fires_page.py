@@ -13,8 +13,8 @@ from jepa_jax.data.pictures import GAP, grid, png
 from jepa_jax.projects.wildfire.data.panels import LEGEND, PANELS, element_panels
 from jepa_jax.projects.wildfire.reports.animation import spread_gif
 from jepa_jax.projects.wildfire.reports.results import COLUMNS, result_rows, result_sentences
-from jepa_jax.reports.page import Page, PageSection, embed_image, write_page
-from jepa_jax.reports.parts import Card, Legend, Link, Part, Table, absent
+from jepa_jax.reports.page import embed_image, write_page
+from jepa_jax.reports.parts import Card, Legend, Link, Page, Part, Section, Table, absent
 from jepa_jax.reports.run_files import RunFiles
 
 EXHIBITS, PAGE, ANIMATION = "exhibits/next_mask.npz", "masks.html", "exhibits/next_mask.gif"
@@ -23,7 +23,7 @@ ELEMENT = ("fire", "valid", "static", "target", "known")
 Exhibits = Mapping[str, np.ndarray]
 
 
-def fires_section(run: RunFiles) -> PageSection | None:
+def fires_section(run: RunFiles) -> Section | None:
     """Returns figures and the animation, and writes masks.html beside the report; None if a run has no masks."""
     parts: list[Part] = []
     if rows := result_rows(run.summary):
@@ -31,7 +31,7 @@ def fires_section(run: RunFiles) -> PageSection | None:
         parts.append(Card("Next masks of the test fires", [table], " ".join(result_sentences(run.summary))))
     if (run.workdir / EXHIBITS).exists():
         parts.append(_exhibition(run))
-    return PageSection("Predicted masks", parts) if parts else None
+    return Section("Predicted masks", parts) if parts else None
 
 
 def _exhibition(run: RunFiles) -> Card:
@@ -43,7 +43,7 @@ def _exhibition(run: RunFiles) -> Card:
         if "spread_probability" in exhibits:
             gif = spread_gif(exhibits)
             write_atomically(run.workdir / ANIMATION, gif)
-            parts += [embed_image(gif, "gif", _spread_in_words(exhibits)), Legend(LEGEND)]
+            parts += [embed_image(gif, _spread_in_words(exhibits)), Legend(LEGEND)]
     except (OSError, EOFError, zipfile.BadZipFile, ValueError, KeyError, IndexError) as error:
         return Card(title, [absent(f"{EXHIBITS} cannot be shown: {error}")])
     parts.append(Link("The best and the worst fires", PAGE))
@@ -76,9 +76,9 @@ def fires_page(exhibits: Exhibits, name: str) -> Page:
         "Average precision (AP) is that of all sequences of the fire. Nothing was chosen by these figures."
     )
     sections = [
-        PageSection("", [Card("", [explained, Legend(LEGEND), Link("Back to the report", "report.html")])]),
-        PageSection("Best fires", list(_cards(exhibits, best))),
-        PageSection("Worst fires", list(_cards(exhibits, worst)) or [absent("All fires are among the best.")]),
+        Section("", [Card("", [explained, Legend(LEGEND), Link("Back to the report", "report.html")])]),
+        Section("Best fires", list(_cards(exhibits, best))),
+        Section("Worst fires", list(_cards(exhibits, worst)) or [absent("All fires are among the best.")]),
     ]
     return Page(f"{name}: predicted masks", sections, subtitle="Test fires by average precision")
 
@@ -92,7 +92,7 @@ def _cards(exhibits: Exhibits, indices: np.ndarray) -> Iterator[Card]:
         figures = ", ".join(f"{title} {value:.3f}" for title, value in measured.items())
         history = f"history of {frames} frame{'s' * (frames != 1)}"
         alt = f"Fire {fire}: {', '.join(PANELS)}. {figures}."
-        yield Card(f"Fire {fire} · {figures} · {history}", [embed_image(fire_strip(exhibits, index), "png", alt)])
+        yield Card(f"Fire {fire} · {figures} · {history}", [embed_image(fire_strip(exhibits, index), alt)])
 
 
 def fire_strip(exhibits: Mapping[str, Any], index: int) -> bytes:

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.text import number
-from jepa_jax.reports.parts import KeyFigure
+from jepa_jax.reports.parts import KeyFigure, Section
 from jepa_jax.reports.tables import text_table
 
 if TYPE_CHECKING:
-    from jepa_jax.reports.page import PageSection
     from jepa_jax.reports.run_files import RunFiles
 
 ROWS = {  # of whom, and how the keys of the summary begin
@@ -59,7 +58,7 @@ class NextMaskResults:
                 measured.append(KeyFigure(title, f"{value:.3f}", note, main=key == "new_average_precision"))
         return measured
 
-    def section(self, run: "RunFiles") -> "PageSection | None":
+    def section(self, run: "RunFiles") -> "Section | None":
         from jepa_jax.projects.wildfire.reports.fires_page import fires_section
 
         return fires_section(run)
