@@ -21,14 +21,18 @@ from jepa_jax.base.statistics import (
     fit_speeds,
 )
 from jepa_jax.config.groups import Config
-from jepa_jax.experiments.advice import batch_sentences, learning_rate_advice, resolution_sentence, what_limits
 from jepa_jax.experiments.knob_effects import knob_effects
 from jepa_jax.experiments.rows import OK, PENDING, SKIPPED, SweepRow
 from jepa_jax.experiments.settings import Combination
+from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.runtime.provenance import num_cores
 
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
 MOST_LOSS = 0.01  # of the fastest reading's speed, that a choice with less memory or fewer workers may give away
+WAITING = 0.10  # share of a step from which waiting for data counts as the limit
+FULL = 0.85  # share of the memory from which it counts as the limit
+WORTH_SEEING = 0.05  # relative difference of speeds that is worth more repeats
+MOST_PROMISED = 10.0  # times the speed: where a device waits for 90 % of the time, its own speed is hardly known
 
 # What is shown about the config as given.
 SHOWN, KEEP = "faster than the config", "nothing shown: keep the config"
@@ -55,46 +59,48 @@ class Choice:
     gain: SpeedRatio | None
     verdict: str
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the choice's part of a conclusion; a gain that is not shown is kept apart."""
+        gain, keeps = self.gain.to_dict() if self.gain else None, self.verdict == KEEP
+        interval = self.best.samples_per_sec_ci95
+        return {
+            "best": self.best.combination.to_dict(),
+            "samples_per_sec": self.best.samples_per_sec,
+            "samples_per_sec_ci95": list(interval) if interval else None,
+            "verdict": self.verdict,
+            "gain": None if keeps else gain,
+            "not_shown": {"combination": self.leader.combination.to_dict(), **gain} if keeps and gain else None,
+            "tied": [row.combination.to_dict() for row in self.tied],
+        }
+
+
+NO_CHOICE: dict[str, Any] = {
+    "best": None, "samples_per_sec": None, "samples_per_sec_ci95": None, "verdict": None, "gain": None,
+    "not_shown": None, "tied": [],
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """The combination to use (None if there is none), what is known of it, and the reasons in sentences.
+    """The choice (None if there is nothing to recommend), the reasons in sentences, and the effect of each knob."""
 
-    Attributes:
-      verdict: what is shown about the config as given; None if there is nothing to recommend.
-      gain: speed over the config as given; None if that was not measured, or is the recommended one.
-      not_shown: the leader and its gain, where the interval contains 1 and the config is kept.
-      tied: other combinations that are as fast within noise.
-      knobs: effect of each swept knob.
-    """
-
+    choice: Choice | None
     text: tuple[str, ...]
     knobs: tuple[dict[str, Any], ...]
     noise_percent: float | None
-    best: Combination | None = None
-    samples_per_sec: float | None = None
-    samples_per_sec_ci95: tuple[float, float] | None = None
-    verdict: str | None = None
-    gain: SpeedRatio | None = None
-    not_shown: tuple[Combination, SpeedRatio] | None = None
-    tied: tuple[Combination, ...] = ()
-    learning_rate_advice: dict[str, Any] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def best(self) -> Combination | None:
+        return self.choice.best.combination if self.choice else None
+
+    def to_dict(self, config: Config) -> dict[str, Any]:
         """Returns the conclusion of the JSON file."""
-        interval, leader = self.samples_per_sec_ci95, self.not_shown
         return {
-            "best": self.best.to_dict() if self.best else None,
-            "samples_per_sec": self.samples_per_sec,
-            "samples_per_sec_ci95": list(interval) if interval else None,
-            "verdict": self.verdict,
-            "gain": self.gain.to_dict() if self.gain else None,
-            "not_shown": {"combination": leader[0].to_dict(), **leader[1].to_dict()} if leader else None,
-            "tied": [combination.to_dict() for combination in self.tied],
+            **(self.choice.to_dict() if self.choice else NO_CHOICE),
             "text": list(self.text),
             "knobs": list(self.knobs),
             "noise_percent": self.noise_percent,
-            "learning_rate_advice": self.learning_rate_advice,
+            "learning_rate_advice": learning_rate_advice(config, self.best.batch_size) if self.best else None,
         }
 
 
@@ -114,38 +120,20 @@ def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | No
         remarks.insert(0, f"{failures.total()} of {len(rows)} combinations failed: {parts}.")
     knobs = tuple(knob_effects(rows, model))
     if not candidates:
-        text = [f"Nothing to recommend: {why_none(measured, fixed_batch)}", *remarks]
-        return Recommendation(tuple(text), knobs, model.noise_percent)
+        text = (f"Nothing to recommend: {why_none(measured, fixed_batch)}", *remarks)
+        return Recommendation(None, text, knobs, model.noise_percent)
     given = Combination.of(config).without_idle_workers()
     choice = choose(candidates, model, next((row for row in measured if row.combination == given), None))
-    best = choice.best
-    text = [
+    text = (
         *choice_sentences(choice),
         *tie_sentences(choice),
-        resolution_sentence(model, len(best.speeds), len(candidates)),
-        what_limits(best, cores=num_cores()),
+        resolution_sentence(model, len(choice.best.speeds), len(candidates)),
+        what_limits(choice.best, cores=num_cores()),
         *remarks,
         *(knob["text"] for knob in knobs),
-        *batch_sentences(config, best.combination),
-    ]
-    return Recommendation(
-        text=tuple(text), knobs=knobs, noise_percent=model.noise_percent, **chosen_fields(choice, config)
+        *batch_sentences(config, choice.best.combination),
     )
-
-
-def chosen_fields(choice: Choice, config: Config) -> dict[str, Any]:
-    """Returns the fields of a Recommendation that follow from a choice."""
-    best, gain = choice.best, choice.gain
-    return {
-        "best": best.combination,
-        "samples_per_sec": best.samples_per_sec,
-        "samples_per_sec_ci95": best.samples_per_sec_ci95,
-        "verdict": choice.verdict,
-        "gain": gain if choice.verdict != KEEP else None,
-        "not_shown": (choice.leader.combination, gain) if choice.verdict == KEEP and gain else None,
-        "tied": tuple(row.combination for row in choice.tied),
-        "learning_rate_advice": learning_rate_advice(config, best.combination.batch_size),
-    }
+    return Recommendation(choice, text, knobs, model.noise_percent)
 
 
 def sound_rows(measured: Sequence[SweepRow], fixed_batch: int | None) -> tuple[list[SweepRow], list[str]]:
@@ -169,6 +157,7 @@ def sound_rows(measured: Sequence[SweepRow], fixed_batch: int | None) -> tuple[l
 
 
 def why_none(measured: Sequence[SweepRow], fixed_batch: int | None) -> str:
+    """Returns why there is nothing to recommend."""
     if any(fixed_batch in (None, row.combination.batch_size) for row in measured):
         return "no combination has a finite loss."
     if measured:
@@ -179,7 +168,7 @@ def why_none(measured: Sequence[SweepRow], fixed_batch: int | None) -> str:
 def choose(
     candidates: Sequence[SweepRow], model: SpeedModel, given: SweepRow | None = None, comparisons: int | None = None
 ) -> Choice:
-    """Chooses as a sweep and a search do, see `Choice`.
+    """Chooses among measured rows, see `Choice`.
 
     The fastest of many readings is partly the luckiest, so intervals hold for all comparisons together (Bonferroni):
     those with the fastest reading, and those with the config, of which any could have been the one that is looked at.
@@ -236,7 +225,7 @@ def rate(row: SweepRow) -> str:
 def choice_sentences(
     choice: Choice, given: str = "the config as given", why_not: str = "it was not measured"
 ) -> list[str]:
-    """Returns what to use and what is shown about it, in the words of text and page alike.
+    """Returns what to use and what is shown about it.
 
     Args:
       given: what the gain refers to.
@@ -249,7 +238,7 @@ def choice_sentences(
     if verdict == KEEP:
         why = "the interval contains 1" if gain and math.isfinite(gain.high) else "nothing can be told from noise"
         leader = f"The fastest of the others, {choice.leader.combination.label}, is {gain} its speed: {why}."
-        return [f"Nothing shown: keep {given} ({label}): {rate(best)}.", leader]
+        return [f"No significant speed-up: keep {given} ({label}): {rate(best)}.", leader]
     use = f"Use {label}: {rate(best)}."
     if verdict == SHOWN:
         return [use, f"That is {gain} the speed of {given}; the interval holds for all comparisons together."]
@@ -274,3 +263,90 @@ def tie_sentences(choice: Choice) -> list[str]:
         f"{others} as fast within noise and {100 * MOST_LOSS:.0f} %; this one takes the least memory, "
         "then the fewest workers."
     ]
+
+
+def resolution_sentence(model: SpeedModel, repeats: int, candidates: int) -> str:
+    """Says what a sweep of so many candidates can tell apart, and how many repeats would tell more."""
+    if model.noise_percent is None:
+        return "Each combination was measured once: no difference can be told from noise (--repeats=3)."
+    scatter = f"One repeat scatters by {model.noise_percent:.1f} %"
+    if repeats < 2:
+        return f"{scatter}."
+    seen = model.resolution(repeats)
+    sentence = f"{scatter}: with {repeats} repeats a difference of less than {100 * seen:.1f} % stays within noise"
+    if candidates > 2:
+        selected = model.resolution(repeats, bonferroni_level(candidates - 1))
+        sentence += f" ({100 * selected:.1f} % for the fastest of {candidates})"
+    if seen <= WORTH_SEEING:
+        return f"{sentence}."
+    needed = model.repeats_to_resolve(WORTH_SEEING)
+    return f"{sentence}, and about {needed} would show one of {100 * WORTH_SEEING:.0f} %."
+
+
+def what_limits(row: SweepRow, memory_limit_bytes: float | None = None, cores: int | None = None) -> str:
+    """Says what a faster setting would have to change.
+
+    Args:
+      memory_limit_bytes: usable memory; by default what the device's allocator has.
+      cores: of this machine, above which more workers load no faster; None if not known.
+    """
+    wait, memory = row.mean("data_wait_fraction"), row.largest("peak_memory_bytes")
+    limit = memory_limit_bytes or row.shared("device_limit_bytes")
+    if wait is not None and wait > WAITING:
+        factor = 1 / max(1 - wait, 1e-3)
+        gain = f"at most {factor:.2f}x" if factor < MOST_PROMISED else f"more than {MOST_PROMISED:.0f}x"
+        waits = f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain"
+        workers = row.combination.num_workers
+        if cores is None or row.combination.pipeline == "device":
+            return f"{waits}."
+        change = f"try more than {workers} workers on {cores} cores"
+        if workers >= cores:
+            change = f"{workers} workers keep all {cores} cores busy: prepare smaller or decoded data"
+        return f"{waits} ({change}, or data.pipeline=device for data that fits)."
+    if memory and limit and memory / limit > FULL:
+        share = 100 * memory / limit
+        return f"Memory limits the batch: {share:.0f} % of the available memory is used; computing limits the speed."
+    waiting = "" if wait is None else f": the device waits for data for {100 * wait:.1f} % of the time"
+    mfu = row.mean("mfu")
+    return f"Computing limits{waiting}" + (f", at {100 * mfu:.0f} % of the device's peak." if mfu else ".")
+
+
+def learning_rate_advice(config: Config, batch_size: int) -> dict[str, Any] | None:
+    """Returns the peak rate by the linear and the square-root rule, and the `optim.lr` that gives it.
+
+    None if the batch is that of the config.
+    """
+    before, optim = config.data.batch_size, config.optim
+    if batch_size == before:
+        return None
+    scaling, reference = optim.batch_scaling, optim.reference_batch
+    factor = scaled_learning_rate(1.0, batch_size, scaling, reference)  # from optim.lr to the peak, at the new batch
+    peak = scaled_learning_rate(optim.lr, before, scaling, reference)
+    ratio = batch_size / before
+    rules = {"linear": peak * ratio, "sqrt": peak * math.sqrt(ratio)}
+    advice = {name: {"peak": value, "optim.lr": value / factor} for name, value in rules.items()}
+    already = {
+        "none": "optim.batch_scaling = none does not change the rate by itself",
+        "linear": "optim.batch_scaling = linear already follows the linear rule: keep optim.lr for that",
+        "sqrt": "optim.batch_scaling = sqrt already follows the square-root rule: keep optim.lr for that",
+    }[scaling]
+    text = (
+        f"The batch also changes what is learned: {before:,} -> {batch_size:,} images per step. "
+        f"The peak rate of {peak:.3g} would be "
+        f"{rules['linear']:.3g} by the linear rule (optim.lr={advice['linear']['optim.lr']:.3g}), "
+        f"{rules['sqrt']:.3g} by the square-root rule (optim.lr={advice['sqrt']['optim.lr']:.3g}). {already}."
+    )
+    return {"batch_size": [before, batch_size], "peak": peak, "batch_scaling": scaling, **advice, "text": text}
+
+
+def batch_sentences(config: Config, chosen: Combination) -> list[str]:
+    """Says what a combination changes in what is learned: the learning rate, and the images that losses see."""
+    advice = learning_rate_advice(config, chosen.batch_size)
+    sentences = [advice["text"]] if advice else []
+    before, after = config.train.accum_steps, chosen.grad_accum_steps
+    if before != after:
+        part = chosen.batch_size // after
+        sentences.append(
+            f"Accumulation {before} -> {after}: losses and norms over a batch see {part:,} images at a time."
+        )
+    return sentences

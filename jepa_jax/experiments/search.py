@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jepa_jax.config.groups import Config
-from jepa_jax.experiments.advice import WAITING
-from jepa_jax.experiments.recommendation import Choice, choose
+from jepa_jax.experiments.recommendation import WAITING, Choice, choose
 from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, REFUSED, SweepRow
 from jepa_jax.experiments.search_space import SearchSpace, changes
 from jepa_jax.experiments.search_trials import SHORT_SECONDS, Limits, Run, Trials

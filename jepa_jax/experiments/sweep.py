@@ -113,7 +113,7 @@ def _conclude(
 ) -> tuple[int, Document]:
     """Saves the document with its conclusion; returns it and the exit code."""
     document = make_document(header, rows)
-    document["conclusion"] = recommend(rows, config=sweep.config, fixed_batch=fixed_batch).to_dict()
+    document["conclusion"] = recommend(rows, config=sweep.config, fixed_batch=fixed_batch).to_dict(sweep.config)
     sweep.experiment.save(document)
     is_empty = code == EXIT_OK and not any(row.status == OK for row in rows)
     return EXIT_NO_RESULT if is_empty else code, document

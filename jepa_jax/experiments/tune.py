@@ -19,14 +19,14 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
-from jepa_jax.experiments.advice import batch_sentences, what_limits
 from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.experiments.recommendation import (
     Choice,
     Recommendation,
+    batch_sentences,
     choice_sentences,
-    chosen_fields,
     recommend,
+    what_limits,
 )
 from jepa_jax.experiments.rows import TrialResult, rows_to_json
 from jepa_jax.experiments.search import Search, SearchOutcome
@@ -175,7 +175,7 @@ class Tuning:
             # Once a trial has read the memory of the device, the limit is no longer a guess.
             "header": {**self.header, "memory_limit_bytes": self.search.limits.memory_bytes},
             "rows": rows_to_json(self.search.rows().values()),
-            "conclusion": recommendation.to_dict() if recommendation else None,
+            "conclusion": recommendation.to_dict(self.search.config) if recommendation else None,
             "trials": [trial.to_dict() for trial in self.search.all_trials()],
         }
         self.experiment.save(document)
@@ -225,11 +225,11 @@ def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) ->
     rows, chosen = search.rows(), outcome.chosen
     found = recommend(list(rows.values()), config=config)
     if chosen is None:
-        return Recommendation(("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
+        return Recommendation(None, ("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
     assert search.choice is not None  # made with the outcome
     choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
     sentences = outcome_sentences(config, search, outcome, choice)
-    return dataclasses.replace(found, **chosen_fields(choice, config), text=tuple(sentences))
+    return Recommendation(choice, tuple(sentences), found.knobs, found.noise_percent)
 
 
 def outcome_sentences(config: Config, search: Search, outcome: SearchOutcome, choice: Choice) -> Iterator[str]:

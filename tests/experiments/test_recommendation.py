@@ -10,7 +10,7 @@ import pytest
 from jepa_jax.base import statistics
 from jepa_jax.base.statistics import fit_speeds
 from jepa_jax.experiments import knob_effects, recommendation
-from jepa_jax.experiments.advice import learning_rate_advice, what_limits
+from jepa_jax.experiments.recommendation import learning_rate_advice, what_limits
 from tests.experiments.made_rows import PLAIN, make_row, simulate
 from tests.tiny import tiny_config
 
@@ -75,7 +75,7 @@ class TestRecommendation:
             make_row([80, 81, 80], batch_size=256),
         ]
         result = self.recommend(rows)
-        assert result.best.batch_size == 128 and result.tied == ()
+        assert result.best.batch_size == 128 and result.choice.tied == ()
 
     def test_of_equals_the_one_with_less_memory_then_with_fewer_workers(self):
         rows = [
@@ -86,7 +86,7 @@ class TestRecommendation:
         ]  # fmt: skip
         result = self.recommend(rows)
         assert result.best == dataclasses.replace(PLAIN, num_workers=2)
-        assert len(result.tied) == 2
+        assert len(result.choice.tied) == 2
         assert "same within noise" in " ".join(result.text)
 
     def test_workers_that_do_nothing_are_not_chosen_for_the_memory_of_a_lucky_reading(self):
@@ -125,7 +125,7 @@ class TestRecommendation:
     def test_a_fixed_batch_leaves_the_others_out(self):
         rows = [make_row([100, 101, 99]), make_row([200, 201, 199], batch_size=128)]
         result = self.recommend(rows, fixed_batch=64)
-        assert result.best.batch_size == 64 and result.learning_rate_advice is None
+        assert result.best.batch_size == 64 and result.to_dict(self.config)["learning_rate_advice"] is None
 
     def test_a_leak_is_recommended_only_if_there_is_nothing_else(self):
         rows = [make_row([100, 101, 99]), make_row([200, 201, 199], batch_size=128, leak=True)]
@@ -143,10 +143,14 @@ class TestRecommendation:
 
     def test_one_repeat_shows_nothing_and_says_so(self):
         result = self.recommend([make_row([100]), make_row([101], batch_size=128)])
-        assert result.best.batch_size == 64 and result.verdict == recommendation.KEEP and result.gain is None
+        assert (
+            result.best.batch_size == 64
+            and result.choice.verdict == recommendation.KEEP
+            and result.to_dict(self.config)["gain"] is None
+        )
         assert "measured once" in " ".join(result.text)
         without_config = self.recommend([make_row([101], batch_size=128), make_row([90], batch_size=32)])
-        assert without_config.best.batch_size == 128 and without_config.verdict == recommendation.NO_CONFIG
+        assert without_config.best.batch_size == 128 and without_config.choice.verdict == recommendation.NO_CONFIG
 
     def test_a_gain_whose_interval_contains_1_keeps_the_config_in_text_and_figures(self):
         rows = [
@@ -155,11 +159,11 @@ class TestRecommendation:
             make_row([90, 91, 92], batch_size=8),
         ]
         result = self.recommend(rows)
-        leader, gain = result.not_shown
-        assert result.text[0].startswith("Nothing shown: keep the config as given (batch 64,")
+        leader, gain = result.choice.leader.combination, result.choice.gain
+        assert result.text[0].startswith("No significant speed-up: keep the config as given (batch 64,")
         assert "the interval contains 1" in result.text[1] and f"{gain.ratio:.3f}x" in result.text[1]
         assert result.best.batch_size == 64 and leader.batch_size == 128 and gain.low < 1 < gain.high
-        conclusion = result.to_dict()
+        conclusion = result.to_dict(self.config)
         assert conclusion["gain"] is None and conclusion["verdict"] == "nothing shown: keep the config"
         assert conclusion["samples_per_sec"] == pytest.approx(rows[0].samples_per_sec)
 

@@ -82,7 +82,7 @@ def test_an_interval_that_contains_1_is_no_gain_on_the_page(document):
     document["conclusion"] |= {
         "best": document["rows"][0]["combination"], "gain": None, "verdict": "nothing shown: keep the config",
         "not_shown": {"combination": document["rows"][1]["combination"], "ratio": 2.52, "interval": [0.686, 9.253]},
-        "text": ["Nothing shown: keep the config as given."],
+        "text": ["No significant speed-up: keep the config as given."],
     }  # fmt: skip
     page = render(sweep_page(document))
     assert "none shown" in page and "keep the config; the fastest other: 2.52 (0.69 to 9.25) x" in page
