@@ -26,7 +26,7 @@ def add_flags(parser: Parser) -> None:
 
 def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
     from jepa_jax.evals.evaluate import evaluate, without_large_parts
-    from jepa_jax.evals.protocols import Limits
+    from jepa_jax.evals.evaluators import Limits
     from jepa_jax.reports.evaluation_page import evaluation_markdown, write_evaluation
 
     evaluation = evaluate(

@@ -18,12 +18,34 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.data.contract import sample
+from jepa_jax.evals.evaluators import (
+    EncoderEvaluator,
+    EvaluationContext,
+    Limits,
+    Moment,
+    Stage,
+    calibration_images_at_start,
+    level_words,
+)
+from jepa_jax.evals.feature_quality import FeatureQuality
 from jepa_jax.evals.features import Split, labels_differ
-from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
-from jepa_jax.evals.references import class_notes, untrained_encoder
-from jepa_jax.evals.trained_encoder import TrainedEncoder, load
+from jepa_jax.evals.few_shot import FewShot
+from jepa_jax.evals.fine_tune import FineTune
+from jepa_jax.evals.inference import FrozenEncoder, TrainedRun, load_run
+from jepa_jax.evals.knn import NearestNeighbours
+from jepa_jax.evals.linear_probe import LinearProbe
+from jepa_jax.evals.references import class_notes
+from jepa_jax.program.checkpoint import params_sha256
+from jepa_jax.program.step import TrainState, evaluated_variables
 from jepa_jax.runtime.provenance import environment
 
+PROTOCOLS: Mapping[str, type[EncoderEvaluator]] = {
+    "linear_probe": LinearProbe,
+    "knn": NearestNeighbours,
+    "feature_quality": FeatureQuality,
+    "fine_tune": FineTune,
+    "few_shot": FewShot,
+}
 LARGE = ("confusion", "sweep", "spectrum")  # parts of results that no terminal shows
 PICTURED_IMAGES = 10  # whose patch features are drawn
 FEWEST_POINTS = 10  # of a scatter plot
@@ -59,15 +81,15 @@ def evaluate(
     started = time.perf_counter()
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
     limits = checked(limits or Limits())
-    encoder = load(workdir, data_dir=data_dir, pool=pool)
+    run = load_run(workdir, data_dir=data_dir, pool=pool)
+    encoder = run.encoder
     names = parse_protocols(protocols, labelled=bool(encoder.classes))
     chosen = parse_levels(levels, encoder.levels)
-    results = Results(encoder.results, encoder, limits)
-    compares = limits.untrained and any(PROTOCOLS[name].has_reference for name in names)
-    untrained = untrained_encoder(encoder) if compares else None
+    results = Results(run, limits)
+    measurement = Measurement(run, names, results, console)
     for level in chosen:
         if pending := [name for name in names if not results.has(level, name)]:
-            measure_level(encoder, untrained, level, pending, results, console)
+            measurement.measure_level(level, pending)
         if len(pending) < len(names):
             known = ", ".join(PROTOCOLS[name].title for name in names if name not in pending)
             console.line(f"measured before the interruption: {known}")
@@ -83,13 +105,39 @@ def evaluate(
     )
 
 
+def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
+    """Returns the protocols of names separated by commas, or of `all`: those that the data allows."""
+    possible = [name for name, protocol in PROTOCOLS.items() if labelled or not protocol.needs_labels]
+    names = possible if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in PROTOCOLS:
+            raise UserError(f"--protocols={text}: {name!r} is no protocol; use all, or some of {','.join(PROTOCOLS)}")
+        if name not in possible:
+            raise UserError(
+                f"--protocols={text}: {name} needs labels, which the data has not; use {','.join(possible)}"
+            )
+    return [name for name in PROTOCOLS if name in names]
+
+
+def parse_levels(text: str, levels: int) -> list[int]:
+    """Returns the levels of `all`, or of numbers separated by commas."""
+    known = [str(level) for level in range(levels)]
+    names = known if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            has = "level 0 alone" if levels == 1 else f"levels {', '.join(known)}"
+            raise UserError(f"--levels={text}: {name!r} is no level; this method has {has}; use all or some of them")
+    return sorted({int(name) for name in names})
+
+
 class Results:
     """What eval.json holds: written after each protocol, begun with earlier results of the same checkpoint and data."""
 
-    def __init__(self, folder: pathlib.Path, encoder: TrainedEncoder, limits: Limits):
-        self.folder, self.limits = folder, limits
-        record, identity = read_json_or_empty(folder / "eval.json"), ("params_sha256", "step", "pool", "data_identity")
-        self._record = describe_encoder(encoder, limits)
+    def __init__(self, run: TrainedRun, limits: Limits):
+        self.folder, self.limits = run.results, limits
+        record = read_json_or_empty(self.folder / "eval.json")
+        identity = ("params_sha256", "step", "pool", "data_identity")
+        self._record = describe_run(run, limits)
         is_same = all(record.get(key) == _finite(self._record[key]) for key in identity)
         # A finished evaluation that is asked for again is measured again.
         self._continues = (
@@ -98,7 +146,7 @@ class Results:
         self._record |= {"complete": False, "notes": record["notes"] if is_same else []}
         self._record["levels"] = record["levels"] if is_same else {}
         if not is_same:
-            for path in folder.glob("*.png"):  # figures of another checkpoint
+            for path in self.folder.glob("*.png"):  # figures of another checkpoint
                 path.unlink()
 
     def has(self, level: int, name: str) -> bool:
@@ -135,72 +183,70 @@ class Results:
         write_json(self.folder / "eval.json", _finite(self._record))
 
 
-def measure_level(
-    encoder: TrainedEncoder,
-    untrained: TrainedEncoder | None,
-    level: int,
-    names: Sequence[str],
-    results: Results,
-    console: Console,
-) -> None:
-    """Measures protocols at a level; computes the features first and shows a progress bar for each."""
-    where = "" if encoder.levels == 1 else f" (level {level})"
-    train, test = extract_features(encoder, level, f"features{where}", console)
-    if encoder.classes:
-        for sentence in class_notes(train, test, encoder.classes):
-            results.note(sentence, console)
-        if not labels_differ(train, test):
-            names = [name for name in names if not PROTOCOLS[name].needs_labels]
-    if "feature_quality" in names:
-        encoder.raw_features(level)
-    if untrained is not None and any(PROTOCOLS[name].has_reference for name in names):
-        extract_features(untrained, level, f"features of the untrained encoder{where}", console)
-    for name in names:
-        protocol = PROTOCOLS[name]
-        reference = untrained if protocol.has_reference else None
-        total = protocol.total(encoder, results.limits)
-        console.start(f"{protocol.title}{where}", total if reference is None else 2 * total)
-        began = time.perf_counter()
-        result = protocol.run(encoder, level, results.limits, console.advance)
-        if reference is not None:
-            result["untrained"] = small_parts(protocol.run(reference, level, results.limits, console.advance))
-        result["seconds"] = time.perf_counter() - began
-        results.keep(level, name, result)
-        console.stop()
-        console.line(f"{protocol.title}{where}: {in_words(name, result)}, {result['seconds']:.1f} s")
+class Measurement:
+    """Runs the chosen protocols on the trained encoder and, where a protocol compares, on the untrained one."""
+
+    def __init__(self, run: TrainedRun, names: Sequence[str], results: Results, console: Console):
+        encoder = run.encoder
+        context = EvaluationContext(
+            encoder.config, encoder.program, (encoder.train, encoder.test), progress=console, limits=results.limits
+        )
+        context.remember(run.state, encoder.config.eval.calibration_images, encoder)  # calibrated when it was saved
+        self.evaluators = {name: PROTOCOLS[name](context) for name in names}
+        self.results, self.console = results, console
+        self.trained: tuple[TrainState, FrozenEncoder] = run.state, encoder
+        self.untrained: tuple[TrainState, FrozenEncoder] | None = None
+        if any(one.due(Moment(Stage.UNTRAINED, 0, 0)) for one in self.evaluators.values()):
+            state, images = run.initial_state(), calibration_images_at_start(encoder.config)
+            fresh = encoder.with_weights(*evaluated_variables(state, encoder.config.eval.weights))
+            fresh = dataclasses.replace(fresh.calibrated(encoder.train, images), store=run.cache.renamed("untrained"))
+            self.untrained = state, context.remember(state, images, fresh)
+
+    def measure_level(self, level: int, names: Sequence[str]) -> None:
+        """Measures protocols at a level; computes the features first and shows a progress bar for each."""
+        state, encoder = self.trained
+        evaluators = {name: self.evaluators[name] for name in names}
+        train, test = self._extract(encoder, level, "features")
+        if encoder.classes:
+            for sentence in class_notes(train, test, encoder.classes):
+                self.results.note(sentence, self.console)
+            if not labels_differ(train, test):
+                evaluators = {name: one for name, one in evaluators.items() if not one.needs_labels}
+        if "feature_quality" in evaluators:
+            encoder.raw_features(level)
+        before = Moment(Stage.UNTRAINED, 0, 0, level)
+        if self.untrained and any(one.due(before) for one in evaluators.values()):
+            self._extract(self.untrained[1], level, "features of the untrained encoder")
+        for name, evaluator in evaluators.items():
+            began = time.perf_counter()
+            result = evaluator.run(state, Moment(Stage.FINAL, int(state.step), 0, level))
+            if self.untrained and evaluator.due(before):
+                result["untrained"] = small_parts(evaluator.run(self.untrained[0], before))
+            result["seconds"] = time.perf_counter() - began
+            self.results.keep(level, name, result)
+            self.console.stop()
+            words = f"{evaluator.in_words(result)}, {result['seconds']:.1f} s"
+            self.console.line(f"{evaluator.title}{level_words(encoder, level)}: {words}")
+
+    def _extract(self, encoder: FrozenEncoder, level: int, what: str) -> tuple[Split, Split]:
+        """Returns the features of both splits; shows a progress bar, and a line that says how long it took."""
+        what += level_words(encoder, level)
+        self.console.start(what, len(encoder.train) + len(encoder.test))
+        began, hits = time.perf_counter(), encoder.store.hits
+        splits = encoder.features(level, self.console.advance)
+        self.console.stop()
+        origin = "from the cache" if encoder.store.hits > hits else f"{time.perf_counter() - began:.1f} s"
+        self.console.line(f"{what}: {len(encoder.train):,} train and {len(encoder.test):,} test images, {origin}")
+        return splits
 
 
-def extract_features(encoder: TrainedEncoder, level: int, what: str, console: Console) -> tuple[Split, Split]:
-    """Returns the features of both splits; shows a progress bar, and a line that says how long it took."""
-    console.start(what, len(encoder.train) + len(encoder.test))
-    began, hits = time.perf_counter(), encoder.cache.hits
-    splits = encoder.features(level, console.advance)
-    console.stop()
-    origin = "from the cache" if encoder.cache.hits > hits else f"{time.perf_counter() - began:.1f} s"
-    console.line(f"{what}: {len(encoder.train):,} train and {len(encoder.test):,} test images, {origin}")
-    return splits
-
-
-def in_words(name: str, result: Mapping[str, Any]) -> str:
-    """Returns the most important figure of a protocol."""
-    if name == "feature_quality":
-        return result["collapse"] or f"effective rank {result['effective_rank']:.1f} of {result['dimensions']:.0f}"
-    if name == "few_shot":
-        shots = [f"{v['accuracy']:.1f} ± {v['interval_95']:.1f} % ({k}-shot)" for k, v in result["shots"].items()]
-        return ", ".join(shots) or "too few images per class"
-    low, high = result["interval_95"]
-    untrained = f"untrained {result['untrained']['accuracy']:.1f} %, " if "untrained" in result else ""
-    return f"{result['accuracy']:.1f} % ({low:.1f} to {high:.1f}), {untrained}chance {result['chance']:.1f} %"
-
-
-def scatter_points(encoder: TrainedEncoder, level: int, limits: Limits) -> Split:
+def scatter_points(encoder: FrozenEncoder, level: int, limits: Limits) -> Split:
     """Returns the features of randomly chosen test images, from the cache."""
-    _, test = encoder.features(level)
-    chosen = sample(len(test.features), limits.pictured_points)
-    return Split(test.features[chosen], test.labels[chosen] if len(test.labels) else test.labels)
+    test = encoder.test_features(level)
+    return test.part(sample(len(test.features), limits.pictured_points))
 
 
-def patch_maps(encoder: TrainedEncoder) -> tuple[np.ndarray, np.ndarray] | None:
+def patch_maps(encoder: FrozenEncoder) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns some test images and their patch features; None without images, or without a grid of patches."""
     if "image" not in encoder.test.spec or not encoder.has_patches:
         return None
@@ -208,8 +254,9 @@ def patch_maps(encoder: TrainedEncoder) -> tuple[np.ndarray, np.ndarray] | None:
     return images, encoder.patch_tokens(images)
 
 
-def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:
+def describe_run(run: TrainedRun, limits: Limits) -> dict[str, Any]:
     """Returns what was evaluated, and under which limits."""
+    encoder = run.encoder
     config = encoder.config
     return {
         "method": config.method.name,
@@ -218,12 +265,12 @@ def describe_encoder(encoder: TrainedEncoder, limits: Limits) -> dict[str, Any]:
         "weights": config.eval.weights,
         "pool": config.eval.pool,
         "level_names": list(encoder.program.method.level_names),
-        "step": encoder.step,
-        "params_sha256": encoder.digest,
+        "step": int(run.state.step),
+        "params_sha256": params_sha256(encoder.params),
         "classes": list(encoder.classes),
         "train_images": len(encoder.train),
         "test_images": len(encoder.test),
-        "data_identity": encoder.data,
+        "data_identity": run.data,
         "limits": dataclasses.asdict(limits),
         "choices_made_on": "a held-out tenth of the train split; the test split is used once",
         "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,6 +1,7 @@
-"""Evaluators: what a run measures of its model before training, after epochs and at the end.
+"""Evaluators: what is measured of a model before training, after epochs, at the end of a run, and by `evaluate`.
 
-A method names its evaluators; the training loop knows them only through `Evaluator`.
+A method names the evaluators of its runs; the training loop knows them only through `Evaluator`. The evaluators of
+`jepa-jax evaluate` are `EncoderEvaluator`s, which also serve as parts of those of runs.
 """
 
 import dataclasses
@@ -14,34 +15,25 @@ import numpy as np
 
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.console import QuietConsole
-from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, known_labels
+from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import OnSkipped
-from jepa_jax.evals.collapse import collapse_warning, feature_spread
-from jepa_jax.evals.feature_quality import lidar
-from jepa_jax.evals.features import OnCount, Split, chance, check_classes, ignore, labels_differ
+from jepa_jax.evals.features import OnCount, ignore
 from jepa_jax.evals.inference import FrozenEncoder
-from jepa_jax.evals.knn import knn_accuracy
-from jepa_jax.evals.linear_probe import FITS, PENALTIES, ProbeResult, held_out_accuracy, linear_probe, top1
 from jepa_jax.evals.sources import part_of
-from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import TrainState, evaluated_variables
 
 EVALUATORS = ClassTable(
     "EVALUATORS",
     {
-        "classification": "jepa_jax.evals.evaluators:Classification",
-        "collapse": "jepa_jax.evals.evaluators:CollapseWatch",
+        "classification": "jepa_jax.evals.classification:Classification",
+        "collapse": "jepa_jax.evals.feature_quality:CollapseWatch",
         "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
     },
 )
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
-
-WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
 SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch
-LIDAR_IMAGES, LIDAR_VIEWS = 500, 10
 
 Figures = dict[str, Any]  # by name: a number, or None for what the data does not allow to measure
 
@@ -67,10 +59,23 @@ class Moment:
     stage: Stage
     step: int
     epoch: int  # completed epochs
+    level: int = 0  # of the method's features
 
     def ends(self, every_epochs: int) -> bool:
         """Returns whether this is the end of an epoch whose number `every_epochs` divides; 0 never does."""
         return self.stage == Stage.EPOCH and every_epochs > 0 and self.epoch % every_epochs == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much of the data the expensive evaluators use; eval.json states them."""
+
+    fine_tune_epochs: int = 8
+    fine_tune_images: int = 10_000  # of the train split, a tenth of them held out; 0 = all
+    lidar_images: int = 500
+    lidar_views: int = 10
+    pictured_points: int = 800  # of the test split, in the PCA and t-SNE pictures
+    untrained: bool = True  # whether evaluators of frozen features also measure the encoder before its first step
 
 
 class Progress(Protocol):
@@ -90,6 +95,7 @@ class EvaluationContext:
       train, test: its data, or the part of it that is evaluated.
       validation: what is held out of training, or the part of it that is evaluated; None if nothing is.
       progress: see `Progress`.
+      limits: see `Limits`.
       smoke: whether the run ends within its first epoch, so that its accuracies mean nothing.
     """
 
@@ -102,29 +108,42 @@ class EvaluationContext:
         validation: Source | None = None,
         progress: Progress | None = None,
         on_skipped: OnSkipped = lambda names: None,
+        limits: Limits | None = None,
     ):
         self.config, self.program, self.progress = config, program, progress or QuietConsole()
+        self.limits = limits or Limits()
         self.smoke = program.length.total_steps < program.length.steps_per_epoch
         limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
         self.train, self.test = (part_of(source, limit, on_skipped) for source in sources)
         self.validation = None if validation is None else part_of(validation, limit, on_skipped)
         self._compiled: dict[Any, Any] = {}
-        self._newest: tuple[TrainState, int, EvaluatedEncoder] | None = None
+        self._encoders: list[tuple[TrainState, int, FrozenEncoder]] = []
 
-    def encoder(self, state: TrainState, calibration_images: int, *, quietly: bool = False) -> EvaluatedEncoder:
+    def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
+        """Returns the encoder of a state, calibrated as the config says for this part of a run."""
+        images = self.config.eval.calibration_images
+        return self.encoder(
+            state, calibration_images_at_start(self.config) if moment.stage == Stage.UNTRAINED else images
+        )
+
+    def encoder(self, state: TrainState, calibration_images: int, *, quietly: bool = False) -> FrozenEncoder:
         """Returns the encoder of a state with calibrated statistics; remembers it, and it remembers its features.
 
         Reports progress, and can therefore be interrupted, unless told otherwise.
         """
-        if self._newest is None or self._newest[0] is not state or self._newest[1] != calibration_images:
-            if calibration_images and not quietly:
-                self.progress.start("batch statistics", calibration_images)
-            params, stats = self.calibrated(state, calibration_images, ignore if quietly else self.progress.advance)
-            encoder = EvaluatedEncoder(
-                self.config, self.program, params, stats, self._compiled, train=self.train, test=self.test
-            )
-            self._newest = state, calibration_images, encoder
-        return self._newest[2]
+        for known, images, encoder in self._encoders:
+            if known is state and images == calibration_images:
+                return encoder
+        if calibration_images and not quietly:
+            self.progress.start("batch statistics", calibration_images)
+        variables = self.calibrated(state, calibration_images, ignore if quietly else self.progress.advance)
+        encoder = FrozenEncoder(self.config, self.program, *variables, self._compiled, splits=(self.train, self.test))
+        return self.remember(state, calibration_images, encoder)
+
+    def remember(self, state: TrainState, calibration_images: int, encoder: FrozenEncoder) -> FrozenEncoder:
+        """Makes an encoder the one of this state; returns it."""
+        self._encoders.append((state, calibration_images, encoder))
+        return encoder
 
     def calibrated(self, state: TrainState, images: int, on_images: OnCount = ignore) -> tuple[Any, Any]:
         """Returns params and stats that evaluations read, with batch statistics of unaugmented images."""
@@ -134,8 +153,8 @@ class EvaluationContext:
         return encoder.params, encoder.stats
 
     def forget(self) -> None:
-        """Frees the newest encoder; the next training step reuses the memory of its state."""
-        self._newest = None
+        """Frees the encoders; the next training step reuses the memory of their states."""
+        self._encoders = []
 
     def evaluated_statistics(self, state: TrainState) -> Any:
         """Returns the statistics that evaluations read; None if they are those of training."""
@@ -194,143 +213,43 @@ def build_evaluators(context: EvaluationContext) -> dict[str, Evaluator]:
     return {name: find_class("method.evaluators", name, EVALUATORS)(context) for name in names}
 
 
-class Classification(Evaluator):
-    """Accuracies of a linear probe and of k-NN on frozen features, and of the probe that is trained along; in percent.
+class EncoderEvaluator(Evaluator):
+    """Base class of evaluators of an encoder at one level of its features: those that `jepa-jax evaluate` offers.
 
-    Features never see augmentation. Without labels, or with one class (where any encoder is right), everything but the
-    feature dimension is None.
+    Attributes:
+      title: what the terminal calls it.
+      needs_labels: whether it needs images of several classes.
+      has_reference: whether the untrained encoder is measured too.
     """
 
-    WORDS = {"probe_accuracy": "linear probe", "online_probe_accuracy": "online probe", "knn_accuracy": "k-NN"}
+    title = ""
+    needs_labels = True
+    has_reference = True
 
-    def __init__(self, context: EvaluationContext):
-        super().__init__(context)
-        self.choosable = {SELECTION_KEY: "max"} if context.train.classes else {}
-        train, test = known_labels(context.train), known_labels(context.test)
-        if train is not None and test is not None and not context.smoke:  # refuse now, not after training
-            check_classes(train, test, context.train.classes)
+    def total(self, encoder: FrozenEncoder) -> int:
+        """Returns how many units of progress `measure` reports."""
+        raise NotImplementedError
 
-    def due(self, moment: Moment) -> bool:
-        config, labelled = self.context.config.eval, bool(self.context.train.classes)
-        if moment.stage == Stage.EPOCH:
-            return labelled and (moment.ends(config.every_epochs) or moment.ends(config.knn_every_epochs))
-        return moment.stage == Stage.FINAL or (labelled and config.untrained)
-
-    def run(self, state: TrainState, moment: Moment) -> Figures:
-        config, progress = self.context.config.eval, self.context.progress
-        if moment.stage == Stage.UNTRAINED:
-            encoder = self.context.encoder(state, calibration_images_at_start(self.context.config))
-            train, test = self._features(encoder, "untrained")
-            if not labels_differ(train, test):
-                return {}
-            probe, knn = self._probe(train, test), self._knn(train, test)
-            figures: Figures = {
-                "probe_accuracy": probe.accuracy,
-                "knn_accuracy": knn,
-                SELECTION_KEY: probe.held_out_accuracy,
-            }
-            return {f"untrained_{name}": value for name, value in figures.items()}
-        encoder = self.context.encoder(state, config.calibration_images)
-        if moment.stage == Stage.FINAL:
-            return self._final(state, encoder)
-        progress.start("test", len(encoder.test))
-        test = encoder.test_features(on_images=progress.advance)
-        if not labels_differ(test):
-            return {}
-        figures = {"online_probe_accuracy": self._online(state, test)}
-        if moment.ends(config.knn_every_epochs):
-            progress.start("k-NN", len(encoder.train))
-            figures["knn_accuracy"] = self._knn(encoder.train_features(on_images=progress.advance), test)
-        if self.context.config.train.keep_best == SELECTION_KEY:
-            progress.start("train", len(encoder.train))
-            train = encoder.train_features(on_images=progress.advance)
-            progress.start("fits of the linear probe", len(PENALTIES))
-            figures[SELECTION_KEY] = held_out_accuracy(train, len(self.context.train.classes), progress.advance)
-        return figures
-
-    def _final(self, state: TrainState, encoder: EvaluatedEncoder) -> Figures:
-        train, test = self._features(encoder, "linear probe")
-        labelled = bool(self.context.train.classes) and labels_differ(train, test)
-        probe = self._probe(train, test) if labelled else None
-        return {
-            "probe_accuracy": probe and probe.accuracy,
-            SELECTION_KEY: probe and probe.held_out_accuracy,
-            "knn_accuracy": self._knn(train, test) if labelled else None,
-            "online_probe_accuracy": self._online(state, test) if labelled else None,
-            "chance_accuracy": chance(train, test, len(self.context.train.classes)) if labelled else None,
-            "feature_dim": train.features.shape[1],
-            "probe_train_images": len(train.labels) if labelled else None,
-            "probe_test_images": len(test.labels) if labelled else None,
-        }
-
-    def _features(self, encoder: EvaluatedEncoder, what: str) -> tuple[Split, Split]:
-        self.context.progress.start(what, len(encoder.train) + len(encoder.test))
-        return encoder.features(on_images=self.context.progress.advance)
-
-    def _probe(self, train: Split, test: Split) -> ProbeResult:
-        if not self.context.smoke:
-            check_classes(train.labels, test.labels, self.context.train.classes)
-        self.context.progress.start("fits of the linear probe", FITS)
-        return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance)
-
-    def _knn(self, train: Split, test: Split) -> float:
-        config, progress = self.context.config.eval, self.context.progress
-        progress.start("votes of k-NN", len(test.labels))
-        return knn_accuracy(
-            train,
-            test,
-            len(self.context.train.classes),
-            k=config.knn_k,
-            temperature=config.knn_temperature,
-            on_images=progress.advance,
-        )
-
-    def _online(self, state: TrainState, test: Split) -> float | None:
-        probe, step = jax.device_get((state.params["probe"], state.step))
-        was_fed = step == 0 or probe["kernel"].any()  # a loss need not return features
-        return top1(probe, test.features, test.labels) if was_fed else None
-
-    def in_words(self, figures: Figures) -> str:
-        if not figures:
-            return "all images are of one class: no accuracy is measured"
-        values = {name.removeprefix("untrained_"): value for name, value in figures.items()}
-        words = self.WORDS | ({SELECTION_KEY: "held-out probe"} if SELECTION_KEY in figures else {})
-        return "  ".join(f"{said} {values[name]:.1f} %" for name, said in words.items() if values.get(name) is not None)
-
-
-class CollapseWatch(Evaluator):
-    """How far features spread, which needs no labels.
-
-    Looks at features before their last normalisation; at the end also at LiDAR, of features as they are used.
-    """
-
-    group = "collapse"
-    logs_untrained = True
+    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+        """Returns what eval.json holds of a level of an encoder."""
+        raise NotImplementedError
 
     def due(self, moment: Moment) -> bool:
-        return True
+        compares = self.has_reference and self.context.limits.untrained
+        return moment.stage == Stage.FINAL or (moment.stage == Stage.UNTRAINED and compares)
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
-        final, progress = moment.stage == Stage.FINAL, self.context.progress
-        images = self.context.config.eval.calibration_images
-        if moment.stage == Stage.UNTRAINED:
-            images = calibration_images_at_start(self.context.config)
-        encoder = self.context.encoder(state, images)
-        progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
-        spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
-        if not final:
-            return spread
-        return {"effective_rank": spread["effective_rank"], "lidar": self._lidar(encoder)}
-
-    def _lidar(self, encoder: EvaluatedEncoder) -> float | None:
-        if "image" not in encoder.test.spec or not self.context.config.data.augment.is_random:
-            return None
-        images = min(LIDAR_IMAGES, len(encoder.test))
-        self.context.progress.start("LiDAR", images * LIDAR_VIEWS)
-        return lidar(encoder.view_features(0, images, LIDAR_VIEWS, self.context.progress.advance))
+        encoder = self.context.encoder_at(state, moment)
+        untrained = ", untrained" if moment.stage == Stage.UNTRAINED else ""
+        self.context.progress.start(f"{self.title}{untrained}{level_words(encoder, moment.level)}", self.total(encoder))
+        return self.measure(encoder, moment.level)
 
     def in_words(self, figures: Figures) -> str:
-        return ""
+        low, high = figures["interval_95"]
+        untrained = f"untrained {figures['untrained']['accuracy']:.1f} %, " if "untrained" in figures else ""
+        return f"{figures['accuracy']:.1f} % ({low:.1f} to {high:.1f}), {untrained}chance {figures['chance']:.1f} %"
 
-    def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
-        return collapse_warning(figures, untrained)
+
+def level_words(encoder: FrozenEncoder, level: int) -> str:
+    """Returns what to add to a title; "" for an encoder of one level."""
+    return "" if encoder.levels == 1 else f" (level {level})"

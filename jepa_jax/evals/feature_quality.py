@@ -1,14 +1,84 @@
 """Judges a feature space without labels: its spectrum, ranks and correlations, and whether it collapsed."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from jepa_jax.data.contract import sample
 from jepa_jax.evals.collapse import collapse_warning, effective_rank, feature_spread, singular_values
+from jepa_jax.evals.evaluators import EncoderEvaluator, Evaluator, Figures, Moment, Stage
+from jepa_jax.evals.inference import QUALITY_IMAGES, FrozenEncoder
+from jepa_jax.program.step import TrainState
 
 RANKME_EPSILON = 1e-7  # as in the paper: for float32 features
 SMALLEST_SINGULAR = 1e-6  # of the largest: below it, the spectrum of float32 features is rounding noise
 LIDAR_REGULARISER = 1e-4
+WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
+
+
+class FeatureQuality(EncoderEvaluator):
+    """Spectrum, ranks and correlations of features, LiDAR, and whether they collapsed."""
+
+    title = "feature quality"
+    needs_labels = False
+    has_reference = False
+
+    def total(self, encoder: FrozenEncoder) -> int:
+        return self._lidar_images(encoder) * self.context.limits.lidar_views
+
+    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+        features = encoder.test_features(level).features
+        figures = feature_quality(features[sample(len(features), QUALITY_IMAGES)], encoder.raw_features(level).features)
+        return figures | {
+            "lidar": self.lidar(encoder, level),
+            "lidar_images": self._lidar_images(encoder),
+            "lidar_views": self.context.limits.lidar_views,
+        }
+
+    def lidar(self, encoder: FrozenEncoder, level: int) -> float | None:
+        """Returns LiDAR of augmented views of test images; None where views are not random."""
+        if not self._lidar_images(encoder):
+            return None
+        views = self.context.limits.lidar_views
+        return lidar(encoder.view_features(level, self._lidar_images(encoder), views, self.context.progress.advance))
+
+    def _lidar_images(self, encoder: FrozenEncoder) -> int:
+        random = "image" in encoder.test.spec and self.context.config.data.augment.is_random
+        return min(self.context.limits.lidar_images, len(encoder.test)) if random else 0
+
+    def in_words(self, figures: Figures) -> str:
+        return figures["collapse"] or f"effective rank {figures['effective_rank']:.1f} of {figures['dimensions']:.0f}"
+
+
+class CollapseWatch(Evaluator):
+    """How far features spread, which needs no labels.
+
+    Looks at features before their last normalisation; at the end also at LiDAR, of features as they are used.
+    """
+
+    group = "collapse"
+    logs_untrained = True
+
+    def due(self, moment: Moment) -> bool:
+        return True
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        encoder, progress = self.context.encoder_at(state, moment), self.context.progress
+        progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
+        spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
+        if moment.stage != Stage.FINAL:
+            return spread
+        quality = FeatureQuality(self.context)
+        if units := quality.total(encoder):
+            progress.start("LiDAR", units)
+        return {"effective_rank": spread["effective_rank"], "lidar": quality.lidar(encoder, 0)}
+
+    def in_words(self, figures: Figures) -> str:
+        return ""
+
+    def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
+        return collapse_warning(figures, untrained)
 
 
 def feature_quality(features: np.ndarray, raw: np.ndarray | None = None) -> dict[str, Any]:

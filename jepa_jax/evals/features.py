@@ -1,5 +1,6 @@
-"""Features of a whole split: extracted in batches of one size, and kept on disk or in memory."""
+"""Features of whole splits, kept on disk or in memory, and facts about their labels."""
 
+import copy
 import hashlib
 import io
 import json
@@ -8,15 +9,11 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.contract import Source
-from jepa_jax.data.pipeline import eval_batches
-from jepa_jax.methods.contract import Batch
-from jepa_jax.runtime.mesh import whole_array
 
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64
@@ -36,6 +33,10 @@ class Split(NamedTuple):
     features: np.ndarray
     labels: np.ndarray
 
+    def part(self, chosen: np.ndarray) -> "Split":
+        """Returns these elements."""
+        return Split(self.features[chosen], self.labels[chosen] if len(self.labels) else self.labels)
+
 
 def labels_differ(*splits: Split) -> bool:
     """Returns whether the images of these splits are of two classes or more; else any encoder is always right."""
@@ -52,7 +53,7 @@ def chance(train: Split, test: Split, num_classes: int) -> float:
 
 
 def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which of `count` training images to fit on, and a fixed random tenth of them to choose by."""
+    """Returns the indices of training images to fit on, and those of a fixed random tenth to choose by."""
     order = np.random.default_rng(0).permutation(count)
     held_out = max(1, round(HELD_OUT * count))
     return order[held_out:], order[:held_out]
@@ -71,27 +72,7 @@ def check_classes(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -
         )
 
 
-def extract(
-    encode: Callable[[Batch], jax.Array],
-    source: Source,
-    batch_size: int,
-    sharding: jax.sharding.NamedSharding,
-    on_images: OnCount = ignore,
-) -> Split:
-    """Returns the features of every element in order; `encode` maps a batch to [B, F]."""
-    features, labels = [], [np.zeros(0, np.int32)]
-    batches = eval_batches(
-        source, batch_size, sharding, process_index=jax.process_index(), process_count=jax.process_count()
-    )
-    for encoded, batch, valid in one_late((encode(batch), batch, valid) for batch, valid in batches):
-        features.append(np.asarray(encoded)[:valid])
-        if "label" in batch:
-            labels.append(whole_array(batch["label"])[:valid])
-        on_images(valid)
-    return Split(np.concatenate(features), np.concatenate(labels))
-
-
-def one_late(items: Iterable[Item]) -> Iterator[Item]:
+def delayed_by_one(items: Iterable[Item]) -> Iterator[Item]:
     """Yields each item after the next one was made, so that a batch is read while the next one computes."""
     made: list[Item] = []
     for item in items:
@@ -100,20 +81,46 @@ def one_late(items: Iterable[Item]) -> Iterator[Item]:
     yield from made
 
 
-class FeatureCache:
-    """Splits in a folder, all of one encoder on one data set; removes those of any other."""
+class FeatureMemory:
+    """Splits that are computed once and stay in memory.
+
+    Attributes:
+      known: those in memory.
+      hits: how often features were there already.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, Split] = {}
+        self.hits = 0
+
+    def get(self, name: str, compute: Callable[[], Split]) -> Split:
+        """Returns the split of this name; computes it if it is not there."""
+        if name in self.known:
+            self.hits += 1
+        else:
+            self.known[name] = compute()
+        return self.known[name]
+
+
+class FeatureCache(FeatureMemory):
+    """Splits in a folder instead of memory, all of one encoder on one data set; removes those of any other."""
 
     def __init__(self, folder: pathlib.Path, identity: Mapping[str, Any]):
+        super().__init__()
         text = json.dumps(identity, sort_keys=True, default=str)
         self._folder, self._prefix = folder, hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.hits = 0
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.npz"):
             if not path.name.startswith(self._prefix):
                 path.unlink(missing_ok=True)
 
+    def renamed(self, prefix: str) -> "FeatureCache":
+        """Returns the cache of a variant of the encoder: the same folder, names that begin with `prefix`."""
+        variant = copy.copy(self)
+        variant._prefix, variant.hits = f"{self._prefix}_{prefix}", 0
+        return variant
+
     def get(self, name: str, compute: Callable[[], Split]) -> Split:
-        """Returns the split of this name; computes it if it is not there."""
         path = self._folder / f"{self._prefix}_{name}.npz"
         try:
             with np.load(path) as stored:

@@ -5,10 +5,29 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.statistics import NORMAL_95
+from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
 from jepa_jax.evals.features import OnCount, Split, ignore
+from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import unit_length
 
 WAYS, SHOTS, QUERIES, EPISODES = 5, (1, 5, 10), 15, 100
+
+
+class FewShot(EncoderEvaluator):
+    """Accuracy of few-shot episodes of test images."""
+
+    title = "few-shot"
+
+    def total(self, encoder: FrozenEncoder) -> int:
+        return len(SHOTS)
+
+    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+        result = few_shot(encoder.test_features(level), on_shots=self.context.progress.advance)
+        return result | {"chance": 100 / result["ways"] if result["ways"] else None}
+
+    def in_words(self, figures: Figures) -> str:
+        shots = [f"{v['accuracy']:.1f} ± {v['interval_95']:.1f} % ({k}-shot)" for k, v in figures["shots"].items()]
+        return ", ".join(shots) or "too few images per class"
 
 
 def few_shot(

@@ -13,14 +13,17 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jepa_jax.data.contract import Source
+from jepa_jax.base.statistics import accuracy_interval
+from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.sources import subset
-from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
+from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
+from jepa_jax.evals.features import OnCount, Split, chance, held_out_split, ignore
+from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
 from jepa_jax.methods.contract import Batch
-from jepa_jax.program.build import Program
 from jepa_jax.program.step import seeing
 from jepa_jax.program.variables import variables_of
+from jepa_jax.runtime.mesh import batch_sharding
 
 ENCODER_RATE, HEAD_RATE = 1e-4, 1e-3
 WEIGHT_DECAY = 1e-2  # on kernels
@@ -42,41 +45,68 @@ class FineTuneResult(NamedTuple):
     params: Any  # of the model, at the chosen epoch
 
 
-class TunableEncoder(NamedTuple):
-    """A method's encoder as fine-tuning needs it."""
+class FineTune(EncoderEvaluator):
+    """Accuracy of a fine-tuned encoder."""
 
-    params: Any
-    stats: Any
-    apply: Callable[[Any, Any, Batch], tuple[jax.Array, Any]]  # train mode: (params, stats, batch) -> [B, F], stats
-    extract: Callable[[Any, Any, Source], Split]  # evaluation mode, a whole source
+    title = "fine-tuning"
+    has_reference = False  # it would take as long again
+
+    def total(self, encoder: FrozenEncoder) -> int:
+        limits = self.context.limits
+        return num_steps(len(self.images(encoder)), limits.fine_tune_epochs, encoder.program.mesh.size)
+
+    def images(self, encoder: FrozenEncoder) -> np.ndarray:
+        """Returns which images of the train split are used."""
+        return sample(len(encoder.train), self.context.limits.fine_tune_images)
+
+    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+        (train, test), chosen = encoder.features(level), self.images(encoder)
+        epochs, images = self.context.limits.fine_tune_epochs, len(test.labels)
+        result = fine_tune(
+            encoder,
+            (subset(encoder.train, chosen), encoder.test),
+            train.part(chosen),
+            level=level,
+            epochs=epochs,
+            on_step=self.context.progress.advance,
+        )
+        figures = result._asdict()
+        del figures["params"]
+        return figures | {
+            "interval_95": accuracy_interval(result.accuracy, images),
+            "chance": chance(train, test, len(encoder.classes)),
+            "encoder_rate": ENCODER_RATE,
+            "head_rate": HEAD_RATE,
+            "epochs": epochs,
+            "test_images": images,
+        }
 
 
 def fine_tune(
-    encoder: TunableEncoder,
+    encoder: FrozenEncoder,
     sources: tuple[Source, Source],
     features: Split,
-    num_classes: int,
     *,
     epochs: int,
-    flip: bool,
-    sharding: jax.sharding.NamedSharding,
+    level: int = 0,
     seed: int = 0,
     on_step: OnCount = ignore,
 ) -> FineTuneResult:
     """Trains on the images of sources[0], whose frozen `features` start the head, and scores on sources[1]."""
     train, test = sources
+    sharding = batch_sharding(encoder.program.mesh)
     fit_part, score_part = held_out_split(len(features.labels))
     standard = Standard.of(features.features)
     x = standard(features.features)
-    _, start_accuracy, head = choose_penalty(x, features.labels, num_classes, gram_matrix(x))
+    _, start_accuracy, head = choose_penalty(x, features.labels, len(train.classes), gram_matrix(x))
     batch_size = fitting_batch(len(fit_part), sharding.mesh.size)
     steps_per_epoch = len(fit_part) // batch_size
-    step, params, opt_state = make_step(encoder, head, standard, epochs * steps_per_epoch, flip)
+    step, params, opt_state = make_step(encoder, level, head, standard, epochs * steps_per_epoch)
     step = jax.jit(seeing(sharding.mesh, step))
     stats = encoder.stats
 
     def accuracy(params: Any, stats: Any, source: Source) -> float:
-        split = encoder.extract(params["model"], stats, source)
+        split = encoder.with_weights(params["model"], stats).extract(source, level)
         return top1(params["head"], standard(split.features), split.labels)
 
     best: tuple[float, int, Any, Any] = (-1.0, 0, None, None)
@@ -118,9 +148,10 @@ def num_steps(images: int, epochs: int, multiple: int = 1) -> int:
 
 
 def make_step(
-    encoder: TunableEncoder, head: Any, standard: Standard, total_steps: int, flip: bool
+    encoder: FrozenEncoder, level: int, head: Any, standard: Standard, total_steps: int
 ) -> tuple[Callable[..., Any], Any, Any]:
     """Returns the step, its first params {"model", "head"} and its first optimizer state."""
+    program, flip = encoder.program, encoder.config.data.augment.flip.probability > 0
     params = {"model": encoder.params, "head": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), head)}
     schedules = {
         name: optax.warmup_cosine_decay_schedule(0.0, rate, max(1, round(WARMUP * total_steps)), total_steps + 1)
@@ -132,9 +163,11 @@ def make_step(
     )
 
     def loss_fn(params: Any, stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        features, stats = encoder.apply(params["model"], stats, batch)
+        model = program.factory.merge(params["model"], stats)
+        model.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)  # there is no key per step
+        features = program.encoder_method.features(model, batch, level=level, train=True)
         logits = standard(features) @ params["head"]["kernel"] + params["head"]["bias"]
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])), stats
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])), variables_of(model)
 
     def step(params: Any, stats: Any, opt_state: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any, Any]:
         batch = {**batch} | {"image": jitter_position(key, batch["image"], flip)}
@@ -170,15 +203,3 @@ def relative_change(before: Any, after: Any) -> float:
     """Returns |after - before| / |before| over all parameters."""
     difference = optax.global_norm(jax.tree.map(jnp.subtract, after, before))
     return float(difference / jnp.maximum(optax.global_norm(before), 1e-12))
-
-
-def train_mode(program: Program, level: int) -> Callable[[Any, Any, Batch], tuple[jax.Array, Any]]:
-    """Returns `TunableEncoder.apply` of a program: features with the statistics of this batch, and new statistics."""
-
-    def apply(params: Any, stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        model = program.factory.merge(params, stats)
-        model.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)  # there is no key per step
-        features = program.encoder_method.features(model, batch, level=level, train=True)
-        return features, variables_of(model)
-
-    return apply

@@ -1,24 +1,38 @@
-"""Encoders with fixed weights: of a run's checkpoint, called with images or applied to whole data sources."""
+"""Models with fixed weights: of a run's checkpoint, called with arrays or applied to whole data sources."""
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_error
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, abstract_batch, abstract_on, fixed_order, image_spec
-from jepa_jax.evals.features import OnCount, Split, extract, ignore
+from jepa_jax.data.contract import Source, abstract_batch, abstract_on, fixed_order, image_spec, sample
+from jepa_jax.data.pipeline import DeviceBatch, eval_batches
+from jepa_jax.data.sources import open_splits
+from jepa_jax.evals.features import (
+    FeatureCache,
+    FeatureMemory,
+    OnCount,
+    Split,
+    delayed_by_one,
+    fingerprint,
+    ignore,
+)
+from jepa_jax.evals.sources import ViewSource, part_of
 from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod
 from jepa_jax.methods.registry import build_method
-from jepa_jax.program.build import Program
+from jepa_jax.program.build import Program, initial_sample
+from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.restore import restore_state, run_config
 from jepa_jax.program.step import (
+    TrainState,
     evaluated_forward,
     evaluated_variables,
     make_feature_step,
@@ -27,23 +41,108 @@ from jepa_jax.program.step import (
 )
 from jepa_jax.program.variables import with_variables
 from jepa_jax.program.workdir import Workdir
-from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated
+from jepa_jax.runtime.allocator import keep_freed_memory
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated, whole_array
 
-Self = TypeVar("Self", bound="FrozenEncoder")
+QUALITY_IMAGES = 4096  # test images whose features are looked at without labels
+Function = Callable[[Any, Any, Batch], jax.Array]  # (params, stats, batch) -> outputs [B, ...]
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenEncoder:
-    """An encoder with fixed weights; copies with other weights share its compiled functions.
-
-    Call it with uint8 images [N, image_size, image_size, channels] to get their features [N, feature_dim] in float32.
-    """
+class FrozenModel:
+    """The model of a program with fixed weights; copies with other weights share its compiled functions."""
 
     config: Config
     program: Program
     params: Any
     stats: Any
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)  # functions, and facts about them
+
+    def once(self, name: Any, make: Callable[[], Made]) -> Made:
+        """Returns what `make` made the first time that it was called under this name."""
+        if name not in self.compiled:
+            self.compiled[name] = make()
+        return self.compiled[name]
+
+    def outputs(
+        self, function: Function, source: Source, on_elements: OnCount = ignore
+    ) -> Iterator[tuple[np.ndarray, DeviceBatch, int]]:
+        """Yields the outputs of each batch of a source, the batch, and how many of its elements count.
+
+        A batch is read while the next one computes.
+        """
+        batches = eval_batches(
+            source,
+            self.config.eval.batch_size,
+            batch_sharding(self.program.mesh),
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        made = ((function(self.params, self.stats, batch), batch, valid) for batch, valid in batches)
+        for outputs, batch, valid in delayed_by_one(made):
+            yield np.asarray(outputs)[:valid], batch, valid
+            on_elements(valid)
+
+    def in_batches(self, function: Function, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Applies a function to any number of elements, in batches of one size; returns float32 [N, ...]."""
+        size, results = self.config.eval.batch_size, []
+        for start in range(0, max(len(next(iter(arrays.values()))), 1), size):
+            parts = {name: array[start : start + size] for name, array in arrays.items()}
+            valid = len(next(iter(parts.values())))
+            padded = {
+                name: np.pad(part, ((0, size - valid), *[(0, 0)] * (part.ndim - 1))) for name, part in parts.items()
+            }
+            results.append(np.asarray(function(self.params, self.stats, padded), np.float32)[:valid])
+        return np.concatenate(results)
+
+    def with_weights(self, params: Any, stats: Any) -> Self:
+        """Returns the model with other weights."""
+        return dataclasses.replace(self, params=params, stats=stats)
+
+    def calibrated(self, source: Source, num_images: int, on_images: OnCount = ignore) -> Self:
+        """Returns the model with batch statistics of unaugmented elements of a source; 0 changes nothing.
+
+        An encoder that is trained on small crops has running statistics of crops, but it is used on whole images.
+        """
+        mesh, forward = self.program.mesh, evaluated_forward(self.program.method)
+        size = min(self.config.eval.batch_size, len(source)) // mesh.size * mesh.size
+        if num_images == 0 or size == 0 or forward is None or not self._has_batch_statistics():
+            return self
+        statistics = self.once(
+            "statistics", lambda: make_statistics_step(self.program.method, self.program.factory, mesh)
+        )
+        order, seen = fixed_order(len(source)), []
+        for start in range(0, num_images, size):
+            indices = order[np.arange(start, start + size) % len(source)]
+            own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
+            sharding = batch_sharding(mesh)
+            batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
+            # One at a time: CPU devices that wait for each other in many programs at once can starve.
+            seen.append(jax.block_until_ready(statistics(self.params, self.stats, batch)))
+            on_images(size)
+        everywhere = replicated(mesh)
+        pooled = jax.tree.map(
+            lambda leaf: jax.make_array_from_callback(leaf.shape, everywhere, lambda index: leaf[index]),
+            pooled_statistics(jax.device_get(seen)),
+        )
+        return self.with_weights(self.params, with_variables(self.stats, pooled))
+
+    def _has_batch_statistics(self) -> bool:
+        model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
+        return bool(jax.tree.leaves(nnx.state(model, nnx.BatchStat)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenEncoder(FrozenModel):
+    """An encoder with fixed weights.
+
+    Call it with uint8 images [N, image_size, image_size, channels] to get their features [N, feature_dim] in float32.
+    Given the splits that it is evaluated on, it also has their features, which `store` keeps.
+    """
+
+    splits: tuple[Source, Source] | None = None  # train and test
+    store: FeatureMemory = dataclasses.field(default_factory=FeatureMemory)
 
     @property
     def image_size(self) -> int:
@@ -65,8 +164,13 @@ class FrozenEncoder:
         """Whether it has features of patches."""
         return jax.eval_shape(self._feature_map, self.params, self.stats, self._abstract_batch()) is not None
 
+    @property
+    def module(self) -> Any:
+        """The encoder's own nnx module, with its weights."""
+        return self.program.factory.merge(self.params, self.stats).encoder
+
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        return self._in_batches(self._features(0, True), images)
+        return self.in_batches(self._features(0, True), self._checked(images))
 
     def patch_tokens(self, images: np.ndarray) -> np.ndarray:
         """Returns features of each patch of uint8 images: [N, rows, columns, F] in float32.
@@ -76,7 +180,82 @@ class FrozenEncoder:
         """
         if not self.has_patches:
             raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
-        return self._in_batches(self.compiled.setdefault("patches", jax.jit(self._feature_map)), images)
+        return self.in_batches(self.once("patches", lambda: jax.jit(self._feature_map)), self._checked(images))
+
+    def with_weights(self, params: Any, stats: Any) -> Self:
+        """Returns the encoder with other weights, without any features yet."""
+        return dataclasses.replace(self, params=params, stats=stats, store=FeatureMemory())
+
+    def extract(self, source: Source, level: int = 0, normalised: bool = True, on_images: OnCount = ignore) -> Split:
+        """Returns the features of a whole source; not `normalised`: before the encoder's last layer norm."""
+        features, labels = [], [np.zeros(0, np.int32)]
+        for encoded, batch, valid in self.outputs(self._features(level, normalised), source, on_images):
+            features.append(encoded)
+            if "label" in batch:
+                labels.append(whole_array(batch["label"])[:valid])
+        return Split(np.concatenate(features), np.concatenate(labels))
+
+    @property
+    def train(self) -> Source:
+        """The train split that it is evaluated on."""
+        return self._splits[0]
+
+    @property
+    def test(self) -> Source:
+        """The test split that it is evaluated on."""
+        return self._splits[1]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.classes
+
+    @property
+    def levels(self) -> int:
+        return self.program.method.levels
+
+    def train_features(self, level: int = 0, on_images: OnCount = ignore) -> Split:
+        """Returns the features of the train split."""
+        return self.store.get(f"level{level}_train", lambda: self.extract(self.train, level, True, on_images))
+
+    def test_features(self, level: int = 0, on_images: OnCount = ignore) -> Split:
+        """Returns the features of the test split."""
+        return self.store.get(f"level{level}_test", lambda: self.extract(self.test, level, True, on_images))
+
+    def features(self, level: int = 0, on_images: OnCount = ignore) -> tuple[Split, Split]:
+        """Returns the features of both splits."""
+        return self.train_features(level, on_images), self.test_features(level, on_images)
+
+    def raw_features(self, level: int = 0, images: int = QUALITY_IMAGES, on_images: OnCount = ignore) -> Split:
+        """Returns features before the encoder's last normalisation, of a sample of test images."""
+        test = self.store.known.get(f"level{level}_test")
+        if test is not None and not self.normalises(self.test, level):
+            chosen = sample(len(self.test), images)
+            on_images(len(chosen))
+            return test.part(chosen)
+        source = part_of(self.test, images)
+        return self.store.get(f"level{level}_raw_{images}", lambda: self.extract(source, level, False, on_images))
+
+    def view_features(self, level: int, images: int, views: int, on_images: OnCount = ignore) -> np.ndarray:
+        """Returns features [images, views, F] of augmented views of a sample of test images."""
+        source = ViewSource(self.config.data.augment, part_of(self.test, images), views)
+        name = f"level{level}_views_{images}x{views}"
+        split = self.store.get(name, lambda: self.extract(source, level, True, on_images))
+        return split.features.reshape(-1, views, split.features.shape[-1])
+
+    def normalises(self, source: Source, level: int = 0) -> bool:
+        """Returns whether `normalised=False` gives other features: whether it lowers to a different program."""
+
+        def differ() -> bool:
+            batch = abstract_on(self.program.mesh, source.spec, self.config.eval.batch_size)
+            steps: list[Any] = [self._features(level, normalised) for normalised in (True, False)]
+            return len({step.lower(self.params, self.stats, batch).as_text() for step in steps}) > 1  # with constants
+
+        return self.once(("normalises", level), differ)
+
+    @property
+    def _splits(self) -> tuple[Source, Source]:
+        assert self.splits is not None, "this encoder has no data to be evaluated on"
+        return self.splits
 
     def _feature_map(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
         method = self.program.method
@@ -84,81 +263,24 @@ class FrozenEncoder:
             return None
         return method.feature_map(self.program.factory.merge(params, stats), batch)
 
-    def _features(self, level: int, normalised: bool) -> Callable[[Any, Any, Batch], jax.Array]:
-        if (level, normalised) not in self.compiled:
-            method, factory, mesh = self.program.encoder_method, self.program.factory, self.program.mesh
-            step = make_feature_step(method, factory, mesh, level=level, normalised=normalised)
-            self.compiled[level, normalised] = step
-        return self.compiled[level, normalised]
+    def _features(self, level: int, normalised: bool) -> Function:
+        program = self.program
+        return self.once(
+            (level, normalised),
+            lambda: make_feature_step(
+                program.encoder_method, program.factory, program.mesh, level=level, normalised=normalised
+            ),
+        )
 
     def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         return abstract_batch(image_spec(self.image_size, self.channels, labelled=False), self.config.eval.batch_size)
 
-    def _in_batches(self, function: Callable[..., jax.Array], images: np.ndarray) -> np.ndarray:
-        """Applies a function to any number of images, in batches of one size."""
+    def _checked(self, images: np.ndarray) -> dict[str, np.ndarray]:
         images, wanted = np.asarray(images), (self.image_size, self.image_size, self.channels)
         if images.dtype != np.uint8 or images.shape[1:] != wanted:
             takes = f"uint8 [N, {', '.join(map(str, wanted))}] with values 0..255"
             raise UserError(f"images: {images.dtype} {images.shape}; this encoder takes {takes}")
-        size, results = self.config.eval.batch_size, []
-        for start in range(0, max(len(images), 1), size):
-            part = images[start : start + size]
-            padded = np.pad(part, ((0, size - len(part)), (0, 0), (0, 0), (0, 0)))
-            result = function(self.params, self.stats, {"image": padded})
-            results.append(np.asarray(result, np.float32)[: len(part)])
-        return np.concatenate(results)
-
-    def extract(self, source: Source, level: int = 0, normalised: bool = True, on_images: OnCount = ignore) -> Split:
-        """Returns the features of a whole source; not `normalised`: before the encoder's last layer norm."""
-        encode, sharding = self._features(level, normalised), batch_sharding(self.program.mesh)
-        size = self.config.eval.batch_size
-        return extract(lambda batch: encode(self.params, self.stats, batch), source, size, sharding, on_images)
-
-    def normalises(self, source: Source, level: int = 0) -> bool:
-        """Returns whether `normalised=False` gives other features: whether it lowers to a different program."""
-        if ("normalises", level) not in self.compiled:
-            batch = abstract_on(self.program.mesh, source.spec, self.config.eval.batch_size)
-            steps: list[Any] = [self._features(level, normalised) for normalised in (True, False)]
-            programs = {step.lower(self.params, self.stats, batch).as_text() for step in steps}  # with constants
-            self.compiled["normalises", level] = len(programs) > 1
-        return self.compiled["normalises", level]
-
-    def _has_batch_statistics(self) -> bool:
-        model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
-        has_any = bool(jax.tree.leaves(nnx.state(model, nnx.BatchStat)))
-        return has_any and evaluated_forward(self.program.method) is not None
-
-    def with_weights(self: Self, params: Any, stats: Any) -> Self:
-        """Returns the encoder with other weights."""
-        return dataclasses.replace(self, params=params, stats=stats)
-
-    def calibrated(self: Self, source: Source, num_images: int, on_images: OnCount = ignore) -> Self:
-        """Returns the encoder with batch statistics of unaugmented images of a source; 0 changes nothing.
-
-        An encoder that is trained on small crops has running statistics of crops, but it is used on whole images.
-        """
-        mesh, statistics = self.program.mesh, self.compiled.get("statistics")
-        size = min(self.config.eval.batch_size, len(source)) // mesh.size * mesh.size
-        if num_images == 0 or size == 0 or not self._has_batch_statistics():
-            return self
-        if statistics is None:
-            statistics = make_statistics_step(self.program.method, self.program.factory, mesh)
-            self.compiled["statistics"] = statistics
-        order, seen = fixed_order(len(source)), []
-        for start in range(0, num_images, size):
-            indices = order[np.arange(start, start + size) % len(source)]
-            own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
-            sharding = batch_sharding(mesh)
-            batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
-            # One at a time: CPU devices that wait for each other in many programs at once can starve.
-            seen.append(jax.block_until_ready(statistics(self.params, self.stats, batch)))
-            on_images(size)
-        everywhere = replicated(mesh)
-        pooled = jax.tree.map(
-            lambda leaf: jax.make_array_from_callback(leaf.shape, everywhere, lambda index: leaf[index]),
-            pooled_statistics(jax.device_get(seen)),
-        )
-        return self.with_weights(self.params, with_variables(self.stats, pooled))
+        return {"image": images}
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:
@@ -187,3 +309,56 @@ def encoder_config(workdir: str | pathlib.Path) -> Config:
             f"its own figures are in {folder.summary} and {folder.report}{fix}"
         )
     return config
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """The checkpoint of a run together with its data."""
+
+    encoder: FrozenEncoder  # keeps its features in `cache`
+    cache: FeatureCache
+    state: TrainState
+    results: pathlib.Path  # folder of what is measured
+    data: Mapping[str, Any]  # what distinguishes its splits from others
+    initial_state: Callable[[], TrainState]  # before the first step
+
+
+def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str | None = None) -> TrainedRun:
+    """Returns the encoder of a run with its data, of its best checkpoint if it keeps one, or else of its newest.
+
+    Args:
+      data_dir: the new place of the data if it moved.
+      pool: what features are made of, instead of the run's `eval.pool`.
+
+    Raises:
+      UserError: the folder holds no run or no checkpoint, the data is not there, the encoder has no such features.
+    """
+    keep_freed_memory()
+    config, mesh, folder = encoder_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
+    changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
+    config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})
+    sources = open_splits(config.data)
+    train, test = (part_of(source, config.eval.max_images) for source in sources)
+    program, state = restore_state(config, workdir, mesh, train.spec)
+    results, first = folder / "eval", initial_sample(sources[0])
+    if pool is not None and pool != config.eval.pool:
+        results = folder / f"eval_{pool}"  # what was measured of the run's own features stays
+        config = changed_config(config, {"eval.pool": pool})
+        method = build_method(config, total_steps=program.length.total_steps)
+        nnx.eval_shape(method.init, jax.random.key(0), first)  # refuses what cannot be pooled so
+        program = dataclasses.replace(program, method=method)
+    params, stats = evaluated_variables(state, config.eval.weights)
+    data = {"train": fingerprint(train), "test": fingerprint(test)}
+    identity = {
+        "step": int(state.step),
+        "encoder": params_sha256({"params": params, "stats": stats}),
+        **data,
+        "pool": config.eval.pool,
+        "augment": config.to_dict()["data"]["augment"],
+    }
+    try:
+        cache = FeatureCache(results / "features", identity)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    encoder = FrozenEncoder(config, program, params, stats, splits=(train, test), store=cache)
+    return TrainedRun(encoder, cache, state, results, data, lambda: program.factory.create(config.train.seed, first))

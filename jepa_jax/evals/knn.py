@@ -8,11 +8,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
+from jepa_jax.base.statistics import accuracy_interval
+from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
+from jepa_jax.evals.features import OnCount, Split, chance, held_out_split, ignore
+from jepa_jax.evals.inference import FrozenEncoder
 
 QUERIES = 500  # test images compared at once: bounds the [queries, train] similarity matrix
 KS = (1, 5, 10, 20, 50, 100, 200)
 TEMPERATURES = (0.02, 0.04, 0.07, 0.1, 0.2, 0.5)
+FIXED_K, FIXED_TEMPERATURE = 20, 0.07
+
+
+class NearestNeighbours(EncoderEvaluator):
+    """Accuracy of k-NN, with k and temperature chosen on held-out train images and with usual ones."""
+
+    title = "k-NN"
+
+    def total(self, encoder: FrozenEncoder) -> int:
+        return len(encoder.train) // 10 + len(encoder.test)
+
+    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+        train, test = encoder.features(level)
+        classes, images = len(encoder.classes), len(test.labels)
+        sweep = knn_sweep(train, test, classes, on_images=self.context.progress.advance)
+        fixed = knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE)
+        return {
+            "accuracy": sweep.accuracy,
+            "interval_95": accuracy_interval(sweep.accuracy, images),
+            "chance": chance(train, test, classes),
+            "k": sweep.k,
+            "temperature": sweep.temperature,
+            "held_out_accuracy": sweep.held_out_accuracy,
+            "fixed_accuracy": fixed,
+            "fixed_interval_95": accuracy_interval(fixed, images),
+            "fixed_k": FIXED_K,
+            "fixed_temperature": FIXED_TEMPERATURE,
+            "sweep": {"ks": sweep.ks, "temperatures": sweep.temperatures, "held_out_accuracy": sweep.held_out.tolist()},
+            "train_images": len(train.labels),
+            "test_images": images,
+        }
 
 
 class KnnSweep(NamedTuple):
@@ -45,8 +79,7 @@ def knn_sweep(
 ) -> KnnSweep:
     """Chooses k and T on a held-out tenth of `train`, then votes once on `test` with all of `train`."""
     fit_part, score_part = held_out_split(len(train.labels))
-    kept = Split(train.features[fit_part], train.labels[fit_part])
-    held_out = Split(train.features[score_part], train.labels[score_part])
+    kept, held_out = train.part(fit_part), train.part(score_part)
     ks = tuple(k for k in ks if k <= len(kept.labels)) or (len(kept.labels),)
     grid = vote_accuracies(kept, held_out, num_classes, ks, temperatures, on_images)
     row, column = divmod(int(np.argmax(grid)), len(ks))

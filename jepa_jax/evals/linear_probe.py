@@ -17,7 +17,10 @@ import scipy.optimize
 from threadpoolctl import threadpool_limits
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.evals.features import OnCount, Split, held_out_split, ignore
+from jepa_jax.base.statistics import accuracy_interval
+from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
+from jepa_jax.evals.features import OnCount, Split, chance, check_classes, held_out_split, ignore
+from jepa_jax.evals.inference import FrozenEncoder
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
 FITS = len(PENALTIES) + 1  # that a probe solves, for a progress bar
@@ -28,6 +31,7 @@ MOST_ITERATIONS = 2000  # tens are usual
 LEAST_OBJECTIVE = 1e-3  # that TOLERANCE refers to: an optimum can be 0
 LEAST_CURVATURE = 1e-4  # of a model that is certain of every image
 GRAM_ROWS = 4096  # summed in float32; their sums in float64
+MOST_CLASSES = 100  # whose confusion matrix is written out
 
 Weights = Mapping[str, Any]  # "kernel" [F, classes] and "bias" [classes]
 
@@ -40,6 +44,32 @@ class ProbeResult(NamedTuple):
     held_out_accuracy: float
     top5_accuracy: float
     confusion: np.ndarray  # [true, predicted], images of the test split
+
+
+class LinearProbe(EncoderEvaluator):
+    """Accuracy of a linear probe."""
+
+    title = "linear probe"
+
+    def total(self, encoder: FrozenEncoder) -> int:
+        return FITS
+
+    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+        (train, test), classes = encoder.features(level), len(encoder.classes)
+        check_classes(train.labels, test.labels, encoder.classes)
+        result = linear_probe(train, test, classes, self.context.progress.advance)
+        figures: Figures = {
+            "accuracy": result.accuracy,
+            "interval_95": accuracy_interval(result.accuracy, len(test.labels)),
+            "chance": chance(train, test, classes),
+            "top5_accuracy": result.top5_accuracy,
+            "penalty": result.penalty,
+            "held_out_accuracy": result.held_out_accuracy,
+            "solver": f"L-BFGS; penalty of {', '.join(f'{p:g}' for p in PENALTIES)} chosen on held-out train images",
+            "train_images": len(train.labels),
+            "test_images": len(test.labels),
+        }
+        return figures | ({"confusion": result.confusion.tolist()} if classes <= MOST_CLASSES else {})
 
 
 class Standard(NamedTuple):

@@ -1,14 +1,10 @@
-"""What accuracies stand beside: chance, the untrained encoder, and classes that a split lacks."""
+"""What accuracies stand beside: baselines that need no learning, and notes about classes that a split lacks."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from jepa_jax.evals.evaluators import calibration_images_at_start
 from jepa_jax.evals.features import Split, labels_differ
-from jepa_jax.evals.trained_encoder import TrainedEncoder
-from jepa_jax.program.step import evaluated_variables
 
 NAMED_CLASSES = 5  # of those that are missing
 # Ridge regression on all of CIFAR-10, test accuracy in percent, measured with profiling/bench_baselines.py.
@@ -21,14 +17,6 @@ CIFAR10_BASELINES = {
 def measured_baselines(source: str) -> dict[str, float]:
     """Returns accuracies on a data source that need no learning, by name; empty if none were measured."""
     return dict(CIFAR10_BASELINES) if source in ("cifar10", "tfds:cifar10") else {}
-
-
-def untrained_encoder(encoder: TrainedEncoder) -> TrainedEncoder:
-    """Returns the same encoder before its first step, with batch statistics of unaugmented training images."""
-    config = encoder.config
-    variables = evaluated_variables(encoder.initial_state(), config.eval.weights)
-    fresh = dataclasses.replace(encoder.with_weights(*variables), prefix="untrained_")
-    return fresh.calibrated(encoder.train, calibration_images_at_start(config))
 
 
 def class_notes(train: Split, test: Split, classes: Sequence[str]) -> list[str]:

@@ -11,12 +11,10 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.evals import inference
-from jepa_jax.evals.evaluate import evaluate, without_large_parts
+from jepa_jax.evals.evaluate import PROTOCOLS, evaluate, parse_levels, parse_protocols, without_large_parts
+from jepa_jax.evals.evaluators import Limits
 from jepa_jax.evals.features import FeatureCache, Split
-from jepa_jax.evals.inference import load_encoder
-from jepa_jax.evals.protocols import PROTOCOLS, Limits, parse_levels, parse_protocols
-from jepa_jax.evals.trained_encoder import load
+from jepa_jax.evals.inference import FrozenEncoder, load_encoder, load_run
 from tests.evals.untrained_run import quiet, write_run
 from tests.runs import one_class, unlabelled
 from tests.tiny import tiny_config, tiny_masked_config
@@ -42,7 +40,7 @@ def record(evaluation):
     return evaluation.record
 
 
-@pytest.mark.parametrize("read", [load, load_encoder])
+@pytest.mark.parametrize("read", [load_run, load_encoder])
 def test_a_method_without_features_is_refused_with_the_place_of_its_figures(tmp_path, read):
     method = dict(
         method__name="tests.planning.fire_method:FireMethod",
@@ -142,7 +140,7 @@ def test_arrays_for_figures_come_along_and_caps_are_stated(evaluation):
 
 
 def test_features_are_computed_once(run, record, monkeypatch):
-    monkeypatch.setattr(inference, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
+    monkeypatch.setattr(FrozenEncoder, "extract", lambda *a, **k: pytest.fail("features were extracted again"))
     again = evaluate(run, protocols="linear_probe,feature_quality", limits=LIMITS, console=quiet())
     for name in ("linear_probe", "feature_quality"):
         before, after = (dict(r["levels"]["0"][name], seconds=0) for r in (record, again.record))
@@ -222,10 +220,10 @@ def test_the_cache_forgets_other_encoders_and_survives_damage(tmp_path):
 
 
 def test_features_of_a_run_can_be_pooled_otherwise(run):
-    whole, quarters = (load(run, pool=pool).features()[1].features for pool in ("mean", "grid2"))
+    whole, quarters = (load_run(run, pool=pool).encoder.test_features().features for pool in ("mean", "grid2"))
     np.testing.assert_allclose(quarters.reshape(len(whole), 4, -1).mean(1), whole, rtol=1e-4, atol=1e-6)
     with pytest.raises(UserError, match=r"config.eval.pool = 'cls'.*use mean or grid2"):
-        load(run, pool="cls")
+        load_run(run, pool="cls")
 
 
 def test_results_of_another_pool_leave_those_of_the_run_as_they_are(run, record):

@@ -11,15 +11,9 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.sources import open_splits
-from jepa_jax.evals.evaluators import (
-    Classification,
-    CollapseWatch,
-    EvaluationContext,
-    Evaluator,
-    Moment,
-    Stage,
-    build_evaluators,
-)
+from jepa_jax.evals.classification import Classification
+from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Moment, Stage, build_evaluators
+from jepa_jax.evals.feature_quality import CollapseWatch
 from jepa_jax.methods.contract import Output
 from jepa_jax.methods.image_method import EncoderWith, ImageMethod
 from jepa_jax.program.step import with_evaluated_statistics
@@ -53,7 +47,7 @@ def test_features_before_the_last_norm_are_computed_only_where_there_is_one(conf
     counted = []
     beside = known.raw_features(0, 10, counted.append).features
     np.testing.assert_allclose(beside, apart, rtol=1e-5, atol=1e-6)
-    assert (list(known.known) == ["level0_test"]) == (not normalised)
+    assert (list(known.store.known) == ["level0_test"]) == (not normalised)
     assert sum(counted) == 10
 
 

@@ -5,22 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jepa_jax.data.sources import open_source, subset
-from jepa_jax.evals.features import extract
-from jepa_jax.evals.fine_tune import (
-    TunableEncoder,
-    fine_tune,
-    fitting_batch,
-    jitter_position,
-    num_steps,
-    relative_change,
-    train_mode,
-)
+from jepa_jax.data.sources import open_splits, subset
+from jepa_jax.evals.fine_tune import fine_tune, fitting_batch, jitter_position, num_steps, relative_change
+from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.linear_probe import linear_probe
 from jepa_jax.program.build import build_program
-from jepa_jax.program.step import make_feature_step, make_statistics_step
-from jepa_jax.program.variables import with_variables
-from jepa_jax.runtime.mesh import batch_sharding, make_mesh
+from jepa_jax.runtime.mesh import make_mesh
 from tests.tiny import tiny_config
 
 EPOCHS = 4
@@ -31,25 +21,17 @@ def tuned():
     """A small untrained encoder on the embedded shapes, its probe, and what fine-tuning makes of it."""
     config = tiny_config(
         data__image_size=24, data__num_train=1024, data__num_test=512, model__stride=2, model__widths=(64, 64, 64),
-        model__stem_width=24,
+        model__stem_width=24, eval__batch_size=128,
     )  # fmt: skip
-    mesh = make_mesh(1, 1)
-    sources = open_source(config.data, "train"), open_source(config.data, "test")
+    sources = open_splits(config.data)
     sample = sources[0].batch(np.arange(512))
-    program = build_program(config, num_train=1024, num_classes=10, sample=sample, mesh=mesh)
+    program = build_program(config, num_train=1024, num_classes=10, sample=sample, mesh=make_mesh(1, 1))
     state = program.factory.create(0, sample)
-    encode, sharding = make_feature_step(program.method, program.factory, mesh), batch_sharding(mesh)
-
-    def features(params, stats, source):
-        return extract(lambda x: encode(params, stats, x), source, batch_size=128, sharding=sharding)
-
-    params = state.params["model"]
-    statistics = make_statistics_step(program.method, program.factory, mesh)(params, state.stats, sample)
-    stats = with_variables(state.stats, statistics)
-    encoder = TunableEncoder(params, stats, train_mode(program, 0), features)
-    train, test = (features(params, stats, source) for source in sources)
-    result = fine_tune(encoder, sources, train, 10, epochs=EPOCHS, flip=True, sharding=sharding)
-    return params, result, linear_probe(train, test, 10)
+    encoder = FrozenEncoder(config, program, state.params["model"], state.stats, splits=sources)
+    encoder = encoder.calibrated(sources[0], 512)
+    train, test = encoder.features()
+    result = fine_tune(encoder, sources, train, epochs=EPOCHS)
+    return encoder.params, result, linear_probe(train, test, 10)
 
 
 def test_the_encoder_changes(tuned):

@@ -10,7 +10,7 @@ import pytest
 from jepa_jax import load_encoder
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
-from jepa_jax.evals import trained_encoder
+from jepa_jax.evals.inference import load_run
 from jepa_jax.program.checkpoint import Checkpoints
 from tests.evals.untrained_run import write_run
 from tests.runs import Silent, unlabelled
@@ -37,7 +37,7 @@ def test_an_encoder_says_what_it_takes_and_gives(run):
 
 
 def test_its_features_are_those_that_evaluations_read(run):
-    evaluated = trained_encoder.load(run)
+    evaluated = load_run(run).encoder
     images = evaluated.test.batch(np.arange(len(evaluated.test)))["image"]
     expected = evaluated.test_features().features
     np.testing.assert_allclose(load_encoder(run)(images), expected, rtol=1e-5, atol=1e-6)
@@ -54,8 +54,9 @@ def test_an_unfinished_run_gives_what_was_evaluated(tmp_path):
 
     with pytest.raises(Interrupted):
         train_tiny(tmp_path, Stops(), data__augment__crop__size=8, eval__calibration_images=96)
-    evaluated = trained_encoder.load(tmp_path)
-    assert evaluated.step == 6
+    loaded = load_run(tmp_path)
+    evaluated = loaded.encoder
+    assert loaded.state.step == 6
     expected = evaluated.calibrated(evaluated.train, 96)(IMAGES)
     for encoder in (load_encoder(tmp_path), evaluated):
         np.testing.assert_allclose(encoder(IMAGES), expected, rtol=1e-4, atol=1e-4)
@@ -116,7 +117,7 @@ def test_the_target_has_its_own_weights_and_statistics(tmp_path, byol):
         state = write_run(config, tmp_path / weights, shifted)
         assert set(state.target_stats) == {"encoder", "projector"}
         features[weights] = load_encoder(tmp_path / weights)(IMAGES)
-        evaluated = trained_encoder.load(tmp_path / weights)
+        evaluated = load_run(tmp_path / weights).encoder
         expected = state.target_stats if weights == "target" else state.stats
         jax.tree.map(np.testing.assert_array_equal, evaluated.stats["encoder"], expected["encoder"])
         jax.tree.map(np.testing.assert_array_equal, evaluated.stats["predictor"], state.stats["predictor"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jepa_jax.evals.reconstruction import reconstruction_errors
+from profiling.check_reconstruction import reconstruction_errors
 from tests.stepping import IMAGES, build_program, model_of
 from tests.tiny import tiny_masked_config
 

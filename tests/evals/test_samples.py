@@ -8,11 +8,11 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import image_spec, sample
 from jepa_jax.data.sources import open_splits
-from jepa_jax.evals.evaluators import SMOKE_IMAGES, WATCHED_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
+from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Limits, Moment, Stage, build_evaluators
+from jepa_jax.evals.feature_quality import WATCHED_IMAGES
 from jepa_jax.evals.features import check_classes
+from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder
-from jepa_jax.evals.protocols import Limits, fine_tune_images
-from jepa_jax.evals.trained_encoder import EvaluatedEncoder
 from jepa_jax.program.build import INITIAL_ELEMENTS, initial_sample
 from tests.stepping import build_program
 from tests.tiny import tiny_config
@@ -114,9 +114,14 @@ def test_the_images_of_the_collapse_watch_and_of_lidar(program):
 
 def test_the_images_of_fine_tuning(program):
     source = SortedByClass()
-    encoder = EvaluatedEncoder(tiny_config(), program, None, None, train=source, test=source)
-    assert all_classes(labels_of(source)[fine_tune_images(encoder, Limits(fine_tune_images=200))])
-    assert len(fine_tune_images(encoder, Limits(fine_tune_images=0))) == len(source)
+    encoder = FrozenEncoder(tiny_config(), program, None, None, splits=(source, source))
+
+    def images(count):
+        limits = Limits(fine_tune_images=count)
+        return FineTune(EvaluationContext(tiny_config(), program, (source, source), limits=limits)).images(encoder)
+
+    assert all_classes(labels_of(source)[images(200)])
+    assert len(images(0)) == len(source)
 
 
 def test_a_probe_without_classes_of_the_test_images_is_refused_by_name():

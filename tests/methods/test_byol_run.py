@@ -15,8 +15,8 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
-from jepa_jax.evals import trained_encoder
 from jepa_jax.evals.evaluate import evaluate
+from jepa_jax.evals.inference import load_run
 from jepa_jax.planning.estimate import FITS
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for
@@ -82,7 +82,7 @@ def test_the_slow_copy_is_evaluated_with_its_own_statistics(finished):
     assert results["linear_probe"]["accuracy"] == summary["probe_accuracy"]
     assert 1 <= results["feature_quality"]["effective_rank"] <= 16
     _, state = restore_state(small_config(), workdir, make_mesh(1, 1))
-    encoder = trained_encoder.load(workdir)
+    encoder = load_run(workdir).encoder
     jax.tree.map(np.testing.assert_array_equal, encoder.params["encoder"], state.target["encoder"])
     slow, online = state.target_stats["encoder"]["stem_norm"], state.stats["encoder"]["stem_norm"]
     np.testing.assert_allclose(encoder.stats["encoder"]["stem_norm"]["mean"], slow["mean"], rtol=1e-4, atol=1e-5)

@@ -14,8 +14,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import Evaluator, Stage
-from jepa_jax.evals.inference import load_encoder
-from jepa_jax.evals.trained_encoder import load
+from jepa_jax.evals.inference import load_encoder, load_run
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
@@ -196,7 +195,7 @@ def test_the_probe_on_held_out_training_images_chooses(tmp_path):
     best = summary["best_probe_held_out_accuracy"]
     assert best == max(logged.values()) and summary["best_step"] == min(s for s in logged if logged[s] == best)
     assert summary["probe_held_out_accuracy"] == best  # the final evaluation is of that state
-    assert load(tmp_path).digest == summary["params_sha256"]
+    assert params_sha256(load_run(tmp_path).encoder.params) == summary["params_sha256"]
     images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
     assert load_encoder(tmp_path)(images).shape == (3, 16)
 

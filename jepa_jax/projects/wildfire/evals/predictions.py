@@ -12,7 +12,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Bucketed, Source
 from jepa_jax.data.pipeline import DeviceBatch, eval_batches
 from jepa_jax.data.sources import subset
-from jepa_jax.evals.features import OnCount, ignore, one_late
+from jepa_jax.evals.features import OnCount, delayed_by_one, ignore
 from jepa_jax.methods.contract import Batch, PredictorMethod
 from jepa_jax.program.build import Program
 from jepa_jax.runtime.mesh import batch_sharding, replicated, whole_array
@@ -77,7 +77,7 @@ class MaskPredictor:
             )
             done = 0
             made = ((self._logits(params, stats, batch), batch, valid) for batch, valid in batches)
-            for logits, batch, valid in one_late(made):
+            for logits, batch, valid in delayed_by_one(made):
                 yield Prediction(indices[done : done + valid], np.asarray(logits)[:valid, ..., 0], batch)
                 done += valid
                 on_elements(valid)
