@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
+Handler = Callable[[int, FrameType | None], None]
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
@@ -50,33 +51,32 @@ class InterruptFlag:
 
 
 @contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
-    previous = _install(_raise)
+def _handling(handler: Handler) -> Iterator[None]:
+    previous = _install(handler)
     try:
         yield
     finally:
         _restore(previous)
 
 
-@contextlib.contextmanager
-def signals_exit() -> Iterator[None]:
+def signals_raise() -> contextlib.AbstractContextManager[None]:
+    """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signal.Signals(signum))
+
+    return _handling(interrupt)
+
+
+def signals_exit() -> contextlib.AbstractContextManager[None]:
     """Ends the process at once when SIGINT or SIGTERM arrives inside the block.
 
     For imports: an exception that is raised inside of one is sometimes swallowed, and there is nothing to save yet.
     """
-    previous = _install(lambda signum, frame: os._exit(EXIT_CODES[signal.Signals(signum)]))
-    try:
-        yield
-    finally:
-        _restore(previous)
+    return _handling(lambda signum, frame: os._exit(EXIT_CODES[signal.Signals(signum)]))
 
 
-def _raise(signum: int, frame: FrameType | None) -> None:
-    raise Interrupted(signal.Signals(signum))
-
-
-def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+def _install(handler: Handler) -> dict[signal.Signals, Any]:
     """Installs a handler for both signals and returns the previous ones; none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}

@@ -1,13 +1,14 @@
 """Searches for the fastest settings of a machine with tens of trials, where the whole grid has hundreds.
 
-1. The config as given is measured: every gain refers to it.
-2. The batch doubles while that pays and fits the memory, then is bisected; where doubling does not pay, it halves.
-3. Workers, pipeline, precision, remat and the neighbouring batches challenge the leader, each alone, then those that
-   gained together. One short trial for all, more and longer ones for the better half, interleaved; again around a new
-   leader, until nothing is left to try.
-4. The leader, those close to it and the reference are measured side by side: the choice and its gain. Unless a gain is
-   shown, the config stays as it is.
-5. The choice is confirmed by a longer run with a validation pass and a checkpoint; one that fails gives way to less.
+1. Measure the config as given: every gain refers to it.
+2. Double the batch while that is faster and fits in memory, then bisect; if doubling is not faster, halve it.
+3. Compare the leader with every change of one setting (workers, pipeline, precision, remat, next batch), then with the
+   combination of those that gained. All get one short trial, the better half a longer one. Repeat around a new leader
+   until nothing is left to try.
+4. Measure the leader, those close to it and the config side by side, and choose. Without a significant gain the config
+   is kept.
+5. Confirm the choice by a longer run with a validation pass and a checkpoint; if it fails, the next smaller batch is
+   tried.
 
 The machine is a function (`Run`), so that tests can search on machines that are formulas.
 """
@@ -24,7 +25,7 @@ from jepa_jax.experiments.search_space import SearchSpace, changes
 from jepa_jax.experiments.search_trials import SHORT_SECONDS, Limits, Run, Trials
 from jepa_jax.experiments.settings import Combination
 
-GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next step in its direction
+GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next one to be tried
 HOPELESS = 0.90  # of the leader's speed in one short trial: that value is not tried again
 ALIVE = 0.93  # of the fastest's speed in one short trial: gets a second one
 CLOSE = 0.95  # of the leader's speed: measured beside it in the end
@@ -61,7 +62,7 @@ class Search(Trials):
         self._hopeless: set[tuple[str, Any]] = set()
 
     def search(self) -> SearchOutcome:
-        """Takes all five steps, as far as the time allows."""
+        """Runs all five steps, as far as the time allows."""
         self.measure(self.reference)
         self.reserved_trials = 7
         self.stage = "batch"
@@ -128,14 +129,14 @@ class Search(Trials):
         return works
 
     def _larger(self, combination: Combination) -> Combination | None:
-        """Returns the next batch up, or less where that would not fit."""
+        """Returns the next larger batch, or the largest that is expected to fit."""
         larger = self.space.larger(combination)
         if larger is None or self.expected_to_fit(larger):
             return larger
         return self.space.largest_below(combination, larger, self.expected_to_fit)
 
     def _challenge(self) -> None:
-        """Races around the leader until no new challenger is left."""
+        """Compares the leader with its neighbours, and each new leader with its own, until none is left."""
         while ranked := self.ranked():
             leader = self._roomiest(ranked)
             new = self._challengers(leader)
@@ -181,7 +182,7 @@ class Search(Trials):
         return (self.rows()[combination].mean("data_wait_fraction") or 0.0) > WAITING
 
     def _race(self, leader: Combination, pool: list[Combination]) -> bool:
-        """Halves the pool with every rung; returns False if the time was up."""
+        """Measures a pool in rungs, each with the better half of the one before; returns False if the time was up."""
         in_time = True
         for rung in range(RUNGS):
             self.round += 1
@@ -258,7 +259,7 @@ class Search(Trials):
         return self.choice.best.combination
 
     def _confirm(self, chosen: Combination) -> tuple[Combination | None, bool]:
-        """Makes a longer run with all that training does; a failure gives way to the next smaller one that works."""
+        """Makes a longer run with all that training does; if it fails, the next smaller batch is tried."""
         self.round += 1
         candidate: Combination | None = chosen
         for _ in range(BACK_OFFS):
@@ -286,7 +287,7 @@ class Search(Trials):
         return combination if combination in known else next(iter(known), None)
 
     def _repeat(self, chosen: Combination) -> None:
-        """Repeats a choice that had to give way to a smaller one: an interval needs several trials."""
+        """Repeats a smaller choice that replaced one that failed: an interval needs several trials."""
         while len(self.rows()[chosen].speeds) < FINAL_REPEATS:
             self.round += 1
             pool = [c for c in dict.fromkeys([chosen, self.reference]) if c == chosen or self.works(c)]
