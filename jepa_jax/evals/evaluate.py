@@ -146,7 +146,7 @@ class Results:
         self._record |= {"complete": False, "notes": record["notes"] if is_same else []}
         self._record["levels"] = record["levels"] if is_same else {}
         if not is_same:
-            for path in self.folder.glob("*.png"):  # figures of another checkpoint
+            for path in [*self.folder.glob("*.png"), *self.folder.glob("*.svg")]:  # figures of another checkpoint
                 path.unlink()
 
     def has(self, level: int, name: str) -> bool:

@@ -4,12 +4,15 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import number, percent, short
+from jepa_jax.data.pictures import grid, png
 from jepa_jax.evals.evaluate import Evaluation
-from jepa_jax.reports import figures
-from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import embed_file, write_page
+from jepa_jax.evals.features import Split
+from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
+from jepa_jax.reports.page import embed_file, write_figure, write_page
 from jepa_jax.reports.parts import (
     Bar,
     Bars,
@@ -24,6 +27,7 @@ from jepa_jax.reports.parts import (
     absent_section,
     card_grid,
 )
+from jepa_jax.reports.projection import patch_colours, pca, tsne
 from jepa_jax.reports.tables import markdown_table
 
 Record = Mapping[str, Any]  # what eval.json holds
@@ -157,22 +161,66 @@ def write_evaluation(evaluation: Evaluation) -> None:
 
 
 def draw_figures(evaluation: Evaluation) -> None:
-    """Draws the figures of what was measured now; the spectrum shows every level that was ever measured."""
+    """Writes the figures of what was measured now; the spectrum shows every level that was ever measured."""
     folder, record, protocols = evaluation.folder, evaluation.record, evaluation.protocols
     for level in evaluation.levels:
         results = record["levels"][str(level)]
         if "linear_probe" in protocols and "confusion" in results["linear_probe"]:
-            confusion = results["linear_probe"]["confusion"]
-            figures.confusion_figure(folder / f"confusion_level{level}.png", confusion, record["classes"])
+            write_figure(folder / f"confusion_level{level}.svg", [confusion_map(results, record["classes"])])
         if "knn" in protocols:
-            figures.knn_figure(folder / f"knn_level{level}.png", results["knn"])
+            write_figure(folder / f"knn_level{level}.svg", [knn_map(results["knn"])])
         if level in evaluation.points:
-            path = folder / f"scatter_level{level}.png"
-            figures.scatter_figure(path, evaluation.points[level], record["classes"])
+            cards = scatter_charts(evaluation.points[level], record["classes"])
+            write_figure(folder / f"scatter_level{level}.svg", cards)
     if "feature_quality" in protocols:
-        figures.spectrum_figure(folder / "spectrum.png", _spectra(record))
+        write_figure(folder / "spectrum.svg", [spectrum_chart(record)])
     if evaluation.patches is not None:
-        figures.patch_figure(folder / "patches.png", *evaluation.patches)
+        images, maps = evaluation.patches
+        write_atomically(folder / "patches.png", png(grid([list(images), list(patch_colours(maps))])))
+
+
+def confusion_map(results: LevelResults, classes: Sequence[str]) -> Card:
+    """Returns the confusion matrix of the linear probe; rows are true classes, in percent of their images."""
+    counts = np.asarray(results["linear_probe"]["confusion"], float)
+    share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return heat_map(
+        "Confusion matrix of the linear probe",
+        share,
+        classes,
+        classes,
+        x_label="predicted",
+        y_label="true",
+        limits=(0, 100),
+        least=0.5,
+        note="In percent of the images of a class.",
+    )
+
+
+def knn_map(knn: Mapping[str, Any]) -> Card:
+    """Returns the held-out accuracy of k-NN over k and temperature."""
+    ks, temperatures = list(knn["sweep"]["ks"]), list(knn["sweep"]["temperatures"])
+    return heat_map(
+        "k-NN over k and temperature",
+        knn["sweep"]["held_out_accuracy"],
+        [f"{temperature:g}" for temperature in temperatures],
+        [str(k) for k in ks],
+        x_label="k",
+        y_label="temperature",
+        text="{:.1f}",
+        marked=(temperatures.index(knn["temperature"]), ks.index(knn["k"])),
+        note="In percent of held-out train images. Framed: the pair that was chosen.",
+    )
+
+
+def scatter_charts(split: Split, classes: Sequence[str]) -> list[Card]:
+    """Returns PCA and t-SNE of features, one colour per class."""
+    coordinates, shares = pca(split.features)
+    x_label, y_label, *_ = [*(f"component {i + 1} ({100 * share:.0f} %)" for i, share in enumerate(shares)), ""]
+    labels = split.labels if classes else None
+    return [
+        scatter_chart("PCA", coordinates, labels, classes, x_label=x_label, y_label=y_label),
+        scatter_chart("t-SNE", tsne(split.features), labels, classes),
+    ]
 
 
 def _spectra(record: Record) -> dict[str, Sequence[float]]:
@@ -277,13 +325,13 @@ def accuracies(levels: Mapping[str, LevelResults]) -> Section:
 
 def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
     """Returns the pictures and the fine-tuning curve of one level."""
-    knn_note = "Framed: the pair that was chosen."
+    results = record["levels"][level]
     cards = [
-        _picture(folder / f"confusion_level{level}.png", "Confusion matrix of the linear probe"),
-        _picture(folder / f"knn_level{level}.png", "k-NN over k and temperature", knn_note),
-        _picture(folder / f"scatter_level{level}.png", "Features of test images", wide=True),
+        confusion_map(results, record["classes"]) if "confusion" in results.get("linear_probe", {}) else None,
+        knn_map(results["knn"]) if "sweep" in results.get("knn", {}) else None,
+        _picture(folder / f"scatter_level{level}.svg", "Features of test images", wide=True),
     ]
-    if tuned := record["levels"][level].get("fine_tune"):
+    if tuned := results.get("fine_tune"):
         scores = [tuned["start_accuracy"], *tuned["held_out_accuracies"]]
         series = [Series("held-out accuracy", range(len(scores)), scores)]
         cards.append(line_chart("Fine-tuning", series, x_label="epoch", y_label="% of held-out images", wide=True))
@@ -293,9 +341,12 @@ def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
 
 def spectra(record: Record) -> Section:
     """Returns a chart of the singular values over their rank, one line per level."""
+    return Section("Spectrum", [spectrum_chart(record)] if _spectra(record) else [])
+
+
+def spectrum_chart(record: Record) -> Card:
     series = [Series(name, range(1, len(values) + 1), values) for name, values in _spectra(record).items()]
-    chart = line_chart("Singular values of centred features", series, x_label="component", x_log=True, log="first")
-    return Section("Spectrum", [chart] if series else [])
+    return line_chart("Singular values of centred features", series, x_label="component", x_log=True, log="first")
 
 
 def patches(folder: pathlib.Path) -> Section:

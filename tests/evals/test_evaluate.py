@@ -95,7 +95,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(tmp_path):
     write_run(tiny_config(data__num_train=64, data__num_test=40), tmp_path / "run")
     first = dataclasses.replace(LIMITS, untrained=False)
     limits = dataclasses.replace(first, pictured_points=41)
-    results, picture = (tmp_path / "run" / "eval" / name for name in ("eval.json", "knn_level7.png"))
+    results, picture = (tmp_path / "run" / "eval" / name for name in ("eval.json", "knn_level7.svg"))
     picture.parent.mkdir()
     picture.write_text("of an earlier checkpoint")
 

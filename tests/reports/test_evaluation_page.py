@@ -63,11 +63,12 @@ def evaluation(tmp_path):
 def test_everything_is_written(evaluation):
     write_evaluation(evaluation)
     assert {path.name for path in evaluation.folder.iterdir()} == {
-        "eval.md", "eval.html", "confusion_level0.png", "knn_level0.png", "scatter_level0.png",
-        "spectrum.png", "patches.png",
+        "eval.md", "eval.html", "confusion_level0.svg", "knn_level0.svg", "scatter_level0.svg",
+        "spectrum.svg", "patches.png",
     }  # fmt: skip
     page = (evaluation.folder / "eval.html").read_text()
-    assert page.count("data:image/png") == 4
+    assert page.count("data:image/png") == 1 and page.count("data:image/svg+xml") == 1  # patches; scatter plots
+    assert page.count('<svg class="map"') == 2  # confusion matrix; k-NN over k and temperature
     for text in (
         "+20.0 points over untrained", "80.0 %", "2-way, ± 1.5", "&lt;vit&gt;", "step 1,200", "EMA target",
         "features are &lt;nearly&gt; constant", ">Fine-tuning<", "70.0 % (61.0 to 78.0), epoch 2 of 4", "3.0 of 8",
