@@ -11,8 +11,9 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import abstract_batch, element_bytes, image_spec
 from jepa_jax.data.dummy import DummySource, open_dummy
 from jepa_jax.data.facts import BucketFacts, DataFacts, bucket_facts, data_facts
-from jepa_jax.projects.wildfire.data.element import fire_spec
-from tests.projects.wildfire.data.fires import FireSource
+from tests.sequences import SequenceSource, padded_spec
+
+PADDED = "tests.sequences:PaddedSequences"
 
 
 def config(source, directory="nowhere", **kwargs):
@@ -35,24 +36,22 @@ def test_facts_of_absent_sets_are_known_or_assumed():
     assert data_facts(config("npz", channels=1), assume=True) == DataFacts(50_000, 10, image_spec(16, 1), found=False)
 
 
-@pytest.mark.parametrize("source", ["fire_sequences", "ndws"])
-def test_absent_fires_are_assumed_as_histories(source):
-    facts = data_facts(config(source, channels=5, max_frames=7), assume=True)
+def test_absent_sequences_have_the_spec_that_their_class_expects():
+    facts = data_facts(config(PADDED, max_frames=7), assume=True)
     assert (facts.num_train, facts.num_classes, facts.found) == (50_000, 0, False)
-    assert facts.spec == fire_spec(16, 5, 7)
+    assert facts.spec == padded_spec(16, 7)
 
 
-def test_buckets_of_absent_fires_are_known_but_not_their_shares():
-    lengths = config("fire_sequences", channels=5, max_frames=7, frame_buckets=(3,))
-    assert bucket_facts(lengths) == [BucketFacts(fire_spec(16, 5, frames), None) for frames in (3, 7)]
-    assert bucket_facts(config("ndws", max_frames=7, frame_buckets=(3,))) == []
+def test_buckets_of_absent_sequences_are_known_but_not_their_shares():
+    lengths = config(PADDED, max_frames=7, frame_buckets=(3,))
+    assert bucket_facts(lengths) == [BucketFacts(padded_spec(16, frames), None) for frames in (3, 7)]
     assert bucket_facts(config("npz")) == []
 
 
 def test_sizes_of_elements_and_batches():
     assert element_bytes(image_spec(16, 4)) == 16 * 16 * 4 + 4
-    shapes = abstract_batch(FireSource.spec, 6)
-    assert {key: one.shape for key, one in shapes.items()} == {"fire": (6, 4, 3, 5), "length": (6,)}
+    shapes = abstract_batch(SequenceSource.spec, 6)
+    assert {key: one.shape for key, one in shapes.items()} == {"frames": (6, 4, 3, 5), "length": (6,)}
 
 
 def test_dummy_images_are_drawn_by_whoever_loads_the_batch():
@@ -73,7 +72,7 @@ def test_dummy_images_of_any_size_and_channels(channels):
 
 def test_dummy_elements_of_any_spec():
     spec = {
-        **FireSource.spec,
+        **SequenceSource.spec,
         "mask": jax.ShapeDtypeStruct((9,), bool),
         "video": jax.ShapeDtypeStruct((2, 5, 5, 3), np.uint8),
     }
@@ -83,11 +82,11 @@ def test_dummy_elements_of_any_spec():
     assert {key: (array.shape, array.dtype) for key, array in batch.items()} == {
         key: (one.shape, one.dtype) for key, one in abstract_batch(spec, 12).items()
     }
-    assert 0 <= batch["fire"].min() < 0.1 and 0.9 < batch["fire"].max() < 1
+    assert 0 <= batch["frames"].min() < 0.1 and 0.9 < batch["frames"].max() < 1
     assert set(batch["length"]) == {0, 1} and batch["mask"].any() and not batch["mask"].all()
     assert batch["video"].max() > 250
-    np.testing.assert_array_equal(source.batch(np.arange(12))["fire"], batch["fire"])
-    assert not np.array_equal(source.batch(np.arange(12, 24))["fire"], batch["fire"])
+    np.testing.assert_array_equal(source.batch(np.arange(12))["frames"], batch["frames"])
+    assert not np.array_equal(source.batch(np.arange(12, 24))["frames"], batch["frames"])
 
 
 def test_sizes_are_not_assumed_for_a_name_that_nobody_knows():

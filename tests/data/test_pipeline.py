@@ -21,7 +21,7 @@ from jepa_jax.data.augment import augment_views
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import BatchLoader, BatchPlan, eval_batches, train_batches
 from jepa_jax.data.sources import open_source
-from tests.projects.wildfire.data.fires import FireSource
+from tests.sequences import SequenceSource
 
 N, BATCH = 50, 16
 INFO = {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds", "skipped"}
@@ -31,8 +31,8 @@ def config(**kwargs):
     return DataConfig(**{"image_size": 8, "num_train": N, "num_test": 20, "batch_size": BATCH} | kwargs)
 
 
-def fires(split="train"):
-    return FireSource(config(), split)
+def sequences(split="train"):
+    return SequenceSource(config(), split)
 
 
 def over_batch(devices=8):
@@ -69,7 +69,7 @@ def test_an_epoch_visits_each_sample_at_most_once(num_samples, batch_size, seed,
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 30), st.integers(0, 2**40))
 def test_processes_load_slices_that_make_up_the_batch(processes, per_process, step, seed):
-    source, plan = fires(), BatchPlan(50, processes * per_process, seed)
+    source, plan = sequences(), BatchPlan(50, processes * per_process, seed)
     parts = [BatchLoader(plan, source, index, processes)(step)["batch"] for index in range(processes)]
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     assert_equal(whole, source.batch(plan.indices(step)))
@@ -83,11 +83,11 @@ def test_epochs_and_seeds_are_shuffled_differently():
             assert (a == b).mean() < 0.05
 
 
-@pytest.mark.parametrize("kind", ["images", "fires"])
+@pytest.mark.parametrize("kind", ["images", "sequences"])
 @pytest.mark.parametrize("name", ["grain", "device"])
 def test_batches_follow_the_plan_and_resume_exactly(name, kind):
     settings_, sharding = config(pipeline=name), over_batch()
-    source = open_source(settings_, "train") if kind == "images" else fires()
+    source = open_source(settings_, "train") if kind == "images" else sequences()
     wanted = expected(source, seed=7, steps=range(8))  # 3 steps per epoch
     with train_batches(settings_, source, seed=7, sharding=sharding) as batches, jax.transfer_guard("disallow"):
         batch, info = next(batches)
@@ -129,7 +129,7 @@ def test_workers_change_nothing_and_report_skipped_files(tmp_path):
 
 
 def test_workers_load_elements_that_are_not_images():
-    source = fires()
+    source = sequences()
     with train_batches(config(num_workers=2), source, seed=3, sharding=over_batch(), start_step=1) as batches:
         assert_equal(take(batches, 4), expected(source, 3, range(1, 5)))
     assert source.calls == 4  # by `expected` alone
@@ -172,7 +172,7 @@ def test_errors_of_the_loader_surface_with_their_message(tmp_path, workers):
 
 
 def test_batches_are_made_ahead_while_the_device_computes():
-    source = fires()
+    source = sequences()
     with train_batches(config(prefetch=3), source, seed=0, sharding=over_batch()) as batches:
         next(batches)
         give_up = time.monotonic() + 20
@@ -193,7 +193,7 @@ def test_the_time_of_a_copy_ends_when_the_copy_does(monkeypatch, kind):
         return arrays
 
     monkeypatch.setattr(pipeline.jax, "block_until_ready", slow_copy)
-    with train_batches(config(pipeline=kind), fires(), seed=0, sharding=over_batch()) as batches:
+    with train_batches(config(pipeline=kind), sequences(), seed=0, sharding=over_batch()) as batches:
         _, info = next(batches)
     assert info["transfer_seconds"] >= 0.05
     assert waited[0] == ("batch-prefetch" if kind == "grain" else "MainThread")  # the loop does not wait
@@ -201,7 +201,7 @@ def test_the_time_of_a_copy_ends_when_the_copy_does(monkeypatch, kind):
 
 def test_close_ends_the_thread_and_can_be_repeated():
     before = threading.active_count()
-    batches = train_batches(config(), fires(), seed=0, sharding=over_batch())
+    batches = train_batches(config(), sequences(), seed=0, sharding=over_batch())
     assert threading.active_count() == before  # nothing starts before the first batch
     next(batches)
     assert threading.active_count() == before + 1
@@ -214,7 +214,7 @@ def test_a_wait_for_a_batch_that_never_comes_can_be_ended(monkeypatch):
     monkeypatch.setattr(pipeline, "JOIN_SECONDS", 0.2)
     release = threading.Event()
 
-    class Hanging(FireSource):
+    class Hanging(SequenceSource):
         def batch(self, indices):
             release.wait()
             return super().batch(indices)
@@ -229,11 +229,11 @@ def test_a_wait_for_a_batch_that_never_comes_can_be_ended(monkeypatch):
 
 
 def test_eval_batches_cover_the_split_in_order_with_static_shapes():
-    source = fires("test")
+    source = sequences("test")
     whole = source.batch(np.arange(20))
     batches = [(jax.device_get(batch), n) for batch, n in eval_batches(source, 8, over_batch())]
     assert [n for _, n in batches] == [8, 8, 4]
-    assert {batch["fire"].shape[0] for batch, _ in batches} == {8}
+    assert {batch["frames"].shape[0] for batch, _ in batches} == {8}
     valid = [jax.tree.map(lambda array, n=n: array[:n], batch) for batch, n in batches]
     assert_equal(jax.tree.map(lambda *arrays: np.concatenate(arrays), *valid), whole)
     [(batch, n)] = eval_batches(source, 64, over_batch())  # larger than the split: repeated as often as needed
@@ -243,7 +243,7 @@ def test_eval_batches_cover_the_split_in_order_with_static_shapes():
 
 def test_a_batch_larger_than_the_set_is_refused():
     with pytest.raises(UserError, match="config.data.batch_size = 51: the train split has 50 samples; .* <= 50"):
-        train_batches(config(batch_size=51), fires(), seed=0, sharding=over_batch())
+        train_batches(config(batch_size=51), sequences(), seed=0, sharding=over_batch())
 
 
 def test_a_set_too_large_for_the_device_is_refused():

@@ -23,8 +23,8 @@ def test_unknown_source_lists_the_known_ones():
 
 
 def test_a_source_of_the_users_own():
-    train, test = open_splits(config("tests.projects.wildfire.data.fires:FireSource", "", num_train=6, num_test=2))
-    assert (len(train), len(test), train.classes) == (6, 2, ()) and set(train.spec) == {"fire", "length"}
+    train, test = open_splits(config("tests.sequences:SequenceSource", "", num_train=6, num_test=2))
+    assert (len(train), len(test), train.classes) == (6, 2, ()) and set(train.spec) == {"frames", "length"}
     np.testing.assert_array_equal(train.batch(np.array([4, 1]))["length"], [1, 2])
 
 

@@ -14,6 +14,7 @@ from jepa_jax.data.sources import open_source
 from jepa_jax.data.statistics import channel_statistics, set_statistics, statistics_file
 from jepa_jax.program.config import load_config
 from tests.data.photos.pictures import write_photos
+from tests.sequences import SequenceSource
 
 
 def test_statistics_are_mean_and_deviation_of_all_pixels_per_channel(tmp_path):
@@ -98,6 +99,6 @@ def test_training_needs_the_set_that_its_statistics_are_of(tmp_path):
 
 
 def test_data_without_images_have_no_statistics():
-    fires = open_source(DataConfig(source="wildfire", image_size=16, num_train=1, num_test=1), "train")
-    with pytest.raises(UserError, match="data.statistics = set: the data holds fire.* and no image"):
-        channel_statistics(fires, 0)
+    sequences = SequenceSource(DataConfig(num_train=1, num_test=1), "train")
+    with pytest.raises(UserError, match="data.statistics = set: the data holds frames.* and no image"):
+        channel_statistics(sequences, 0)

@@ -15,13 +15,13 @@ from jepa_jax.base.errors import DataLost
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batch_plan import BatchLoader, BatchPlan
 from jepa_jax.data.workers import WorkerPool
-from tests.projects.wildfire.data.fires import FireSource
+from tests.sequences import SequenceSource
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 240  # seconds for a process to get anywhere on a busy machine
 
 
-class Doomed(FireSource):
+class Doomed(SequenceSource):
     """Kills every process that loads a batch, except the main one."""
 
     def batch(self, indices):
@@ -30,7 +30,7 @@ class Doomed(FireSource):
         return super().batch(indices)
 
 
-def loader(kind=FireSource):
+def loader(kind=SequenceSource):
     source = kind(DataConfig(image_size=8, num_train=50, num_test=20), "train")
     return BatchLoader(BatchPlan(len(source), 16, 3), source)
 
@@ -107,7 +107,7 @@ def test_an_error_of_any_class_comes_back_with_its_traceback():
         def __init__(self, a, b):
             super().__init__(a)
 
-    class Bad(FireSource):
+    class Bad(SequenceSource):
         def batch(self, indices):
             raise Odd(1, 2)
 
@@ -116,7 +116,7 @@ def test_an_error_of_any_class_comes_back_with_its_traceback():
 
 
 def test_a_file_that_vanishes_is_named():
-    class Gone(FireSource):
+    class Gone(SequenceSource):
         def batch(self, indices):
             return {"x": open("/nowhere/x.npz")}
 

@@ -43,12 +43,14 @@ def record(evaluation):
 @pytest.mark.parametrize("read", [load_run, load_encoder])
 def test_a_method_without_features_is_refused_with_the_place_of_its_figures(tmp_path, read):
     method = dict(
-        method__name="tests.planning.fire_method:FireMethod",
-        data__source="tests.projects.wildfire.data.fires:FireSource",
+        method__name="tests.sequence_methods:LineMethod",
+        data__source="tests.sequences:SequenceSource",
     )
-    write_run(tiny_config(**method), tmp_path / "fires")
-    with pytest.raises(UserError, match=r"FireMethod' learns no encoder .*fires/summary.json and .*fires/report.html"):
-        read(tmp_path / "fires")
+    write_run(tiny_config(**method), tmp_path / "sequences")
+    with pytest.raises(
+        UserError, match=r"LineMethod' learns no encoder .*sequences/summary.json and .*sequences/report.html"
+    ):
+        read(tmp_path / "sequences")
 
 
 def test_every_protocol_has_figures(run, record):

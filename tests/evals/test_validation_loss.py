@@ -1,19 +1,35 @@
 """The validation loss: of the model as it is used, without dropout."""
 
 import jax
+import numpy as np
 import pytest
+from flax import nnx
 
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext
 from jepa_jax.evals.validation_loss import ValidationLoss
 from jepa_jax.program.build import build_program, initial_sample
 from jepa_jax.program.step import loss_function, statistics_of
+from tests.sequence_methods import HistoryMethod, padded_config
 from tests.stepping import mesh_of
-from tests.tiny import tiny_fire_config
+
+
+class DropoutMethod(HistoryMethod):
+    """Drops half of the masks' pixels in training."""
+
+    def init(self, key, sample):
+        return nnx.List([*super().init(key, sample), nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=key))])
+
+    def loss(self, model, target, batch, key, step):
+        *layers, drop = model
+        frames = drop(batch["frames"].astype(np.float32))
+        return super().loss(layers, target, {**batch, "frames": frames}, key, step)
 
 
 def test_dropout_has_no_part_in_the_validation_loss():
-    config = tiny_fire_config(data__validation=0.25, model__dropout=0.5, train__keep_best="validation_loss")
+    config = padded_config(
+        method__name=f"{__name__}:DropoutMethod", data__validation=0.25, train__keep_best="validation_loss"
+    )
     train, test, validation = open_data(config.data)
     sample = initial_sample(train)
     program = build_program(config, num_train=len(train), num_classes=0, sample=sample, mesh=mesh_of(1))

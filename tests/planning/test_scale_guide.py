@@ -18,9 +18,9 @@ from jepa_jax.program.config import load_config
 from tests.planning.line_compiler import GIB, TABLE, LineCompiler
 from tests.tiny import tiny_config
 
-FIRES = {
-    "method.name": "tests.planning.fire_method:HistoryMethod",
-    "data.source": "wildfire",
+SEQUENCES = {
+    "method.name": "tests.sequence_methods:HistoryMethod",
+    "data.source": "tests.sequences:PaddedSequences",
     "data.image_size": 16,
     "data.batch_size": 8,
     "data.num_train": 64,
@@ -149,8 +149,8 @@ def test_rates_follow_from_the_reference_batch():
 # --- elements of several sizes ---
 
 
-def fires(**changes):
-    return load_config("quickstart", {**FIRES, **changes})
+def sequences(**changes):
+    return load_config("quickstart", {**SEQUENCES, **changes})
 
 
 def kept_guide(folder, config):
@@ -162,34 +162,34 @@ def kept_guide(folder, config):
 
 def test_each_size_is_planned_for_the_first_and_the_largest_rung():
     ladder = [LadderStep("small", {}), LadderStep("large", {"data.batch_size": 16}), LadderStep("mid", {"optim.lr": 1})]
-    guide, (line,) = line_guide(fires(), ladder)
+    guide, (line,) = line_guide(sequences(), ladder)
     assert [(row.rung, row.size) for row in guide.sizes] == [
         (rung, size) for rung in ("small", "large") for size in ("6", "11", "20")
     ]
     needs = [row.estimate.need.total for row in guide.sizes[3:]]
     assert needs == sorted(needs) and needs[-1] == guide.top.estimate.need.total
     assert sum(row.share for row in guide.sizes[:3]) == pytest.approx(1)
-    frames = [request.elements["fire"].shape[0] for request in line.asked if request.elements]
+    frames = [request.elements["frames"].shape[0] for request in line.asked if request.elements]
     assert frames == [6, 11, 6, 11]  # the longest is the rung itself
-    everything, _ = line_guide(fires(), ladder, sizes_of="all")
+    everything, _ = line_guide(sequences(), ladder, sizes_of="all")
     assert [row.rung for row in everything.sizes] == 3 * ["small"] + 3 * ["large"] + 3 * ["mid"]
-    some, _ = line_guide(fires(), ladder, sizes_of="mid")
+    some, _ = line_guide(sequences(), ladder, sizes_of="mid")
     assert [row.rung for row in some.sizes] == 3 * ["mid"]
     with pytest.raises(UserError, match="--sizes_of=wide: no rung 'wide'; use all or some of small, large, mid"):
-        line_guide(fires(), ladder, sizes_of="wide")
+        line_guide(sequences(), ladder, sizes_of="wide")
 
 
 def test_the_longest_size_of_the_data_is_compiled_if_the_config_allows_longer_ones():
-    config = fires(**{"data.max_frames": 60, "data.frame_buckets": (6, 11, 50)})
+    config = sequences(**{"data.max_frames": 60, "data.frame_buckets": (6, 11, 50)})
     guide, (line,) = line_guide(config, [LadderStep("small", {})])
-    assert [row.size for row in guide.sizes] == ["6", "11", "50"]  # no fire lasts longer
-    assert guide.sizes[-1].estimate.request.elements["fire"].shape[0] == 50
+    assert [row.size for row in guide.sizes] == ["6", "11", "50"]  # no sequence is longer
+    assert guide.sizes[-1].estimate.request.elements["frames"].shape[0] == 50
     assert guide.sizes[-1].estimate.need.total < guide.top.estimate.need.total
-    assert [request.elements["fire"].shape[0] for request in line.asked if request.elements] == [6, 11, 50]
+    assert [request.elements["frames"].shape[0] for request in line.asked if request.elements] == [6, 11, 50]
 
 
 def test_the_mean_speed_is_that_of_the_mean_time():
-    rows = line_guide(fires())[0].sizes[:3]
+    rows = line_guide(sequences())[0].sizes[:3]
     seconds = sum(row.share / row.estimate.speed.images_per_sec for row in rows)
     assert mean_samples_per_sec(rows) == pytest.approx(1 / seconds)
     assert mean_samples_per_sec(rows) >= rows[-1].estimate.speed.images_per_sec
@@ -197,32 +197,32 @@ def test_the_mean_speed_is_that_of_the_mean_time():
 
 def test_data_of_one_size_has_no_table_of_sizes(doubled):
     assert doubled.sizes == []
-    assert bucket_facts(fires(**{"data.frame_buckets": ()}).data) == []
-    assert bucket_facts(fires(**{"data.pipeline": "device"}).data) == []  # which pads to the longest
+    assert bucket_facts(sequences(**{"data.frame_buckets": ()}).data) == []
+    assert bucket_facts(sequences(**{"data.pipeline": "device"}).data) == []  # which pads to the longest
 
 
 def test_sizes_are_named_by_the_dimensions_that_differ():
-    specs = [bucket.spec for bucket in bucket_facts(fires().data)]
+    specs = [bucket.spec for bucket in bucket_facts(sequences().data)]
     assert size_labels(specs) == ["6", "11", "20"]
-    assert size_labels([{"x": specs[0]["static"]}, {"x": specs[-1]["fire"]}][:1]) == []
+    assert size_labels([{"x": specs[0]["target"]}, {"x": specs[-1]["frames"]}][:1]) == []
 
 
 def test_a_step_is_traced_with_the_shapes_of_each_bucket(tmp_path, monkeypatch):
     frames = []
 
     def compile_step(program, batch, traced, lowered):
-        frames.append(batch["fire"].shape[1])
-        return LineCompiler().all_facts([Request(fires(), TABLE["rtx3090"])])[0]
+        frames.append(batch["frames"].shape[1])
+        return LineCompiler().all_facts([Request(sequences(), TABLE["rtx3090"])])[0]
 
     monkeypatch.setattr(step_compiler, "compile_step", compile_step)
-    kept_guide(tmp_path, fires())
+    kept_guide(tmp_path, sequences())
     assert frames[0] == 20 and sorted(frames[-2:]) == [6, 11]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheels of the compiler are for Linux")
 def test_memory_really_follows_the_longest_element(tmp_path):
-    guide = kept_guide(tmp_path, fires(**{"data.batch_size": 64, "data.image_size": 64}))
+    guide = kept_guide(tmp_path, sequences(**{"data.batch_size": 64, "data.image_size": 64}))
     peaks = [row.estimate.facts.peak_bytes for row in guide.sizes]
     moved = [row.estimate.facts.bytes_moved for row in guide.sizes]
     assert peaks == sorted(set(peaks)) and moved == sorted(set(moved))

@@ -22,7 +22,7 @@ from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler
 from jepa_jax.program.config import load_config
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler
-from tests.projects.wildfire.data.fires import FireSource
+from tests.sequences import SequenceSource
 from tests.tiny import tiny_config
 
 PLANS = pathlib.Path(__file__).parents[2] / ".cache" / "test_plans"
@@ -186,12 +186,12 @@ def test_data_of_any_kind_and_methods_of_the_user_are_planned(tmp_path, monkeypa
                        data__augment__grayscale__probability=0.0, data__augment__jitter__probability=0.0)  # fmt: skip
     unlabelled = StepCompiler(DataFacts(96, 0, image_spec(16, 1, labelled=False)), tmp_path)
     unlabelled.all_facts([Request(grey, TABLE["h100"])])
-    own = load_config("quickstart", {"method.name": "tests.planning.fire_method:FireMethod", "data.batch_size": 16})
-    fires = StepCompiler(DataFacts(50, 0, FireSource.spec), tmp_path)
-    fires.all_facts([Request(own, TABLE["h100"])])
+    own = load_config("quickstart", {"method.name": "tests.sequence_methods:LineMethod", "data.batch_size": 16})
+    sequences = StepCompiler(DataFacts(50, 0, SequenceSource.spec), tmp_path)
+    sequences.all_facts([Request(own, TABLE["h100"])])
     assert seen == [
         {"image": ((16, 16, 16, 1), "uint8")},
-        {"fire": ((16, 4, 3, 5), "float32"), "length": ((16,), "int32")},
+        {"frames": ((16, 4, 3, 5), "float32"), "length": ((16,), "int32")},
     ]
     # Of a method outside the package only the lowered program tells whether it has changed.
     assert len(list(tmp_path.glob("*.json"))) == 2 + 1

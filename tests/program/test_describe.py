@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jepa_jax.program.describe import describe
-from tests.tiny import tiny_config, tiny_fire_config
+from tests.sequence_methods import padded_config
+from tests.tiny import tiny_config
 
 
 def test_parameters_are_counted_by_module_and_kind():
@@ -32,6 +33,6 @@ def test_macs_of_a_known_encoder_are_the_published_ones():
 
 
 def test_a_config_whose_data_is_not_there_is_described(tmp_path):
-    result = describe(tiny_fire_config(data__source="fire_sequences", data__dir=str(tmp_path / "absent")))
+    result = describe(padded_config(data__dir=str(tmp_path / "absent")))
     assert result["data_found"] is False and result["params_total"] > 0 and result["flops_per_image"] > 0
     assert (result["feature_dim"], result["images_per_epoch"]) == (None, 64)

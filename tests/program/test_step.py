@@ -11,17 +11,17 @@ from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import averaged_params
 from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statistics
 from jepa_jax.program.step_metrics import StepMetrics
-from tests.planning.fire_method import FireMethod
+from tests.sequence_methods import LineMethod
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
 from tests.tiny import tiny_config
 
 
-class Loading(FireMethod):
+class Loading(LineMethod):
     """A kernel [1, 1] and a bias [1], of which some was trained elsewhere."""
 
 
-LOADING = tiny_config(method__name=f"{__name__}:Loading", data__source="tests.projects.wildfire.data.fires:FireSource")
-FIRES = {"fire": np.ones((16, 8, 8, 1), np.float32), "length": np.ones(16, np.int32)}
+LOADING = tiny_config(method__name=f"{__name__}:Loading", data__source="tests.sequences:SequenceSource")
+SEQUENCES = {"frames": np.ones((16, 8, 8, 1), np.float32), "length": np.ones(16, np.int32)}
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 
 
@@ -110,7 +110,7 @@ def test_statistics_of_batches_pool_to_those_of_all_their_images():
 
 def test_variables_that_were_trained_elsewhere_replace_what_was_drawn(monkeypatch):
     monkeypatch.setattr(Loading, "pretrained", Pretrained({"kernel": np.full((1, 1), 3.0, np.float32)}))
-    state = build_program(LOADING, batch=FIRES).factory.create(0, FIRES)
+    state = build_program(LOADING, batch=SEQUENCES).factory.create(0, SEQUENCES)
     assert float(state.params["model"]["kernel"][0, 0]) == 3 and state.params["model"]["bias"].shape == (1,)
 
 
@@ -137,9 +137,9 @@ def test_variables_that_were_trained_elsewhere_replace_what_was_drawn(monkeypatc
 )
 def test_variables_that_the_model_does_not_have_are_refused_before_anything_is_compiled(monkeypatch, loaded, message):
     monkeypatch.setattr(Loading, "pretrained", loaded)
-    program = build_program(LOADING, batch=FIRES)
+    program = build_program(LOADING, batch=SEQUENCES)
     with pytest.raises(UserError, match=message):
-        program.factory.create(0, FIRES)
+        program.factory.create(0, SEQUENCES)
 
 
 def test_metrics_are_one_array_and_a_mapping_of_scalars():

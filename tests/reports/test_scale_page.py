@@ -9,7 +9,7 @@ from jepa_jax.base.text import GIB
 from jepa_jax.config.recipe import LadderStep
 from jepa_jax.program.config import load_config
 from jepa_jax.reports.scale_page import guide_json, guide_text, memory_parts, write_guide
-from tests.planning.test_scale_guide import LADDER, fires, line_guide
+from tests.planning.test_scale_guide import LADDER, line_guide, sequences
 from tests.tiny import tiny_config
 
 
@@ -55,21 +55,21 @@ def test_there_is_one_json_object_per_row(guide):
 
 
 def test_sizes_have_rows_and_a_gain_over_the_longest(tmp_path):
-    guide, _ = line_guide(fires(), [LadderStep("small", {})])
+    guide, _ = line_guide(sequences(), [LadderStep("small", {})])
     assert [row["size"] for row in guide_json(guide) if row["section"] == "size"] == ["6", "11", "20"]
-    assert "with all padded to 20" in guide_text(guide, "fires")
+    assert "with all padded to 20" in guide_text(guide, "sequences")
 
 
 def test_absent_data_has_sizes_of_unknown_shares():
-    absent = fires(**{"data.source": "fire_sequences", "data.dir": "nowhere"})
+    absent = sequences(**{"data.dir": "nowhere"})
     guide, _ = line_guide(absent, [LadderStep("small", {})])
     assert [(row.size, row.share) for row in guide.sizes] == [("6", None), ("11", None), ("20", None)]
-    text = guide_text(guide, "fires")
+    text = guide_text(guide, "sequences")
     assert "unknown" in text and "with all padded to" not in text
 
 
 def test_the_files_are_a_page_with_its_command_and_a_plot(tmp_path, guide):
-    with_sizes, _ = line_guide(fires(), [LadderStep("small", {})])
+    with_sizes, _ = line_guide(sequences(), [LadderStep("small", {})])
     doubled, _ = line_guide(load_config("rapid"))
     for name, each in {"ladder": guide, "sizes": with_sizes, "doubled": doubled}.items():
         (tmp_path / name).mkdir()

@@ -20,8 +20,8 @@ from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.best import Choice, judge
 from jepa_jax.training.progress import Loop, Progress
-from tests.planning.fire_method import FireMethod
 from tests.runs import Silent, rows, run, unlabelled
+from tests.sequence_methods import LineMethod
 from tests.tiny import tiny_config
 
 SCORES = (1.0, 3.0, 2.0, 3.0, 0.0)  # after epochs of 6 steps
@@ -54,12 +54,12 @@ class Breaking(Evaluator):
         return {"epochs_seen": float(moment.epoch)}
 
 
-class ScriptedMethod(FireMethod):
+class ScriptedMethod(LineMethod):
     evaluators = (f"{__name__}:Scripted", f"{__name__}:Breaking")
 
 
-FIRES = dict(
-    method__name=f"{__name__}:ScriptedMethod", data__source="tests.projects.wildfire.data.fires:FireSource",
+SEQUENCES = dict(
+    method__name=f"{__name__}:ScriptedMethod", data__source="tests.sequences:SequenceSource",
     optim__epochs=5.0, profile__enabled=False,
 )  # fmt: skip
 BEST = dict(train__keep_best="score", train__checkpoint_every_steps=1000)  # no checkpoint but the best one
@@ -74,7 +74,7 @@ def final(summary):
 def whole(tmp_path_factory):
     """A run of all epochs, the best of which is the second one."""
     workdir = tmp_path_factory.mktemp("best") / "whole"
-    return workdir, run(workdir, **FIRES, **BEST)
+    return workdir, run(workdir, **SEQUENCES, **BEST)
 
 
 def test_the_first_of_equally_good_states_is_kept_and_evaluated(whole):
@@ -88,7 +88,7 @@ def test_the_first_of_equally_good_states_is_kept_and_evaluated(whole):
 
 def test_what_reads_a_run_reads_its_best_state(whole):
     workdir, summary = whole
-    config = tiny_config(mesh__data=1, **FIRES, **BEST)
+    config = tiny_config(mesh__data=1, **SEQUENCES, **BEST)
     _, state = restore_state(config, workdir, make_mesh(1, 1), open_source(config.data, "train").spec)
     assert int(state.step) == 12 and params_sha256(state.params["model"]) == summary["params_sha256"]
 
@@ -103,16 +103,16 @@ def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_pat
     if way == "killed":
         monkeypatch.setattr(Breaking, "breaks_after", 2)  # the best state is on disk, and nothing else
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, **FIRES, **BEST)
+            run(tmp_path, **SEQUENCES, **BEST)
         assert not list((tmp_path / "checkpoints").glob("step_*"))
         monkeypatch.undo()
     else:
         with pytest.raises(Interrupted):
-            run(tmp_path, Silent(interrupt), **FIRES, **BEST)
+            run(tmp_path, Silent(interrupt), **SEQUENCES, **BEST)
     if way == "epochs seen 2":
         assert (tmp_path / "best" / "step_12").is_dir() and (tmp_path / "checkpoints" / "step_12").is_dir()
     console = Silent()
-    summary = run(tmp_path, console, **FIRES, **BEST)
+    summary = run(tmp_path, console, **SEQUENCES, **BEST)
     assert final(summary) == final(whole[1])
     for name in ("eval/score", "eval/epochs_seen", "train/loss"):
         steps = [row["step"] for row in rows(tmp_path) if name in row]
@@ -123,20 +123,20 @@ def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_pat
 
 def test_patience_ends_a_run_that_says_so_and_is_finished(whole, tmp_path):
     console, patient = Silent(), dict(train__patience=2)
-    summary = run(tmp_path, console, **FIRES, **BEST, **patient)
+    summary = run(tmp_path, console, **SEQUENCES, **BEST, **patient)
     assert final(summary) == final(whole[1]) | {"steps": 24, "stopped_early": True}
     reason = "stopped early: score has not improved in 2 evaluations"
     assert summary["reason"] == reason and f"step 24: {reason}" in console.lines
     again = Silent()
-    assert run(tmp_path, again, **FIRES, **BEST, **patient) == json.loads((tmp_path / "summary.json").read_text())
+    assert run(tmp_path, again, **SEQUENCES, **BEST, **patient) == json.loads((tmp_path / "summary.json").read_text())
     assert again.lines == [f"{tmp_path}: finished already; nothing to do"]
 
 
 def test_a_run_that_ends_within_its_first_epoch_chooses_nothing_and_evaluates_its_last_state(tmp_path):
-    summary = run(tmp_path, **FIRES, **BEST, train__max_steps=4, train__patience=2)
+    summary = run(tmp_path, **SEQUENCES, **BEST, train__max_steps=4, train__patience=2)
     assert (summary["status"], summary["steps"], summary["stopped_early"]) == ("finished", 4, False)
     assert [summary[f"best_{name}"] for name in ("score", "step", "epoch")] == [None, None, None]
-    config = tiny_config(mesh__data=1, **FIRES, **BEST)
+    config = tiny_config(mesh__data=1, **SEQUENCES, **BEST)
     _, state = restore_state(config, tmp_path, make_mesh(1, 1), open_source(config.data, "train").spec)
     assert int(state.step) == 4 and params_sha256(state.params["model"]) == summary["params_sha256"]
     assert summary["weight"] == float(np.sum(jax.device_get(state.params["model"]["kernel"])))
@@ -168,7 +168,7 @@ def test_which_evaluation_is_best_and_which_one_ends_the_run(best, values, min_d
     "overrides, message",
     [
         (
-            dict(train__keep_best="weight", **FIRES),
+            dict(train__keep_best="weight", **SEQUENCES),
             r"keep_best = 'weight': .*excludes .*test split; choose from: score",
         ),
         (dict(train__keep_best="probe_accuracy"), "choose from: probe_held_out_accuracy"),
@@ -202,15 +202,15 @@ def test_the_probe_on_held_out_training_images_chooses(tmp_path):
 
 def test_the_loss_of_what_is_held_out_chooses(tmp_path):
     overrides = dict(data__validation=0.25, train__keep_best="validation_loss", optim__lr=3.0, optim__epochs=4.0)
-    summary = run(tmp_path, **FIRES | overrides)
+    summary = run(tmp_path, **SEQUENCES | overrides)
     logged = {row["step"]: row["eval/validation_loss"] for row in rows(tmp_path) if "eval/validation_loss" in row}
     assert list(logged) == [4, 8, 12, 16]  # 72 of 96 elements are trained on
     assert summary["best_validation_loss"] == min(list(logged.values())) == summary["validation_loss"]
-    config = tiny_config(mesh__data=1, **FIRES | overrides)
+    config = tiny_config(mesh__data=1, **SEQUENCES | overrides)
     source = open_source(config.data, "validation")
     _, state = restore_state(config, tmp_path, make_mesh(1, 1), source.spec)
     batch, model = source.batch(np.arange(24)), jax.device_get(state.params["model"])
-    errors = batch["fire"] @ model["kernel"] + model["bias"] - batch["length"][:, None, None, None]
+    errors = batch["frames"] @ model["kernel"] + model["bias"] - batch["length"][:, None, None, None]
     per_element = np.mean(np.square(errors), axis=(1, 2, 3))
     filled = np.append(per_element[16:], per_element[:8])  # the last batch of 16 wraps round and counts half
     assert summary["validation_loss"] == pytest.approx(

@@ -16,8 +16,8 @@ from jepa_jax.evals.evaluators import Evaluator, Stage
 from jepa_jax.training.run import train
 from jepa_jax.training.session import Session
 from jepa_jax.training.setup import Hooks
-from tests.planning.fire_method import FireMethod
 from tests.runs import Silent, rows, run, unlabelled
+from tests.sequence_methods import LineMethod
 from tests.tiny import tiny_config
 
 SUMMARY_KEYS = {
@@ -181,8 +181,8 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         train(config, tmp_path / "c", console=Silent())
 
 
-class FireError(Evaluator):
-    """Judges FireMethod: its mean squared error over the test split."""
+class LineError(Evaluator):
+    """Judges LineMethod: its mean squared error over the test split."""
 
     def due(self, moment):
         return moment.stage != Stage.UNTRAINED
@@ -192,31 +192,29 @@ class FireError(Evaluator):
         model = program.factory.merge(state.params["model"], state.stats)
         batch = test.batch(np.arange(len(test)))
         loss = program.method.loss(model, None, batch, jax.random.key(0), state.step).loss
-        return {"fire_error": float(loss)}
+        return {"line_error": float(loss)}
 
 
-class JudgedFireMethod(FireMethod):
-    evaluators = (f"{__name__}:FireError",)
+class JudgedLineMethod(LineMethod):
+    evaluators = (f"{__name__}:LineError",)
 
 
 def test_inputs_that_are_not_images_are_trained_resumed_and_judged(tmp_path):
-    console, name = Silent(), f"{__name__}:JudgedFireMethod"
-    fires = dict(
-        method__name=name, data__source="tests.projects.wildfire.data.fires:FireSource", log__pictures_every_epochs=1
-    )
-    whole = run(tmp_path / "whole", console, **fires)
+    console, name = Silent(), f"{__name__}:JudgedLineMethod"
+    sequences = dict(method__name=name, data__source="tests.sequences:SequenceSource", log__pictures_every_epochs=1)
+    whole = run(tmp_path / "whole", console, **sequences)
     assert "96 train and 32 test elements, no labels" in console.lines[4]
-    assert whole["probe_accuracy"] is None and whole["lidar"] is None and whole["fire_error"] > 0
-    logged = [row["eval/fire_error"] for row in rows(tmp_path / "whole") if "eval/fire_error" in row]
-    assert logged[-1] == whole["fire_error"] < logged[0]
+    assert whole["probe_accuracy"] is None and whole["lidar"] is None and whole["line_error"] > 0
+    logged = [row["eval/line_error"] for row in rows(tmp_path / "whole") if "eval/line_error" in row]
+    assert logged[-1] == whole["line_error"] < logged[0]
 
     def interrupt(text):
         if text.startswith("epoch 1"):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        run(tmp_path / "cut", Silent(interrupt), **fires)
-    assert run(tmp_path / "cut", **fires)["params_sha256"] == whole["params_sha256"]
+        run(tmp_path / "cut", Silent(interrupt), **sequences)
+    assert run(tmp_path / "cut", **sequences)["params_sha256"] == whole["params_sha256"]
 
 
 def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):

@@ -12,8 +12,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.facts import BucketFacts, bucket_facts, data_facts
 from jepa_jax.data.pipeline import BatchLoader, BatchPlan, bucket_specs, train_batches
 from jepa_jax.data.sources import open_source
+from jepa_jax.projects.wildfire.data.element import fire_spec
 
 LIMITS = (3, 8, 12)
 BATCH = 4
@@ -114,3 +116,18 @@ def test_the_shapes_of_batches_are_known_beforehand():
     source = open_source(config(), "train")
     assert [spec["fire"].shape[0] for spec in bucket_specs(config(), source)] == list(LIMITS)
     assert bucket_specs(config(pipeline="device"), source) == [source.spec]
+
+
+@pytest.mark.parametrize("source", ["fire_sequences", "ndws"])
+def test_absent_fires_are_assumed_as_histories(source):
+    absent = DataConfig(source=source, dir="nowhere", image_size=16, channels=5, max_frames=7)
+    facts = data_facts(absent, assume=True)
+    assert (facts.num_train, facts.num_classes, facts.found) == (50_000, 0, False)
+    assert facts.spec == fire_spec(16, 5, 7)
+
+
+def test_buckets_of_absent_fires_are_known_but_not_their_shares():
+    absent = dict(dir="nowhere", image_size=16, channels=5, max_frames=7, frame_buckets=(3,))
+    expected = [BucketFacts(fire_spec(16, 5, frames), None) for frames in (3, 7)]
+    assert bucket_facts(DataConfig(source="fire_sequences", **absent)) == expected
+    assert bucket_facts(DataConfig(source="ndws", **absent)) == []
