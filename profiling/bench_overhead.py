@@ -67,20 +67,28 @@ class StopWatch:
 
 
 class Arm:
-    """A session that trains a part of an epoch at a time."""
+    """A run that trains a part of an epoch at a time."""
 
     def __init__(self, run: "Run", compiled: "CompiledStep", stack: contextlib.ExitStack):
         from jepa_jax.profiling.profiler import Profiler
-        from jepa_jax.training.actions import CloseEpoch, Record
-        from jepa_jax.training.session import Session
+        from jepa_jax.training.actions import Actions, CloseEpoch, Record
+        from jepa_jax.training.progress import Loop, Progress
+        from jepa_jax.training.recorder import Recorder
+        from jepa_jax.training.saver import Saver
+        from jepa_jax.training.signals import StopSignals
+        from jepa_jax.training.steps import Steps
 
         self._watch, self._part = StopWatch(), run.length.steps_per_epoch // PARTS
-        self._session = stack.enter_context(Session(run, clock=self._watch, train_step=compiled))
-        self._loop = self._session.restore_or(run.initial_state)
-        self._actions = [Record(run, self._session), CloseEpoch(run, self._session)]
+        self._signals = stack.enter_context(StopSignals(run.program.mesh))
+        self._recorder = recorder = stack.enter_context(Recorder(run, compiled, clock=self._watch))
+        self._saver = stack.enter_context(Saver(run, recorder))
+        self._loop = Loop(0, run.initial_state(), Progress())
+        recorder.open(self._loop)
+        self._steps = Steps(compiled, recorder.timeline, recorder.profiler.dispatched, recorder.trace.marking)
+        self._actions = Actions(Record(run, recorder), CloseEpoch(run, recorder))
         self._batches = stack.enter_context(run.batches(0))
         self._started = False
-        self.profiler = self._session.profiler if isinstance(self._session.profiler, Profiler) else None
+        self.profiler = recorder.profiler if isinstance(recorder.profiler, Profiler) else None
         if self.profiler:
             self.profiler.monitor.stop()
 
@@ -97,18 +105,26 @@ class Arm:
         return time.perf_counter() - wall, time.process_time() - cpu
 
     def _train(self) -> None:
-        session, loop = self._session, self._loop
+        from jepa_jax.training.loop import read_metrics
+
+        loop, steps, recorder, signals = self._loop, self._steps, self._recorder, self._signals
         if not self._started:
-            session.start_loop(loop)
+            recorder.start_loop(loop)
             self._started = True
         end = loop.step + self._part
-        while loop.step < end:
-            session.dispatch(loop, session.wait_for(self._batches))
-            due = [action for action in self._actions if action.due(loop.step)]
-            # The last step is waited for: none runs on into the turn of the other session.
-            session.read_metrics(loop, lag=0 if due or loop.step == end else 1)
+        while loop.step < end:  # as in `training.loop.train_steps`
+            delivery = steps.wait_for(self._batches, signals.check)
+            recorder.before_step(loop, delivery)
+            steps.dispatch(loop, delivery)
+            signals.vote()
+            due = self._actions.due(loop.step)
+            # The last step is waited for: none runs on into the turn of the other arm.
+            lag = 0 if due or loop.step == end else 1
+            read_metrics(loop, steps, recorder, self._saver, lag=lag)
+            signals.count_votes(lag=lag)
             for action in due:
                 action.run(loop)
+            signals.check()
 
 
 def epoch_in_turns(arms: dict[str, Arm], first: int) -> Seconds:

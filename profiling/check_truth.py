@@ -40,7 +40,7 @@ from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import load_config
 from jepa_jax.training import actions, setup
 from jepa_jax.training.run import train
-from jepa_jax.training.session import Session
+from jepa_jax.training.steps import Steps
 
 STEPS = 4  # per epoch
 BATCH_SIZE = 16
@@ -191,13 +191,13 @@ def check_waits(
     set_pace(0)
     watch = Watch(set_pace)
     waits: list[Span] = []
-    timed_wait = slowly(Session.wait_for, 0.0, waits)
+    timed_wait = slowly(Steps.wait_for, 0.0, waits)
     changes = {"optim.epochs": float(len(paces)), "data.num_workers": workers, "train.checkpoint_every_steps": 1000}
     config = load_config("quickstart", SMALL | changes)
     with (
         mock.patch.object(setup, "open_data", open_sleepy),
-        mock.patch.object(actions, "build_evaluators", lambda context: {}),
-        mock.patch.object(Session, "wait_for", lambda *args: timed_wait(*args)),
+        mock.patch.object(setup, "build_evaluators", lambda context: {}),
+        mock.patch.object(Steps, "wait_for", lambda *args: timed_wait(*args)),
     ):
         steps = run_slow(config, folder / "run", watch, step_seconds)
     epochs, metrics = epochs_of(folder / "run"), metrics_of(folder / "run")

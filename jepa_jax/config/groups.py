@@ -268,6 +268,11 @@ class Config:
     log: LogConfig
 
     @property
+    def init_from(self) -> str:
+        """Weights that the encoder starts from; "" for random ones, or for a model without this key."""
+        return self.model.init_from if isinstance(self.model, EncoderGroup) else ""
+
+    @property
     def view_groups(self) -> dict[str, ViewGroup]:
         """Further groups of views that the method takes, by name."""
         return {name: value for name, value in vars(self.method).items() if isinstance(value, ViewGroup)}

@@ -71,6 +71,19 @@ class TrainBatches(Iterator[Delivery]):
         self.close()
 
 
+def check_pipeline(
+    data: DataConfig, source: Source, sharding: NamedSharding, crops: Mapping[str, Crops] | None = None
+) -> None:
+    """Raises UserError if the set does not fit on the device, or if the loader cannot crop its images."""
+    if data.pipeline == "device":
+        _check_room(len(source) * element_bytes(source.spec), sharding)
+    elif crops and not isinstance(source, Cropping):
+        raise UserError(
+            f"config.data.crops = loader: {data.source} delivers images of one size, not photographs; use data.crops = "
+            "device"
+        )
+
+
 def train_batches(
     data: DataConfig,
     source: Source,
@@ -94,14 +107,9 @@ def train_batches(
     Iterating raises DataLost if a file can no longer be read, or if workers keep dying or getting stuck.
     """
     plan = BatchPlan(len(source), data.batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
+    check_pipeline(data, source, sharding, crops)
     if data.pipeline == "device":
-        _check_room(len(source) * element_bytes(source.spec), sharding)
         return TrainBatches(_device_batches(plan, source, sharding, start_step))
-    if crops and not isinstance(source, Cropping):
-        raise UserError(
-            f"config.data.crops = loader: {data.source} delivers images of one size, not photographs; use data.crops = "
-            "device"
-        )
     loader = BatchLoader(plan, source, process_index, process_count, crops or {})
     return TrainBatches(_grain_batches(loader, data, sharding, start_step, warn))
 

@@ -7,7 +7,7 @@ A method names the evaluators of its runs; the training loop knows them only thr
 import dataclasses
 import enum
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -40,8 +40,7 @@ Figures = dict[str, Any]  # by name: a number, or None for what the data does no
 
 def calibration_images_at_start(config: Config) -> int:
     """Returns how many images batch statistics are estimated on before the first step; loaded ones stay as they are."""
-    loaded = getattr(config.model, "init_from", "")
-    return config.eval.calibration_images or (0 if loaded else UNTRAINED_CALIBRATION_IMAGES)
+    return config.eval.calibration_images or (0 if config.init_from else UNTRAINED_CALIBRATION_IMAGES)
 
 
 class Stage(enum.Enum):
@@ -94,7 +93,8 @@ class EvaluationContext:
       program: its method, model structure and mesh.
       train, test: its data, or the part of it that is evaluated.
       validation: what is held out of training, or the part of it that is evaluated; None if nothing is.
-      progress: see `Progress`.
+      progress: where evaluators report their progress; a run sets it.
+      on_skipped: called with the names of unreadable images; a run sets it.
       limits: see `Limits`.
       smoke: whether the run ends within its first epoch, so that its accuracies mean nothing.
     """
@@ -107,17 +107,21 @@ class EvaluationContext:
         *,
         validation: Source | None = None,
         progress: Progress | None = None,
-        on_skipped: OnSkipped = lambda names: None,
         limits: Limits | None = None,
     ):
-        self.config, self.program, self.progress = config, program, progress or QuietConsole()
+        self.config, self.program = config, program
+        self.progress = progress or QuietConsole()
+        self.on_skipped: OnSkipped = lambda names: None
         self.limits = limits or Limits()
         self.smoke = program.length.total_steps < program.length.steps_per_epoch
         limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
-        self.train, self.test = (part_of(source, limit, on_skipped) for source in sources)
-        self.validation = None if validation is None else part_of(validation, limit, on_skipped)
+        self.train, self.test = (part_of(source, limit, self._note_skipped) for source in sources)
+        self.validation = None if validation is None else part_of(validation, limit, self._note_skipped)
         self._compiled: dict[Any, Any] = {}
         self._encoders: list[tuple[TrainState, int, FrozenEncoder]] = []
+
+    def _note_skipped(self, names: Iterable[str]) -> None:
+        self.on_skipped(names)
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""

@@ -1,12 +1,11 @@
 """Measures one combination of settings: the real training step, fed by the real loader, as the training loop runs it.
 
-The loop dispatches step n and reads the metrics of step n - 1, as training does; a step is complete when its metrics
-have been read. The clock runs from the completion of one step to that of another, both read while the following step
-is under way, so that the device never waits for the clock. Batches that the loader made while the step was compiled
-are discarded first.
+Steps are taken through the training loop's own `Steps`: step n is dispatched before the metrics of step n - 1 are read,
+and a step is complete when its metrics have been read. The clock runs from the completion of one step to that of
+another, both read while the following step is under way, so that the device never waits for the clock. Batches that the
+loader made while the step was compiled are discarded first.
 """
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -28,7 +27,15 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Bucketed, Source, abstract_on
 from jepa_jax.data.dummy import open_dummy
-from jepa_jax.data.pipeline import BatchInfo, Delivery, batches_ready, bucket_specs, eval_batches, train_batches
+from jepa_jax.data.pipeline import (
+    BatchInfo,
+    Delivery,
+    TrainBatches,
+    batches_ready,
+    bucket_specs,
+    eval_batches,
+    train_batches,
+)
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
 from jepa_jax.evals.features import Split
@@ -45,50 +52,54 @@ from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.program.build import Program, build_program, initial_sample
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.step import TrainState
+from jepa_jax.program.step_metrics import StepMetrics
 from jepa_jax.runtime import memory as process_memory
 from jepa_jax.runtime.gpus import jax_gpus
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.provenance import unused_gpu
 from jepa_jax.runtime.start import setup
+from jepa_jax.training.progress import Loop, Progress
+from jepa_jax.training.steps import Steps
 
 MONITOR_SECONDS = 0.5
 
-OnStep = Callable[[dict[str, jax.Array], dict[str, jax.Array]], None]  # called with the batch and metrics of each step
+OnStep = Callable[[dict[str, jax.Array], StepMetrics], object]  # called with the batch and the metrics of each step
 
 
 def ignore(batch: Any, metrics: Any) -> None:
     """Does nothing; the default of `on_step`."""
 
 
-class StepLoop:
-    """The training loop without its bookkeeping; notes when steps were complete and when the device lacked data."""
+class TimedSteps:
+    """Takes steps as training does; notes when they were complete and when the device lacked data."""
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: CompiledStep,
         state: TrainState,
-        batches: Iterator[Delivery],
+        batches: TrainBatches,
         device: DeviceClock,
         on_step: OnStep = ignore,
+        clock: Callable[[], float] = time.perf_counter,
     ):
-        self._step, self._batches, self._device, self._on_step = step, batches, device, on_step
-        self.state = state
+        self._batches, self._on_step, self._clock = batches, on_step, clock
+        timeline = Timeline(clock, keep_segments=True)
+        self._ledger = Ledger(timeline, device.take)
+        self._steps = Steps(step, timeline, lambda began, result, info: device.dispatched(began, result))
+        self._loop = Loop(0, state, Progress())
         self.completed: list[float] = []
         self.finite = True
-        self._timeline = Timeline(time.perf_counter, keep_segments=True)
-        self._ledger = Ledger(self._timeline, device.take)
-        self._pending: collections.deque[dict[str, jax.Array]] = collections.deque()
+
+    @property
+    def state(self) -> TrainState:
+        return self._loop.state
 
     def take(self, steps: int) -> None:
         for _ in range(steps):
-            with self._timeline.section(Section.DATA_WAIT):
-                batch, _ = next(self._batches)
-            began = time.perf_counter()
-            self.state, metrics = self._step(self.state, batch)
-            self._device.dispatched(began, jax.tree.leaves(metrics)[0])
-            self._pending.append(metrics)
+            delivery = self._steps.wait_for(self._batches)
+            metrics = self._steps.dispatch(self._loop, delivery)
             self._read(lag=1)
-            self._on_step(batch, metrics)
+            self._on_step(delivery[0], metrics)
 
     def discard(self, batches: int) -> None:
         """Takes batches from the loader and does nothing with them."""
@@ -104,10 +115,9 @@ class StepLoop:
         return self._ledger.update().exposed.get(Section.DATA_WAIT, 0.0)
 
     def _read(self, lag: int) -> None:
-        while len(self._pending) > lag:
-            metrics = jax.device_get(self._pending.popleft())
+        for _, metrics in self._steps.read(lag=lag):
             self.finite = self.finite and math.isfinite(metrics["loss"])
-            self.completed.append(time.perf_counter())
+            self.completed.append(self._clock())
 
 
 def measure(
@@ -141,7 +151,7 @@ def measure(
         before_steps()
         process_memory.reset_peak()  # compiling may have taken more than any step will
         first = [delivery, *largest_batches(config, source, sharding)]
-        loop = StepLoop(step, state, itertools.chain(first, batches), device, on_step)
+        loop = TimedSteps(step, state, TrainBatches(one for one in itertools.chain(first, batches)), device, on_step)
         taken = len(first)
         del state, delivery, first  # the loop donates the one and is done with the others soon
         loop.take(taken)
@@ -210,7 +220,7 @@ def check_device(request: TrialRequest) -> None:
         raise UserError(f"figures would be those of the CPU: {unused}")
 
 
-def measure_steps(config: Config, request: TrialRequest, loop: StepLoop) -> Figures:
+def measure_steps(config: Config, request: TrialRequest, loop: TimedSteps) -> Figures:
     """Takes warm-up steps, then the timed ones, and more of them if memory has grown."""
     workers = psutil.Process().children(recursive=True)
     watch = monitor.Monitor(MONITOR_SECONDS)
@@ -273,7 +283,7 @@ def pipeline_fingerprint(data: Any, dummy: bool) -> str:
     return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
 
 
-def _notes(config: Config, loop: StepLoop, growth: memory_growth.Growth) -> Iterator[str]:
+def _notes(config: Config, loop: TimedSteps, growth: memory_growth.Growth) -> Iterator[str]:
     if config.data.pipeline == "device" and config.data.num_workers:
         yield "num_workers has no effect: with pipeline=device nothing is loaded"
     if growth.leaks:

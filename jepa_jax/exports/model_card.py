@@ -106,7 +106,7 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> str:
     length = f"{steps:,.0f} steps" if steps else "an unknown number of steps"
     images = ((summary.get("data_identity") or {}).get("train") or {}).get("images")
     epochs = f", {summary.get('epochs', 0):.4g} epochs" + (f" of {images:,} images" if images else "") if steps else ""
-    start = _as_given(getattr(config.model, "init_from", ""))
+    start = _as_given(config.init_from)
     lines = [
         f"- Method `{config.method.name}`, encoder `{config.model.name}`, {length} of {config.data.batch_size} images"
         f"{epochs}.",
@@ -126,7 +126,7 @@ def _as_given(source: str) -> str:
 
 
 def _accuracies(config: Config, summary: Mapping[str, Any]) -> str:
-    before = "as loaded" if getattr(config.model, "init_from", "") else "untrained"
+    before = "as loaded" if config.init_from else "untrained"
     rows = {
         "Linear probe": "probe_accuracy",
         f"Linear probe, encoder {before}": "untrained_probe_accuracy",

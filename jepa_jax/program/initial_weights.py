@@ -32,7 +32,7 @@ def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, 
     Raises:
       UserError: `model.init_from` cannot be read, or its weights do not fit the config.
     """
-    source = getattr(config.model, "init_from", "")
+    source = config.init_from
     if not source:
         return of_method
     if "encoder" not in params:

@@ -8,30 +8,33 @@ from typing import Any
 import jax
 import numpy as np
 
+from jepa_jax.base.console import Console
 from jepa_jax.base.errors import Collapsed
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.pictures import png, view_grid
-from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage, build_evaluators
+from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage
 from jepa_jax.profiling.sections import Section
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.runtime.peers import is_first
-from jepa_jax.training.best import Choice, find_choice, judge
+from jepa_jax.training.best import Choice, judge
 from jepa_jax.training.progress import Loop
-from jepa_jax.training.session import Session
+from jepa_jax.training.recorder import Recorder
+from jepa_jax.training.saver import Saver
 from jepa_jax.training.setup import Run
+from jepa_jax.training.signals import StopSignals
 
 
 class Action:
     """Something that happens between two steps, while the device is idle.
 
     Attributes:
-      name: under which a checkpoint remembers that it was done; "" if it need not be made up for.
+      name: under which a checkpoint remembers that it was done; empty if it is not repeated after a restart.
     """
 
     name = ""
 
-    def __init__(self, run: Run, session: Session):
-        self._run, self._session = run, session
+    def __init__(self, run: Run):
+        self._run = run
 
     def due(self, step: int) -> bool:
         """Returns whether to act after this many steps; 0 is before the first one."""
@@ -50,20 +53,14 @@ class Action:
 class Evaluate(Action):
     """Runs one evaluator before training and after epochs, logs its figures and acts on its warnings.
 
-    Where it measures the figure that `choice` names, it also keeps the best state and ends the patience of the run.
+    If it measures the figure that `train.keep_best` names, it also keeps the best state and ends the run by
+    `train.patience`.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        session: Session,
-        name: str,
-        evaluator: Evaluator,
-        choice: Choice | None,
-    ):
-        super().__init__(run, session)
-        self.name, self._evaluator = name, evaluator
-        self._choice = choice if choice and choice.evaluator == name else None
+    def __init__(self, run: Run, recorder: Recorder, saver: Saver, name: str, evaluator: Evaluator):
+        super().__init__(run)
+        self.name, self._recorder, self._saver, self._evaluator = name, recorder, saver, evaluator
+        self._choice = run.choice if run.choice and run.choice.evaluator == name else None
 
     def due(self, step: int) -> bool:
         return (step == 0 or self._ends_epoch(step)) and self._evaluator.due(self._moment(step))
@@ -72,19 +69,16 @@ class Evaluate(Action):
         return Moment(Stage.EPOCH if step else Stage.UNTRAINED, step, step // self._run.length.steps_per_epoch)
 
     def run(self, loop: Loop) -> None:
-        figures, length, untrained = (
-            self._measure(loop, self._moment(loop.step)),
-            self._run.length,
-            loop.progress.untrained,
-        )
+        figures, untrained = self._measure(loop, self._moment(loop.step)), loop.progress.untrained
         if loop.step == 0:
             untrained[self.name] = figures
         if loop.step or self._evaluator.logs_untrained:
-            self._session.log(loop.step, self._evaluator.group, figures)
+            self._recorder.log(loop.step, self._evaluator.group, figures)
         if words := self._evaluator.in_words(figures):
+            length = self._run.length
             epoch = f"epoch {loop.step // length.steps_per_epoch}/{length.total_steps / length.steps_per_epoch:g}"
-            fresh = "as loaded:" if getattr(self._run.config.model, "init_from", "") else "untrained:"
-            begin = [epoch, self._session.in_words()] if loop.step else [fresh]
+            fresh = "as loaded:" if self._run.config.init_from else "untrained:"
+            begin = [epoch, self._recorder.in_words()] if loop.step else [fresh]
             self._run.console.line("  ".join([*filter(None, begin), words]))
         if loop.step:
             self._warn(loop, self._evaluator.warning(figures, untrained.get(self.name)))
@@ -95,7 +89,7 @@ class Evaluate(Action):
         epoch, before = loop.step // self._run.length.steps_per_epoch, loop.progress.best
         if judge(self._run.config.train, choice, loop, value, epoch):
             loop.progress.done[self.name] = loop.step  # a run that resumes from here must not judge it again
-            if not self._session.save_best(loop, self._evaluator.context.evaluated_statistics):
+            if not self._saver.save_best(loop):
                 loop.progress.best = before
         if loop.progress.stopped:
             self._run.console.line(f"step {loop.step}: stopped early: {loop.progress.stopped}")
@@ -114,7 +108,7 @@ class Evaluate(Action):
             return {}
         figures = self._measure(loop, moment)
         measured = {name: value for name, value in figures.items() if isinstance(value, float)}
-        self._session.log(loop.step, self._evaluator.group, measured)
+        self._recorder.log(loop.step, self._evaluator.group, measured)
         if words := self._evaluator.in_words(figures):
             self._run.console.line(f"trained:  {words}")
         if caveat := self._evaluator.caveat(figures):
@@ -122,16 +116,38 @@ class Evaluate(Action):
         if (exhibits := self._evaluator.exhibits()) and is_first():
             content = io.BytesIO()
             np.savez_compressed(content, allow_pickle=False, **exhibits)
-            with self._session.optional(self._run.folder.exhibits):
+            with self._recorder.optional(self._run.folder.exhibits):
                 self._run.folder.exhibits.mkdir(exist_ok=True)
                 write_atomically(self._run.folder.exhibits / f"{self.name}.npz", content.getvalue())
         return figures
 
     def _measure(self, loop: Loop, moment: Moment) -> Figures:
-        with self._session.timeline.section(Section.VALIDATION):
+        with self._recorder.timeline.section(Section.VALIDATION):
             figures = self._evaluator.run(loop.state, moment)
-        self._session.show_training(loop)  # its bar, after that of the evaluator
+        self._recorder.show_training(loop)  # instead of the bar of the evaluator
         return figures
+
+
+class EvaluationProgress:
+    """Shows the progress bar of an evaluator; a signal ends the evaluation."""
+
+    def __init__(self, console: Console, signals: StopSignals):
+        self._console, self._signals = console, signals
+
+    def start(self, what: str, total: int, /) -> None:
+        self._signals.agree()
+        self._console.start(what, total)
+
+    def advance(self, amount: int, /) -> None:
+        self._console.advance(amount)
+        self._signals.check()
+
+
+def make_evaluations(run: Run, recorder: Recorder, saver: Saver, signals: StopSignals, loop: Loop) -> list[Evaluate]:
+    """Returns an action for each evaluator of a run; they report progress, and the images that they cannot read."""
+    run.evaluation.progress = EvaluationProgress(run.console, signals)
+    run.evaluation.on_skipped = functools.partial(recorder.note_skipped, loop)
+    return [Evaluate(run, recorder, saver, name, evaluator) for name, evaluator in run.evaluators.items()]
 
 
 class DrawPictures(Action):
@@ -139,8 +155,9 @@ class DrawPictures(Action):
 
     name = "pictures"
 
-    def __init__(self, run: Run, session: Session):
-        super().__init__(run, session)
+    def __init__(self, run: Run, recorder: Recorder):
+        super().__init__(run)
+        self._recorder = recorder
         self._batch = run.some_elements(1)
         self._draw = jax.jit(self._pictures)
 
@@ -160,101 +177,86 @@ class DrawPictures(Action):
 
     def run(self, loop: Loop) -> None:
         augment = self._run.config.data.augment
-        with self._session.timeline.section(Section.VISUALIZATION):
+        with self._recorder.timeline.section(Section.VISUALIZATION):
             variables = evaluated_variables(loop.state, self._run.config.eval.weights)
             image = view_grid(np.asarray(self._draw(*variables, self._batch)), augment.mean, augment.std)
             if is_first():
-                with self._session.optional(self._run.folder.pictures):
+                with self._recorder.optional(self._run.folder.pictures):
                     self._run.folder.pictures.mkdir(exist_ok=True)
                     write_atomically(self._run.folder.pictures / f"step_{loop.step:08d}.png", png(image))
-            self._session.draw(loop.step, "pictures", image)
+            self._recorder.draw(loop.step, "pictures", image)
 
 
 class SaveCheckpoint(Action):
     """Saves a checkpoint; that of the last step is saved by the end of the run."""
 
-    def __init__(self, run: Run, session: Session, context: EvaluationContext):
-        super().__init__(run, session)
-        self._context = context
+    def __init__(self, run: Run, saver: Saver):
+        super().__init__(run)
+        self._saver = saver
 
     def due(self, step: int) -> bool:
         every = self._run.config.train.checkpoint_every_steps
         return (step % every == 0 if every else self._ends_epoch(step)) and not self._is_last(step)
 
     def run(self, loop: Loop) -> None:
-        self._session.save(loop, self._context.evaluated_statistics)
+        self._saver.save(loop)
 
 
 class CloseEpoch(Action):
     """Closes the profiler's account of an epoch."""
 
+    def __init__(self, run: Run, recorder: Recorder):
+        super().__init__(run)
+        self._recorder = recorder
+
     def due(self, step: int) -> bool:
         return self._ends_epoch(step) or self._is_last(step)
 
     def run(self, loop: Loop) -> None:
-        self._session.close_epoch(loop.step)
+        self._recorder.close_epoch(loop.step)
 
 
 class Record(Action):
     """Starts and ends the profiler's short recordings, and ends the trace that the user asked for."""
 
+    def __init__(self, run: Run, recorder: Recorder):
+        super().__init__(run)
+        self._recorder = recorder
+
     def due(self, step: int) -> bool:
-        return self._session.profiler.must_drain(step) or self._session.trace.ends_at(step)
+        return self._recorder.profiler.must_drain(step) or self._recorder.trace.ends_at(step)
 
     def run(self, loop: Loop) -> None:
-        with self._session.timeline.section(Section.PROFILER):
-            if self._session.trace.ends_at(loop.step):
-                self._session.close_trace()
-                self._run.console.line(self._session.trace.how_to_open())
-            if self._session.profiler.must_drain(loop.step):
-                self._session.profiler.record(loop.step)
+        with self._recorder.timeline.section(Section.PROFILER):
+            if self._recorder.trace.ends_at(loop.step):
+                self._recorder.close_trace()
+                self._run.console.line(self._recorder.trace.how_to_open())
+            if self._recorder.profiler.must_drain(loop.step):
+                self._recorder.profiler.record(loop.step)
 
 
 class Actions:
     """The actions of a run, in the order in which they act."""
 
-    def __init__(self, run: Run, session: Session, loop: Loop):
-        self._session = session
-        on_skipped = functools.partial(session.note_skipped, loop)
-        self.context = EvaluationContext(
-            run.config,
-            run.program,
-            run.sources,
-            validation=run.validation,
-            progress=session,
-            on_skipped=on_skipped,
-        )
-        evaluators = build_evaluators(self.context)
-        choice = find_choice(run.config.train, evaluators, run.length)
-        self._evaluations = [Evaluate(run, session, name, one, choice) for name, one in evaluators.items()]
-        self._save = SaveCheckpoint(run, session, self.context)
-        last = [DrawPictures(run, session), self._save, CloseEpoch(run, session)]
-        self._all: list[Action] = [Record(run, session), *self._evaluations, *last]
+    def __init__(self, *actions: Action):
+        self._all = actions
 
     def due(self, step: int) -> list[Action]:
         """Returns the actions to run after this many steps."""
         return [action for action in self._all if action.due(step)]
 
     def pending(self, loop: Loop) -> list[Action]:
-        """Returns what is due before the next step: a run that starts, or a signal that came before it was done."""
+        """Returns what is due before the next step: at the start of a run, or if a signal came before it was done."""
         return [
             action for action in self.due(loop.step) if action.name and loop.progress.done.get(action.name) != loop.step
         ]
 
-    def run(self, actions: Sequence[Action], loop: Loop) -> None:
+    def run(self, actions: Sequence[Action], run: Run, loop: Loop, signals: StopSignals) -> None:
         """Runs actions in order until the run is interrupted; between steps, host and device may exchange data."""
         with jax.transfer_guard("allow"):
             for action in actions:
-                self._session.agree_on_signals()
+                signals.agree()
                 action.run(loop)
                 if action.name:
                     loop.progress.done[action.name] = loop.step
-        self.context.forget()
-
-    def save(self, loop: Loop) -> None:
-        """Saves a checkpoint of this step, unless there is one."""
-        self._save.run(loop)
-
-    def final(self, loop: Loop) -> Figures:
-        """Returns the figures of all evaluators of the trained model."""
-        return functools.reduce(lambda all, evaluate: all | evaluate.final(loop), self._evaluations, {})
+        run.evaluation.forget()

@@ -1,79 +1,132 @@
 """The training loop: one for every method.
 
 It dispatches step n before it reads the metrics of step n - 1, so that the device has work queued unless an action is
-due. Actions (evaluation, checkpoint) run between steps, on a state that is known to be finite.
+due. Actions (evaluation, pictures, checkpoint) run between steps, on a state that is known to be finite.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from jepa_jax.base.errors import DataLost, Diverged, UserError
 from jepa_jax.base.signals import Interrupted
+from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import evaluated_variables
-from jepa_jax.training.actions import Actions
+from jepa_jax.training.actions import Actions, CloseEpoch, DrawPictures, Record, SaveCheckpoint, make_evaluations
 from jepa_jax.training.progress import Loop
-from jepa_jax.training.session import Session
+from jepa_jax.training.recorder import Recorder
+from jepa_jax.training.saver import Saver
 from jepa_jax.training.setup import Run
+from jepa_jax.training.signals import StopSignals
+from jepa_jax.training.steps import Steps
+from jepa_jax.training.summary import write_summary
+
+FINITE = ("loss", "grad_norm", "update_norm")  # stop the run if any of these is NaN or infinite
 
 
-def train_loop(run: Run, session: Session) -> dict[str, Any]:
-    """Trains from the newest checkpoint, or a new state, to the last step, then evaluates; returns the summary."""
-    loop = session.restore_or(run.initial_state)
-    actions = Actions(run, session, loop)
-    try:
+def train_loop(run: Run) -> dict[str, Any]:
+    """Trains from the newest checkpoint, or a new state, to the last step, then evaluates; returns the summary.
+
+    A signal, or data that can no longer be read, ends the run with a checkpoint of its last step; divergence ends it
+    without one. All three leave a summary.
+    """
+    train_step = CompiledStep(run.program.train_step, run.program.useful_step)
+    with StopSignals(run.program.mesh) as signals, Recorder(run, train_step) as recorder, Saver(run, recorder) as saver:
+        loop = saver.restore_or(run.initial_state)
+        recorder.open(loop)
+        steps = Steps(train_step, recorder.timeline, recorder.profiler.dispatched, recorder.trace.marking)
+        evaluations = make_evaluations(run, recorder, saver, signals, loop)
+        actions = Actions(
+            Record(run, recorder),
+            *evaluations,
+            DrawPictures(run, recorder),
+            SaveCheckpoint(run, saver),  # holds which of the actions above were done
+            CloseEpoch(run, recorder),
+        )
         try:
-            train_steps(run, session, actions, loop)
-            results = finish(session, actions, loop)
-        except (Interrupted, DataLost):
-            keep_last_step(run, session, actions, loop)
+            try:
+                train_steps(run, loop, steps, actions, recorder, saver, signals)
+                saver.save(loop)
+                saver.wait()
+                saver.load_best(loop)
+                results = {name: value for one in evaluations for name, value in one.final(loop).items()}
+            except (Interrupted, DataLost) as error:
+                save_last_step(error, run, loop, steps, recorder, saver)
+                raise
+        except Interrupted as error:
+            write_summary(run, recorder, loop, "interrupted")
+            run.console.line(f"{error}: checkpoint of step {loop.step} written; the same command continues from there")
             raise
-    except Interrupted as reason:
-        session.leave_summary("interrupted", loop)
-        run.console.line(f"{reason}: checkpoint of step {loop.step} written; the same command continues from there")
-        raise
-    except DataLost as error:
-        session.leave_summary("interrupted", loop, reason=str(error))
-        kept = f"checkpoint of step {loop.step} written: the same command continues from there"
-        raise DataLost(f"{error}; {kept}") from error
-    except Diverged as error:
-        session.leave_summary(error.status, loop, reason=str(error))
-        raise
-    return session.leave_summary("finished", loop, **results)
+        except DataLost as error:
+            write_summary(run, recorder, loop, "interrupted", reason=str(error))
+            kept = f"checkpoint of step {loop.step} written: the same command continues from there"
+            raise DataLost(f"{error}; {kept}") from error
+        except Diverged as error:
+            write_summary(run, recorder, loop, error.status, reason=str(error))
+            raise
+        digest = params_sha256(evaluated_variables(loop.state, "online")[0])
+        return write_summary(run, recorder, loop, "finished", **results, params_sha256=digest)
 
 
-def train_steps(run: Run, session: Session, actions: Actions, loop: Loop) -> None:
+def train_steps(
+    run: Run, loop: Loop, steps: Steps, actions: Actions, recorder: Recorder, saver: Saver, signals: StopSignals
+) -> None:
     """Takes the remaining steps, until patience ends, and between them the actions that are due."""
-    actions.run(actions.pending(loop), loop)
+    actions.run(actions.pending(loop), run, loop, signals)  # the untrained model; what a signal cut short
     with run.batches(loop.step) as batches, jax.transfer_guard("disallow"):
-        session.start_loop(loop)
+        recorder.start_loop(loop)
         while loop.step < run.length.total_steps and not loop.progress.stopped:
-            delivery = session.wait_for(batches)
-            session.dispatch(loop, delivery)  # advances the loop; the metrics stay on the device
+            delivery = steps.wait_for(batches, signals.check)  # a signal ends the waiting
+            recorder.before_step(loop, delivery)
+            steps.dispatch(loop, delivery)  # advances the loop; the metrics stay on the device
+            signals.vote()  # several processes stop after the same step
             due = actions.due(loop.step)
-            session.read_metrics(loop, lag=0 if due else 1)
-            actions.run(due, loop)
-            session.raise_if_interrupted()
+            lag = 0 if due else 1
+            read_metrics(loop, steps, recorder, saver, lag=lag)
+            signals.count_votes(lag=lag)
+            if due:
+                actions.run(due, run, loop, signals)
+            signals.check()
 
 
-def finish(session: Session, actions: Actions, loop: Loop) -> dict[str, Any]:
-    """Saves the last state and evaluates the chosen one; returns the final figures for the summary."""
-    actions.save(loop)
-    session.wait_until_saved()
-    session.load_best(loop)
-    results = actions.final(loop)
-    return results | {"params_sha256": params_sha256(evaluated_variables(loop.state, "online")[0])}
+def read_metrics(loop: Loop, steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) -> None:
+    """Records the metrics of all but the newest `lag` steps; raises Diverged if they are not finite."""
+    for step, metrics in steps.read(lag=lag):
+        if not all(math.isfinite(metrics[name]) for name in FINITE):
+            raise diverged(step, metrics, saver)
+        if recorder.completed(step, metrics):
+            saver.warn_if_failed()
+    recorder.profiler.step_done(loop.step)
 
 
-def keep_last_step(run: Run, session: Session, actions: Actions, loop: Loop) -> None:
-    """Saves an interrupted run; raises UserError if it cannot be saved."""
+def diverged(step: int, metrics: Mapping[str, float], saver: Saver) -> Diverged:
+    """Returns the error of a step whose loss or gradient is NaN or infinite."""
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return Diverged(
+        f"step {step}: the loss or its gradient is not finite ({terms}); last good checkpoint: {saver.in_words()}; "
+        "in another --workdir, lower config.optim.lr, lengthen config.optim.warmup_epochs or set "
+        "config.optim.clip_norm"
+    )
+
+
+def save_last_step(error: BaseException, run: Run, loop: Loop, steps: Steps, recorder: Recorder, saver: Saver) -> None:
+    """Saves an interrupted run.
+
+    Raises:
+      Diverged: its last steps are not finite.
+      UserError: it cannot be saved.
+    """
+    if isinstance(error, DataLost) and jax.process_count() > 1:
+        raise UserError(str(error)) from error  # the others wait in the next step, and agree on no checkpoint
     run.console.stop()
-    session.drain()
-    actions.save(loop)
+    read_metrics(loop, steps, recorder, saver, lag=0)
+    saver.save(loop)
     try:
-        session.wait_until_saved()
-    except UserError as error:
-        newest = session.checkpoints.latest_step()
+        saver.wait()
+    except UserError as failure:
+        newest = saver.latest_step()
         kept = "nothing is saved" if newest is None else f"nothing newer than step {newest} is saved"
-        raise UserError(f"{error}; {kept}") from error
+        raise UserError(f"{failure}; {kept}") from failure

@@ -9,14 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.program.step import TrainState
-
-# Final figures that every summary has; null if the data or the method does not provide them.
-FINAL_FIGURES = (
-    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
-    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
-)  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -21,7 +21,6 @@ from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.peers import is_first, together
 from jepa_jax.runtime.provenance import environment, unused_gpu
 from jepa_jax.training.loop import train_loop
-from jepa_jax.training.session import Session
 from jepa_jax.training.setup import NO_HOOKS, Hooks, Run, prepare
 
 
@@ -60,8 +59,8 @@ def train(
             hooks.check_memory(config, run.program, run.facts, console)
             stack.enter_context(hold(run, resume))
             start_folder(run)
-        with together(Interrupted, Diverged), explaining_out_of_memory(run), Session(run) as session:
-            return train_loop(run, session)
+        with together(Interrupted, Diverged), explaining_out_of_memory(run):
+            return train_loop(run)
 
 
 def warn_of_damage(folder: Workdir, console: Console) -> None:

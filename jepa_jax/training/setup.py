@@ -14,9 +14,9 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, element_names, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.photos.crops import batch_spec
-from jepa_jax.data.pipeline import TrainBatches, bucket_specs, train_batches
+from jepa_jax.data.pipeline import TrainBatches, bucket_specs, check_pipeline, train_batches
 from jepa_jax.data.sources import open_data
-from jepa_jax.evals.evaluators import EvaluationContext, build_evaluators
+from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
 from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters
 from jepa_jax.program.describe import count, fixed_parameters
@@ -25,7 +25,7 @@ from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
 from jepa_jax.runtime.peers import is_first
 from jepa_jax.runtime.start import setup
-from jepa_jax.training.best import find_choice
+from jepa_jax.training.best import Choice, find_choice
 from jepa_jax.training.sinks import check_sinks
 
 PICTURED = 8  # elements of a split that pictures show
@@ -58,7 +58,10 @@ class Run:
     program: Program
     sources: tuple[Source, Source]  # train and test split
     validation: Source | None  # held out of the train split
-    sample: Mapping[str, np.ndarray]  # a batch that the method may look at to initialise itself
+    sample: Mapping[str, np.ndarray]  # a batch that the method may use to initialise itself
+    evaluation: EvaluationContext
+    evaluators: Mapping[str, Evaluator]
+    choice: Choice | None  # what `train.keep_best` names
     console: Console
     hooks: Hooks
 
@@ -150,9 +153,11 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     sample = initial_sample(train)
     size: dict[str, Any] = {"num_train": len(train), "num_classes": len(train.classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)
-    context = EvaluationContext(config, program, (train, test), validation=validation)
-    find_choice(config.train, build_evaluators(context), program.length)  # refuses what cannot choose
-    program.factory.pretrained()  # refuses weights that cannot be read or do not fit
-    run = Run(config, folder, program, (train, test), validation, sample, console, hooks)
-    run.batches(0).close()  # refuses data that the pipeline cannot hold
-    return run
+    check_pipeline(config.data, train, batch_sharding(mesh), config.loader_crops)
+    program.factory.pretrained()  # raises if the weights cannot be read or do not fit
+    evaluation = EvaluationContext(config, program, (train, test), validation=validation)
+    evaluators = build_evaluators(evaluation)
+    choice = find_choice(config.train, evaluators, program.length)
+    return Run(
+        config, folder, program, (train, test), validation, sample, evaluation, evaluators, choice, console, hooks
+    )

@@ -19,11 +19,11 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.data.contract import abstract_batch, image_spec
-from jepa_jax.data.pipeline import batches_ready
+from jepa_jax.data.pipeline import TrainBatches, batches_ready
 from jepa_jax.data.sources import open_source
 from jepa_jax.experiments import measurement, trial
 from jepa_jax.experiments.engine import Runner
-from jepa_jax.experiments.measurement import StepLoop, measure, pipeline_fingerprint
+from jepa_jax.experiments.measurement import TimedSteps, measure, pipeline_fingerprint
 from jepa_jax.experiments.settings import KNOBS, Combination, TrialRequest
 from jepa_jax.experiments.trial import (
     attempt,
@@ -72,27 +72,28 @@ def test_a_request_survives_json():
     assert (again.combination, again.with_evaluation, again.gpu_index) == (request.combination, True, 1)
 
 
-class Lazy:
-    """A device array whose reading is noted."""
+class LazyMetrics:
+    """Metrics of a step whose reading calls a function."""
 
-    def __init__(self, number, events):
-        self.number, self.events = number, events
+    packed = None
 
-    def __array__(self, dtype=None, copy=None):
-        self.events.append(("read", self.number))
-        return np.zeros([], np.float32)
+    def __init__(self, read):
+        self.floats = read
 
 
-def test_the_loop_reads_a_step_after_dispatching_the_next(monkeypatch):
+def test_the_loop_reads_a_step_after_dispatching_the_next():
     events = []
-    monkeypatch.setattr(jax, "device_get", lambda metrics: {k: np.asarray(v) for k, v in metrics.items()})
+
+    def read(number):
+        events.append(("read", number))
+        return {"loss": 0.0}
 
     def step(state, batch):
         events.append(("dispatch", state))
-        return state + 1, {"loss": Lazy(state, events)}
+        return state + 1, LazyMetrics(lambda: read(state))
 
-    batches = zip(itertools.count(), itertools.repeat(None))
-    loop = StepLoop(step, 0, batches, SimpleNamespace(dispatched=lambda began, loss: None, take=lambda until: []))
+    batches = TrainBatches((number, {}) for number in itertools.count())
+    loop = TimedSteps(step, 0, batches, SimpleNamespace(dispatched=lambda began, loss: None, take=lambda until: []))
     loop.take(2)
     loop.discard(5)
     loop.take(1)
@@ -120,16 +121,14 @@ class FormulaMachine:
         self.now += 100  # while memory settles the loader makes all it has room for
         return {"host": 0}
 
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self._make()
-        if self.made == self.taken:
-            self.now = self.made_at = max(self.made_at, 0.0) + self.loading
-            self.made += 1
-        self.taken += 1
-        return {}, {}
+    def batches(self):
+        while True:
+            self._make()
+            if self.made == self.taken:
+                self.now = self.made_at = max(self.made_at, 0.0) + self.loading
+                self.made += 1
+            self.taken += 1
+            yield {}, {}
 
     def _make(self):
         """What was made up to now; a full loader begins with the next batch when one is taken."""
@@ -142,11 +141,12 @@ class FormulaMachine:
         start = max(self.now, self.free)
         self.free = start + self.computing
         self.busy.append((start, self.free))
-        return state, {"loss": self.free}
+        end = self.free
+        return state, LazyMetrics(lambda: self.read(end))
 
-    def read(self, metrics):
-        self.now = max(self.now, metrics["loss"])
-        return metrics
+    def read(self, end):
+        self.now = max(self.now, end)
+        return {"loss": end}
 
     def dispatched(self, began, loss):
         pass
@@ -171,9 +171,8 @@ def test_a_full_buffer_is_not_measured_and_the_wait_is_that_of_the_device(
     machine = FormulaMachine(loading, computing, room=batches_ready(config.data))
     monkeypatch.setattr(measurement, "time", machine)
     monkeypatch.setattr(memory_growth, "settled", machine.settled)
-    monkeypatch.setattr(jax, "device_get", machine.read)
     request = request_of(config, max_batches=8, warmup_batches=2)
-    loop = StepLoop(machine.step, 0, machine, machine)
+    loop = TimedSteps(machine.step, 0, TrainBatches(machine.batches()), machine, clock=machine.perf_counter)
     loop.take(1)
     loop.drain()
     figures = measurement.measure_steps(config, request, loop)

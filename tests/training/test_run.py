@@ -14,8 +14,8 @@ from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.evals.evaluators import Evaluator, Stage
 from jepa_jax.training.run import train
-from jepa_jax.training.session import Session
 from jepa_jax.training.setup import Hooks
+from jepa_jax.training.steps import Steps
 from tests.runs import Silent, rows, run, unlabelled
 from tests.sequence_methods import LineMethod
 from tests.tiny import tiny_config
@@ -144,13 +144,13 @@ def test_a_diverging_run_stops_with_the_step_the_terms_and_the_last_good_checkpo
 
 def test_no_step_moves_data_between_host_and_device_unasked(tmp_path, monkeypatch):
     """The guard is really around the loop: a batch that is still on the host is refused."""
-    wait_for = Session.wait_for
+    wait_for = Steps.wait_for
 
-    def on_host(self, batches):
-        batch, info = wait_for(self, batches)
+    def on_host(self, batches, check):
+        batch, info = wait_for(self, batches, check)
         return jax.device_get(batch), info
 
-    monkeypatch.setattr(Session, "wait_for", on_host)
+    monkeypatch.setattr(Steps, "wait_for", on_host)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
         run(tmp_path / "run", eval__untrained=False)
 
@@ -174,7 +174,7 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
     config = tiny_config(mesh__data=1, train__max_steps=1, eval__untrained=False, profile__enabled=False)
     train(config, tmp_path / "a", console=Silent(), hooks=hooks)
     assert calls == [(10, 1), tmp_path / "a"]
-    monkeypatch.setattr(Session, "dispatch", no_memory)
+    monkeypatch.setattr(Steps, "dispatch", no_memory)
     with pytest.raises(UserError, match="16 of 96 images are too many"):
         train(config, tmp_path / "b", console=Silent(), hooks=hooks)
     with pytest.raises(UserError, match="batch_size = 16: memory is used up; use a smaller batch"):

@@ -1,0 +1,193 @@
+"""What a run tells while it trains: metrics and pictures to the sinks, a progress bar, and the profiler's account."""
+
+import contextlib
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_reason
+from jepa_jax.data.pipeline import Delivery
+from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
+from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
+from jepa_jax.profiling.profiler import NullProfiler, Profiler
+from jepa_jax.profiling.sections import Section, Timeline
+from jepa_jax.profiling.speed import Speedometer, Usage
+from jepa_jax.profiling.trace import TraceWindow
+from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.peers import is_first, sum_over_processes
+from jepa_jax.training.progress import Loop, Progress
+from jepa_jax.training.setup import Run
+from jepa_jax.training.sinks import Sink, open_sinks
+
+
+class Recorder:
+    """Opens sinks, profiler and trace of a run in a `with` block, and closes them.
+
+    Several processes compute the same run, and only the first one writes.
+
+    Attributes:
+      timeline: divides the time of the host among sections.
+      profiler: accounts for each epoch, or does nothing if it is switched off.
+      trace: the recording that `profile.trace_steps` asks for.
+      optional: a `with` block for files that the run can do without.
+    """
+
+    def __init__(self, run: Run, train_step: CompiledStep, *, clock: Callable[[], float] = time.perf_counter):
+        config = run.config
+        self._run, self._console, self._train_step = run, run.console, train_step
+        self.timeline = Timeline(clock, keep_segments=config.profile.enabled)
+        self.trace = TraceWindow(config.profile.trace_steps, run.folder.path / "trace")
+        self.profiler = NullProfiler(self.timeline)
+        if config.profile.enabled:
+            self.profiler = Profiler(config, run.length, self.timeline, self.trace, train_step)
+        self.optional = OptionalFiles(run.folder, run.console.warn)
+        self._speed = Speedometer(self.timeline, config.data.batch_size, self.profiler.waited_for_data)
+        self._usage = Usage()
+        self._sinks: list[Sink] = []
+        self._newest: dict[str, float] = {}  # metrics of the newest step that was read
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.callback(self._console.stop)
+        self._stack.callback(self.close_trace)
+        self._stack.callback(self.profiler.close)
+        # What evaluations compile counts as compilation too.
+        self._stack.enter_context(CompilationCounter(functools.partial(self.timeline.move, Section.COMPILE)))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def open(self, loop: Loop) -> None:
+        """Opens the sinks at the position of the loop, and adds the time that earlier sessions have used."""
+        progress, first = loop.progress, is_first()
+        self._usage.continue_from(progress.wall_seconds, progress.cpu_seconds if first else 0.0)  # of all processes
+        if first:
+            sinks = open_sinks(self._run.folder, self._run.config, loop.step, self._console.warn)
+            self._sinks += [self._stack.enter_context(contextlib.closing(sink)) for sink in sinks]
+        self.profiler.start(lambda: loop.step, self._run.folder.profile)
+
+    def start_loop(self, loop: Loop) -> None:
+        """Prepares for the first batch; the time before it is start-up."""
+        self.show_training(loop)
+        self.profiler.start_loop()
+
+    def before_step(self, loop: Loop, delivery: Delivery) -> None:
+        """Compiles the step for a new shape of batch, starts the trace if it is due, and notes unreadable images."""
+        batch, info = delivery
+        self.note_skipped(loop, info["skipped"])
+        if not self._train_step.is_ready_for(batch):
+            with self.timeline.section(Section.COMPILE):
+                self._train_step.compile(loop.state, batch)
+            if self._train_step.count > self._run.expected_compilations:
+                self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
+                self.profiler.recompiled()
+        if self.trace.begins_at(loop.step):
+            with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
+                self.trace.start()
+
+    def completed(self, step: int, metrics: dict[str, float]) -> bool:
+        """Advances the progress bar and logs the metrics of a step if that is due; returns whether it was."""
+        self._newest = metrics
+        self._speed.completed(step)
+        with self.timeline.section(Section.LOGGING):
+            self._console.advance(1, self.in_words)
+            due = step % self._run.config.log.every_steps == 0 or step == self._run.length.total_steps
+            if due:
+                self.log(step, "train", metrics)
+                self.log(step, "speed", self._speed.next_window())
+        return due
+
+    def log(self, step: int, group: str, values: Mapping[str, Any]) -> None:
+        """Writes values to all sinks."""
+        row = {f"{group}/{name}": value for name, value in values.items()}
+        epoch = step / self._run.length.steps_per_epoch
+        for sink in self._sinks:
+            sink.write(step, {"epoch": epoch, "time": self._usage.wall_seconds(), **row})
+
+    def draw(self, step: int, name: str, image: np.ndarray) -> None:
+        """Shows a uint8 image [h, w, 3] in all sinks that show images."""
+        for sink in self._sinks:
+            sink.picture(step, name, image)
+
+    def close_epoch(self, step: int) -> None:
+        """Accounts for the epoch, or the part of one, that ends here."""
+        with self.timeline.section(Section.PROFILER):
+            record = self.profiler.end_epoch(step)
+            if record is None or not is_first():
+                return
+            self.log(step, GROUP, epoch_metrics(record))
+            for line in epoch_summary(record):
+                self._console.line(line)
+            for note in self.profiler.new_notes():
+                self._console.line(f"  note: {note}")
+            for bottleneck in record.bottlenecks:
+                if bottleneck["warning"]:
+                    self._console.warn(bottleneck["message"])
+            with self.optional(self._run.folder.profile):
+                self.profiler.write(self._run.folder.profile)
+
+    def close_trace(self) -> None:
+        """Ends the trace that the user asked for, if it is being recorded."""
+        with self.optional(self._run.folder.path / "trace"):
+            self.trace.close()
+
+    def note_skipped(self, loop: Loop, names: Iterable[str]) -> None:
+        """Warns once of each unreadable image, which another image replaces, and counts it."""
+        seen = loop.progress.skipped_images
+        for name in sorted(set(names) - set(seen)):
+            seen.append(name)
+            self._console.warn(f"{name}: unreadable, another image stands in for it ({len(seen)} so far)")
+
+    def show_training(self, loop: Loop) -> None:
+        """Shows the progress bar of training."""
+        self._console.start("train", self._run.length.total_steps, loop.step)
+
+    def in_words(self) -> str:
+        """Returns loss, rate and speed of the newest step; "" before the first one of this session."""
+        if not self._newest:
+            return ""
+        words, speed = f"loss {self._newest['loss']:.4g}  lr {self._newest['lr']:.2e}", self._speed.since("run")
+        if speed["images_per_sec"] is None:
+            return words
+        return f"{words}  {speed['images_per_sec']:,.0f} img/s  data wait {speed['data_wait_percent']:.0f} %"
+
+    def images_per_sec(self, progress: Progress) -> float | None:
+        """Returns the speed of this session, or else of the one before."""
+        return self._speed.since("run")["images_per_sec"] or progress.images_per_sec
+
+    @property
+    def compilations(self) -> int:
+        """How often the training step was compiled."""
+        return self._train_step.count
+
+    def totals(self) -> dict[str, float]:
+        """Returns wall seconds, and CPU seconds of all processes."""
+        totals = self._usage.totals()
+        return totals | {"cpu_seconds": sum_over_processes(totals["cpu_seconds"])}
+
+
+class OptionalFiles:
+    """Files that a run can do without: one that cannot be written is named in one warning, and the run goes on.
+
+    Only a missing folder of the run ends it.
+    """
+
+    def __init__(self, folder: Workdir, warn: Callable[[str], None]):
+        self._folder, self._warn = folder, warn
+        self._named: set[str] = set()
+
+    @contextlib.contextmanager
+    def __call__(self, what: pathlib.Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError, ValueError, UserError) as error:
+            self._folder.check_still_there()
+            if str(what) not in self._named:
+                self._named.add(str(what))
+                self._warn(f"{what}: could not be written ({disk_reason(error)}); the run goes on without it")

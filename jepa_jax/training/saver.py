@@ -1,0 +1,119 @@
+"""Checkpoints of a run: the newest ones, and the best one if `train.keep_best` asks for it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_reason
+from jepa_jax.profiling.sections import Section
+from jepa_jax.program.checkpoint import Checkpoints, no_whole_checkpoint
+from jepa_jax.program.step import TrainState
+from jepa_jax.training.progress import Loop, Progress
+from jepa_jax.training.recorder import Recorder
+from jepa_jax.training.setup import Run
+
+
+class Saver:
+    """Saves and restores the loop; writing goes on in the background until the end of the `with` block."""
+
+    def __init__(self, run: Run, recorder: Recorder):
+        self._run, self._recorder = run, recorder
+        warn = run.console.warn
+        self._newest = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, warn=warn)
+        self._best = Checkpoints(run.folder.best, warn=warn) if run.config.train.keep_best else None
+        self._opened = [checkpoints for checkpoints in (self._newest, self._best) if checkpoints]
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for checkpoints in self._opened:
+            self._stack.enter_context(checkpoints)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, place)
+
+    def restore_or(self, initial_state: Callable[[], TrainState]) -> Loop:
+        """Returns the position of the newest checkpoint, or the start of the run."""
+        # A process that was killed may have left no checkpoint newer than the best one. On a tie prefer checkpoints/,
+        # which is saved later.
+        saved = [checkpoints for checkpoints in self._opened if checkpoints.latest_step() is not None]
+        if saved:
+            return self._restore(max(saved, key=lambda checkpoints: checkpoints.latest_step() or 0))
+        if any(checkpoints.all_damaged for checkpoints in self._opened):
+            raise no_whole_checkpoint(self._opened)
+        return Loop(0, initial_state(), Progress())
+
+    def _restore(self, newest: Checkpoints) -> Loop:
+        """Returns the position of a checkpoint, and renames damaged ones so that later saves do not meet them."""
+        run = self._run
+        state, stored = newest.restore(run.program.factory.abstract)
+        for checkpoints in self._opened:
+            checkpoints.set_aside_damaged()
+        loop = Loop(stored["step"], state, Progress.of(stored))
+        run.console.line(f"resumed at step {loop.step} of {run.length.total_steps} in {run.folder.path}")
+        if self._best and loop.progress.best and self._best.latest_step() is None:
+            run.console.warn("the best state was damaged and is lost; the choice begins again at this step")
+            loop.progress.best = None
+        return loop
+
+    def save(self, loop: Loop) -> None:
+        """Saves a checkpoint of this step, unless there is one; the writing goes on in the background."""
+        self._run.folder.check_still_there()
+        if loop.step != self._newest.latest_step():
+            self._save(self._newest, loop)
+
+    def save_best(self, loop: Loop) -> bool:
+        """Replaces the best state so far and waits until it is on disk; returns whether that succeeded."""
+        assert self._best is not None  # there is a figure to choose by
+        self._run.folder.check_still_there()
+        self._save(self._best, loop)
+        with self._recorder.timeline.section(Section.CHECKPOINT):
+            try:
+                self._best.wait()
+            except UserError as error:
+                reason = disk_reason(error)
+                self._run.console.warn(f"the best state could not be saved ({reason}); the one before remains")
+                return False
+        return True
+
+    def _save(self, checkpoints: Checkpoints, loop: Loop) -> None:
+        with self._recorder.timeline.section(Section.CHECKPOINT):
+            loop.progress.images_per_sec = self._recorder.images_per_sec(loop.progress)
+            loop.progress.share_skipped()
+            stored = dataclasses.asdict(loop.progress) | self._recorder.totals() | {"step": loop.step}
+            checkpoints.save(loop.step, loop.state, stored, self._run.evaluation.evaluated_statistics(loop.state))
+
+    def warn_if_failed(self) -> None:
+        """Warns of a checkpoint that could not be written; does not wait for one that is being written."""
+        self._newest.warn_if_failed()
+
+    def wait(self) -> None:
+        """Waits for the last checkpoint; raises UserError if it, or the folder of the run, could not be kept."""
+        try:
+            self._newest.wait()
+        except UserError:
+            self._run.folder.check_still_there()
+            raise
+
+    def in_words(self) -> str:
+        """Returns which checkpoint on disk is the newest whole one; waits for one that is being written."""
+        last = self._newest.whole_step()
+        return "none yet" if last is None else f"step {last} in {self._run.folder.checkpoints}"
+
+    def latest_step(self) -> int | None:
+        """Returns the step of the newest checkpoint, or None."""
+        return self._newest.latest_step()
+
+    def load_best(self, loop: Loop) -> None:
+        """Replaces the state of a finished run by its best one, if it has chosen one."""
+        best = loop.progress.best
+        if self._best is None or best is None or best["step"] == loop.step:
+            return
+        with self._recorder.timeline.section(Section.CHECKPOINT):
+            del loop.state  # frees its memory
+            loop.state, _ = self._best.restore(self._run.program.factory.abstract)

@@ -1,0 +1,55 @@
+"""SIGINT and SIGTERM during training; several processes of one run stop after the same step."""
+
+import collections
+import signal
+from typing import Self
+
+import jax
+from jax.sharding import Mesh
+
+from jepa_jax.base.signals import Interrupted, InterruptFlag
+from jepa_jax.runtime.peers import Votes
+
+
+class StopSignals:
+    """Catches SIGINT and SIGTERM in a `with` block, for `check` to raise between steps.
+
+    Several processes vote: behind each step they compute the largest signal number that one of them has received. The
+    result is read as late as the metrics of the step, so that no step waits for it.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self._flag = InterruptFlag()
+        self._votes = Votes(mesh) if jax.process_count() > 1 else None
+        self._pending: collections.deque[jax.Array] = collections.deque()
+        self._agreed = 0  # number of the signal that all processes act on
+
+    def __enter__(self) -> Self:
+        self._flag.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._flag.__exit__(*exc)
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal has arrived and, with several processes, all of them know of it."""
+        if self._votes is None:
+            self._flag.check()
+        elif self._agreed:
+            raise Interrupted(signal.Signals(self._agreed))
+
+    def vote(self) -> None:
+        """Tells the other processes, if any, which signal has arrived here; call it after each step."""
+        if self._votes is not None:
+            self._pending.append(self._votes.cast(int(self._flag.raised or 0)))
+
+    def count_votes(self, *, lag: int) -> None:
+        """Reads all but the newest `lag` votes."""
+        while len(self._pending) > lag:
+            self._agreed = max(self._agreed, int(jax.device_get(self._pending.popleft())))
+
+    def agree(self) -> None:
+        """Raises Interrupted if any process has received a signal; waits for all, so call it between computations."""
+        self.vote()
+        self.count_votes(lag=0)
+        self.check()

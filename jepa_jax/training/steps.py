@@ -1,0 +1,59 @@
+"""Takes training steps, for runs and for the measurement of trials."""
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator
+
+import jax
+
+from jepa_jax.data.pipeline import BatchInfo, Delivery, TrainBatches
+from jepa_jax.profiling.compilations import CompiledStep
+from jepa_jax.profiling.sections import Section, Timeline
+from jepa_jax.program.step_metrics import StepMetrics
+from jepa_jax.training.progress import Loop
+
+OnDispatch = Callable[[float, jax.Array, BatchInfo], object]  # time of the call, a result of the step, its batch's info
+
+
+class Steps:
+    """Dispatches steps and reads their metrics later, so that the device has the next step while the host reads.
+
+    Attributes:
+      timeline: charged for waiting, dispatching and reading.
+    """
+
+    def __init__(
+        self,
+        train_step: CompiledStep,
+        timeline: Timeline,
+        on_dispatch: OnDispatch,
+        mark: Callable[[int], contextlib.AbstractContextManager] = lambda step: contextlib.nullcontext(),
+    ):
+        """`mark` returns a `with` block around the dispatch of a step, for traces."""
+        self.timeline = timeline
+        self._train_step, self._on_dispatch, self._mark = train_step, on_dispatch, mark
+        self._pending: collections.deque[tuple[int, StepMetrics]] = collections.deque()
+
+    def wait_for(self, batches: TrainBatches, check: Callable[[], object] = lambda: None) -> Delivery:
+        """Returns the next batch and how it was supplied; calls `check`, which may raise, while there is none."""
+        with self.timeline.section(Section.DATA_WAIT):
+            return batches.wait(check)
+
+    def dispatch(self, loop: Loop, delivery: Delivery) -> StepMetrics:
+        """Hands the next step to the device and advances the loop; returns its metrics, which stay on the device."""
+        batch, info = delivery
+        began = self.timeline.clock()
+        with self.timeline.section(Section.DISPATCH), self._mark(loop.step):
+            loop.state, metrics = self._train_step(loop.state, batch)
+        loop.step += 1
+        self._on_dispatch(began, metrics.packed, info)
+        self._pending.append((loop.step, metrics))
+        return metrics
+
+    def read(self, *, lag: int) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yields the number and the metrics of all but the newest `lag` steps, each when it is complete."""
+        while len(self._pending) > lag:
+            step, metrics = self._pending.popleft()
+            with self.timeline.section(Section.DEVICE_WAIT):
+                values = metrics.floats()
+            yield step, values

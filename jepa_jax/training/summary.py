@@ -1,0 +1,64 @@
+"""The summary of a run: its status, its final figures, and what it has used."""
+
+import contextlib
+from typing import Any
+
+from jepa_jax.base.files import write_json
+from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.evals.features import fingerprint
+from jepa_jax.evals.references import measured_baselines
+from jepa_jax.profiling.speed import peak_memory_bytes
+from jepa_jax.runtime.peers import is_first
+from jepa_jax.training.progress import Loop
+from jepa_jax.training.recorder import Recorder
+from jepa_jax.training.setup import Run
+
+# Final figures that every summary has; null if the data or the method does not provide them.
+FINAL_FIGURES = (
+    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
+    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
+)  # fmt: skip
+
+
+def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more: Any) -> dict[str, Any]:
+    """Writes summary, profile and report of a run, finished or not; returns the summary."""
+    run.console.stop()
+    progress, config = loop.progress, run.config
+    progress.share_skipped()
+    summary = {
+        "status": status,
+        **({"init_from": config.init_from} if config.init_from else {}),
+        **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),
+        **progress.untrained_figures(),
+        "images_per_sec": recorder.images_per_sec(progress),
+        **recorder.totals(),
+        "steps": loop.step,
+        "epochs": loop.step / run.length.steps_per_epoch,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "compilations": recorder.compilations,
+        "collapse_warning": progress.warnings.get("collapse"),
+        "skipped_images": len(progress.skipped_images),
+        "host_seconds": recorder.timeline.seconds(),
+        "num_classes": len(run.sources[0].classes),
+        "data_identity": dict(zip(("train", "test"), map(fingerprint, run.sources), strict=True)),
+        "baselines": measured_baselines(config.data.source),
+        **progress.choice(config.train.keep_best),
+        **(dict.fromkeys(FINAL_FIGURES) if status == "finished" else {}),
+        **more,
+    }
+    recorder.close_epoch(loop.step)  # a run that did not get to the end of one
+    if is_first():
+        _write(run, recorder, summary)
+    return summary
+
+
+def _write(run: Run, recorder: Recorder, summary: dict[str, Any]) -> None:
+    folder, optional = run.folder, recorder.optional
+    folder.check_still_there()
+    with optional(folder.profile):
+        recorder.profiler.finish(folder.profile)
+    # A run that has finished must have a summary: without one it counts as unfinished.
+    with contextlib.nullcontext() if summary["status"] == "finished" else optional(folder.summary):
+        write_json(folder.summary, summary)
+    with optional(folder.report):
+        run.hooks.write_report(folder.path)
