@@ -21,7 +21,7 @@ from jepa_jax.evals.features import OnCount, Split, chance, held_out_split, igno
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
 from jepa_jax.methods.contract import Batch
-from jepa_jax.program.step import seeing
+from jepa_jax.program.step import with_mesh
 from jepa_jax.program.variables import variables_of
 from jepa_jax.runtime.mesh import batch_sharding
 
@@ -102,7 +102,7 @@ def fine_tune(
     batch_size = fitting_batch(len(fit_part), sharding.mesh.size)
     steps_per_epoch = len(fit_part) // batch_size
     step, params, opt_state = make_step(encoder, level, head, standard, epochs * steps_per_epoch)
-    step = jax.jit(seeing(sharding.mesh, step))
+    step = jax.jit(with_mesh(sharding.mesh, step))
     stats = encoder.stats
 
     def accuracy(params: Any, stats: Any, source: Source) -> float:

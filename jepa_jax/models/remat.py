@@ -1,6 +1,8 @@
 """What the backward pass of blocks computes again instead of keeping it (`train.remat`)."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -9,7 +11,18 @@ from jax.ad_checkpoint import checkpoint_name
 
 NONE, LIGHT, FULL = "none", "light", "full"
 _PRODUCT, _STATISTIC = "product", "statistic"
+_switched_off = contextvars.ContextVar("remat switched off", default=False)
 Value = TypeVar("Value", bound=jax.Array)
+
+
+@contextlib.contextmanager
+def without_remat() -> Iterator[None]:
+    """Makes what is traced inside the block recompute nothing, to count the operations of a step that are of use."""
+    before = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(before)
 
 
 def product(x: Value) -> Value:
@@ -31,7 +44,7 @@ def rematerialized(run: Callable[..., Any], remat: str, *, cheap_products: bool 
             everything.
         cheap_products: whether light recomputes products too, because they are cheap for their size.
     """
-    if remat == NONE:
+    if remat == NONE or _switched_off.get():
         return run
     if remat == FULL:
         return nnx.remat(run)

@@ -4,7 +4,8 @@ Training, description, inference and benchmarks build the same program: what one
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.contract import EncoderMethod, Method
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program import optim
-from jepa_jax.program.config import changed_config
 from jepa_jax.program.initial_weights import initial_weights
-from jepa_jax.program.step import StateFactory, make_train_step, state_factory
+from jepa_jax.program.step import StateFactory, TrainStep, make_train_step, state_factory
 
 INITIAL_ELEMENTS = 1024  # of the train split, that a method may use to initialise itself
 INITIAL_BYTES = 2**28  # that they may take; elements of 400 x 400 pixels and 20 frames have 5 MB
@@ -46,8 +46,11 @@ class Program:
 
     method: Method
     factory: StateFactory
-    train_step: Callable
-    useful_step: Callable  # the same step without recomputation (`train.remat`), whose operations MFU counts; never run
+    train_step: TrainStep
+    reached: set[str]  # paths of the parameters that the loss depends on; filled when the step is traced
+    useful_step: (
+        TrainStep  # the same step without recomputation (`train.remat`), whose operations MFU counts; never run
+    )
     length: Length
     mesh: Mesh
 
@@ -81,15 +84,19 @@ def build_program(
         method, tx, sample=sample, num_classes=num_classes, mesh=mesh,
         load=lambda params: initial_weights(config, method.pretrained, params),
     )  # fmt: skip
-    train_step = make_train_step(
-        method, tx, factory, accum_steps=config.train.accum_steps, learning_rate=learning_rate, mesh=mesh
+    make_step = functools.partial(
+        make_train_step,
+        method,
+        tx,
+        factory,
+        accum_steps=config.train.accum_steps,
+        learning_rate=learning_rate,
+        mesh=mesh,
     )
-    useful_step = train_step
-    if config.train.remat != "none":
-        plain = changed_config(config, {"train.remat": "none"})
-        shapes: Any = {"num_train": num_train, "num_classes": num_classes, "sample": sample, "mesh": mesh}
-        useful_step = build_program(plain, **shapes).train_step
-    return Program(method, factory, train_step, useful_step, length, mesh)
+    reached: set[str] = set()
+    train_step = make_step(reached=reached)
+    useful_step = train_step if config.train.remat == "none" else make_step(remat=False)
+    return Program(method, factory, train_step, reached, useful_step, length, mesh)
 
 
 def initial_sample(source: Any) -> dict[str, np.ndarray]:

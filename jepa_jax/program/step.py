@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 from jepa_jax.methods.contract import Batch, EncoderMethod, Method, PredictorMethod, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
-from jepa_jax.program.dead_parameters import GRADIENT, UPDATE, named
+from jepa_jax.models.remat import without_remat
+from jepa_jax.program.dead_parameters import note_gradients
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
 from jepa_jax.program.step_metrics import Metrics, StepMetrics
 from jepa_jax.program.variables import check_variables, random_variables, variables_of, with_variables
@@ -47,6 +48,16 @@ class TrainState:
     opt_state: PyTree
     target: PyTree  # slowly following copies of parts of the model, by name; {} for a method without them
     target_stats: PyTree  # statistics of those copies
+
+
+class TrainStep(Protocol):
+    """The jitted step: state (donated) and batch in, state and metrics out."""
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]: ...
+
+    def trace(self, state: Any, batch: Any) -> jax.stages.Traced: ...
+
+    def lower(self, state: Any, batch: Any) -> jax.stages.Lowered: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +168,16 @@ def make_train_step(
     accum_steps: int,
     learning_rate: optax.Schedule,
     mesh: Mesh,
-) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """Returns the compiled step: state (donated) and batch in, state and scalar metrics out."""
-    gradient = jax.grad(loss_function(method, factory), has_aux=True)
+    reached: set[str] | None = None,
+    remat: bool = True,
+) -> TrainStep:
+    """Returns the compiled step: state (donated) and batch in, state and scalar metrics out.
+
+    Args:
+      reached: when the step is traced, gets the paths of the parameters that the loss depends on.
+      remat: False makes a step that recomputes nothing, whatever the config says.
+    """
+    gradient = jax.grad(loss_function(method, factory, reached=reached), has_aux=True)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
@@ -168,9 +186,8 @@ def make_train_step(
         else:
             grads, (stats, metrics) = accumulate(gradient, state, batch, key, accum_steps)
         with jax.named_scope("optimizer"):
-            grads = named(GRADIENT, grads)
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, named(UPDATE, updates))
+            params = optax.apply_updates(state.params, updates)
             metrics["grad_norm"] = global_norm(grads["model"])
             # The loss is that of the parameters before the update; this tells whether those after it are finite.
             metrics["update_norm"] = global_norm(updates["model"])
@@ -183,16 +200,20 @@ def make_train_step(
         new = TrainState(state.step + 1, state.key, params, stats["model"], opt_state, target, stats["target"])
         return new, StepMetrics.of(metrics)
 
+    def useful_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        with without_remat():
+            return train_step(state, batch)
+
     return jax.jit(
-        seeing(mesh, train_step),
+        with_mesh(mesh, train_step if remat else useful_step),
         donate_argnums=0,
         in_shardings=(factory.shardings, batch_sharding(mesh)),
         out_shardings=(factory.shardings, replicated(mesh)),
     )
 
 
-def seeing(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function, which finds the mesh when it is traced: XLA does not divide kernels over devices."""
+def with_mesh(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, traced under the mesh so that attention can shard its kernel."""
 
     @functools.wraps(function)
     def traced(*arguments: Any) -> Any:
@@ -208,23 +229,26 @@ def statistics_of(state: TrainState) -> dict[str, PyTree]:
 
 
 def loss_function(
-    method: Method, factory: StateFactory, *, dropout: bool = True
+    method: Method, factory: StateFactory, *, dropout: bool = True, reached: set[str] | None = None
 ) -> Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]:
     """Returns the function of (params, statistics, state, batch, key) whose gradient the step takes.
 
-    Without `dropout` it measures a model: nothing is dropped, while batch norm works as in training.
+    Args:
+      dropout: False measures a model: nothing is dropped, while batch norm works as in training.
+      reached: gets the paths of the parameters that a traced gradient reaches.
     """
 
     def loss_fn(
         params: PyTree, stats: PyTree, state: TrainState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-        model = factory.merge(params["model"], stats["model"], jax.random.fold_in(key, MODEL_STREAM))
+        weights = params["model"] if reached is None else note_gradients(params["model"], reached)
+        model = factory.merge(weights, stats["model"], jax.random.fold_in(key, MODEL_STREAM))
         if not dropout:
             drop_nothing(model)
         slow = None
         if method.ema:
-            weights = jax.lax.stop_gradient({**params["model"], **state.target})
-            slow = factory.merge(weights, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
+            target = jax.lax.stop_gradient({**params["model"], **state.target})
+            slow = factory.merge(target, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
             drop_nothing(slow)  # it is what the model learns from
         output = method.loss(model, slow, batch, key, state.step)
         loss, metrics = output.loss, {"loss": output.loss, **output.terms}
@@ -302,7 +326,7 @@ def make_feature_step(
         return method.features(factory.merge(params, stats), batch, level=level, normalised=normalised)
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
-    return jax.jit(seeing(mesh, features), in_shardings=shardings, out_shardings=replicated(mesh))
+    return jax.jit(with_mesh(mesh, features), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
 def evaluated_forward(method: Method) -> Callable[..., jax.Array] | None:
@@ -332,7 +356,7 @@ def make_statistics_step(
         return nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
     shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
-    return jax.jit(seeing(mesh, statistics), in_shardings=shardings, out_shardings=replicated(mesh))
+    return jax.jit(with_mesh(mesh, statistics), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
 def pooled_statistics(batches: Sequence[PyTree]) -> PyTree:

@@ -16,7 +16,7 @@ from jepa_jax.models.kernels.attention import _fused, attention
 from jepa_jax.models.kernels.mlp import gelu, mlp
 from jepa_jax.models.vit import Attention
 from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
-from jepa_jax.program.step import seeing
+from jepa_jax.program.step import with_mesh
 from jepa_jax.runtime.hardware import load_table
 from tests.stepping import mesh_of
 
@@ -106,7 +106,7 @@ def test_eight_devices_do_not_exchange_gradients_of_tokens(dtype):
     mesh = mesh_of(8)
     everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     x = jax.device_put(jnp.ones((16, 20, 48)), split)
-    lowered = jax.jit(seeing(mesh, gradient), out_shardings=everywhere).lower(jax.device_put(state, everywhere), x)
+    lowered = jax.jit(with_mesh(mesh, gradient), out_shardings=everywhere).lower(jax.device_put(state, everywhere), x)
     assert "all-gather" not in lowered.compile().as_text()
 
 
