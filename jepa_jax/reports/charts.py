@@ -1,11 +1,11 @@
-"""The layout of charts: lines, dots, bars, scatter plots and heat maps.
+"""The layout of charts: lines, dots, scatter plots and heat maps.
 
 Charts are laid out here and not in the browser: a page is complete without JavaScript, which only adds the values under
 the pointer, the logarithmic axis and hiding a series. `reports.page.write_figure` writes the same charts as SVG files.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +24,12 @@ CAP = WIDTH / 160  # half the width of the ends of an interval
 
 
 class Series(NamedTuple):
-    """One line of a chart, its dots or its bars; values that are not finite are marked and leave a gap."""
+    """One line of a chart, or its dots; values that are not finite are marked and leave a gap."""
 
     name: str
     x: Sequence[float] | np.ndarray
     y: Sequence[float] | np.ndarray
-    style: str = "line"  # line | dots | both | points (small dots) | bars (stacked on those of earlier series)
+    style: str = "line"  # line | dots | both | points (small dots)
     intervals: Sequence[Sequence[float] | None] = ()  # low and high end at each x, drawn as a bar
     labels: Sequence[str] = ()  # texts beside the points
 
@@ -42,7 +42,6 @@ class Line(NamedTuple):
     y: np.ndarray
     bad: np.ndarray
     window: int  # of the running mean; 1 for none
-    base: np.ndarray | None = None  # of bars: where they begin
 
 
 class Axis(NamedTuple):
@@ -75,25 +74,21 @@ def line_chart(
     y_label: str = "",
     log: str = "",  # "": a linear y axis alone, "offer": a button for the logarithm, "first": begins with the logarithm
     x_log: bool = False,
-    x_ticks: Sequence[float] | Mapping[float, str] = (),  # places on the x axis, or their names; default: round values
+    x_ticks: Sequence[float] = (),  # where the x axis has numbers; by default at round values
     smooth: bool = False,  # draws long series faint under their running mean
     from_zero: bool = False,  # includes zero in the y axis
     levels: Sequence[tuple[str, float]] = (),  # named horizontal lines
-    x_levels: Sequence[tuple[str, float]] = (),  # named vertical lines
     per_x: tuple[str, float] | None = None,  # a second unit of x under the pointer: ("epoch", 1 / steps_per_epoch)
     wide: bool = False,
 ) -> Card:
     """Returns a card with one chart."""
-    lines = stack_bars([usable_line(one, x_log, smooth) for one in series])
+    lines = [usable_line(one, x_log, smooth) for one in series]
     if not any(len(line.x) or len(line.bad) for line in lines):
         return Card(title, [absent("No values were recorded.")], wide=wide)
-    places = [part for line in lines for part in (line.x, line.bad)] + [np.array([x for _, x in x_levels])]
-    width = bar_width(lines)
-    x_axis = make_x_axis(np.concatenate(places), x_log, margin=width)
+    x_axis = make_x_axis(np.concatenate([part for line in lines for part in (line.x, line.bad)]), x_log)
     ends = [end for one in series for interval in one.intervals if interval for end in interval]
     extra = np.array([value for _, value in levels] + ends, np.float64)
-    y_axes = make_y_axes(np.concatenate([*(line.y for line in lines), extra]), bool(log), from_zero or width > 0)
-    names = x_ticks if isinstance(x_ticks, Mapping) else {x: short(x) for x in x_ticks or x_axis.ticks(6)}
+    y_axes = make_y_axes(np.concatenate([*(line.y for line in lines), extra]), bool(log), from_zero)
     marked = [x for line in lines for x in np.unique(line.bad)[:: max(1, len(line.bad) // 100)]]
     colours = series_colours(len(series))
     chart = Chart(
@@ -101,8 +96,7 @@ def line_chart(
         x_label,
         y_label,
         layers=[make_layer(name, lines, levels, x_axis, axis) for name, axis in y_axes.items()],
-        x_ticks=[(100 * x_axis.place(x), name) for x, name in names.items()],
-        x_levels=[(100 * x_axis.place(x), name) for name, x in x_levels],
+        x_ticks=[(100 * x_axis.place(x), short(x)) for x in x_ticks or x_axis.ticks(6)],
         bad_marks=[WIDTH * x_axis.place(x) for x in marked],
         colours=colours,
         legend=[one.name for one in series] if len(series) > 1 else [],
@@ -197,27 +191,6 @@ def series_colours(count: int) -> list[str]:
     return [f"hsl({360 * index // count} 65% 50%)" for index in range(count)]
 
 
-def stack_bars(lines: Sequence[Line]) -> list[Line]:
-    """Returns the lines with the bars of each series on top of those of earlier series at the same x."""
-    heights: dict[float, float] = {}
-    stacked = []
-    for line in lines:
-        if line.series.style == "bars":
-            base = np.array([heights.get(x, 0.0) for x in line.x])
-            line = line._replace(base=base, y=base + line.y)
-            heights |= dict(zip(line.x, line.y, strict=True))
-        stacked.append(line)
-    return stacked
-
-
-def bar_width(lines: Sequence[Line]) -> float:
-    """Returns the width of a bar: most of the distance between neighbours; 0 in a chart without bars."""
-    places = np.unique(np.concatenate([line.x for line in lines if line.base is not None] or [np.zeros(0)]))
-    if not len(places):
-        return 0.0
-    return 0.7 * float(np.diff(places).min() if len(places) > 1 else 1.0)
-
-
 def usable_line(series: Series, x_log: bool, smooth: bool) -> Line:
     """Returns the values of a series that can be drawn, apart from those that are not finite."""
     x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
@@ -228,10 +201,8 @@ def usable_line(series: Series, x_log: bool, smooth: bool) -> Line:
     return Line(series, x[good], y[good], x[~good], int(window))
 
 
-def make_x_axis(values: np.ndarray, is_log: bool, margin: float = 0.0) -> Axis:
+def make_x_axis(values: np.ndarray, is_log: bool) -> Axis:
     """Returns the axis of all x; a linear one starts at zero if the first value is near it."""
-    if margin:
-        return Axis(values.min() - margin, values.max() + margin)
     if is_log:
         return Axis(*span(np.log10(values), 0.04), is_log=True)
     low, high = span(values, 0.0)
@@ -256,11 +227,10 @@ def make_layer(
     """Returns everything that depends on the kind of the y axis."""
     paths, labels = [], []
     for index, line in enumerate(lines):
-        paths += line_paths(index, line, x_axis, y_axis) if line.base is None else []
-        if line.base is not None:
-            paths.append(("bars", index, bar_path(line, bar_width(lines), x_axis, y_axis)))
-        for x, y, text in zip(line.x, line.y, line.series.labels, strict=False):
-            labels.append((100 * x_axis.place(x), 100 * (1 - y_axis.place(y)), text))
+        paths += line_paths(index, line, x_axis, y_axis)
+        for x, y, text in zip(line.series.x, line.series.y, line.series.labels, strict=False):
+            if np.isfinite(y):
+                labels.append((100 * x_axis.place(x), 100 * (1 - y_axis.place(y)), text))
         for x, interval in zip(line.series.x, line.series.intervals, strict=False):
             if interval and (interval[0] > 0 or not y_axis.is_log):
                 ends = y_axis.place(np.asarray(interval))
@@ -313,15 +283,6 @@ def interval_path(x: float, ends: np.ndarray) -> str:
     return f"M{at:.1f} {bottom:.2f}V{top:.2f}{caps}"
 
 
-def bar_path(line: Line, width: float, x_axis: Axis, y_axis: Axis) -> str:
-    """Returns the SVG path of the bars of a series."""
-    assert line.base is not None
-    left, right = (WIDTH * x_axis.place(line.x + side * width / 2) for side in (-1, 1))
-    bottom, top = (HEIGHT * (1 - y_axis.place(ends)) for ends in (line.base, line.y))
-    corners = zip(left, right, bottom, top, strict=True)
-    return "".join(f"M{a:.1f} {low:.2f}V{high:.2f}H{b:.1f}V{low:.2f}Z" for a, b, low, high in corners)
-
-
 def chart_notes(lines: Sequence[Line]) -> list[str]:
     """Returns how many values were not finite, and over how many the running means are taken."""
     notes = [f"{one.series.name}: {len(one.bad):,} non-finite values, marked in red." for one in lines if len(one.bad)]
@@ -332,10 +293,10 @@ def chart_notes(lines: Sequence[Line]) -> list[str]:
 
 
 def script_data(line: Line, x_log: bool) -> dict[str, Any]:
-    """Returns the values of a line as page.js reads them; those of bars are their heights."""
-    x, y = decimate(np.log10(line.x) if x_log else line.x, line.y if line.base is None else line.y - line.base)
+    """Returns the values of a line as page.js reads them."""
+    x, y = decimate(np.log10(line.x) if x_log else line.x, line.y)
     rounded = {"x": [float(f"{value:.6g}") for value in x], "y": [float(f"{value:.6g}") for value in y]}
-    return {"name": line.series.name, "bars": line.base is not None} | rounded
+    return {"name": line.series.name} | rounded
 
 
 def decimate(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:

@@ -177,14 +177,13 @@ class Layer(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A laid-out chart of lines, dots or bars (see charts.py); `data` is what page.js reads."""
+    """A laid-out chart of lines and dots (see charts.py); `data` is what page.js reads."""
 
     title: str
     x_label: str
     y_label: str
     layers: Sequence[Layer]
     x_ticks: Sequence[Label]
-    x_levels: Sequence[Label]
     bad_marks: Sequence[float]
     colours: Sequence[str]  # of each series
     legend: Sequence[str]

@@ -22,7 +22,7 @@ def hostile_parts():
     """One part of each class, with hostile text in every place for text."""
     chart = line_chart(
         HOSTILE, [Series(HOSTILE, [1, 2], [3, float("nan")], labels=[HOSTILE]), Series(HOSTILE, [1], [2])],
-        x_label=HOSTILE, y_label=HOSTILE, levels=[(HOSTILE, 1.0)], x_levels=[(HOSTILE, 1.0)], per_x=(HOSTILE, 2.0),
+        x_label=HOSTILE, y_label=HOSTILE, levels=[(HOSTILE, 1.0)], per_x=(HOSTILE, 2.0),
     )  # fmt: skip
     piece = parts.Piece(HOSTILE, 10.0, HOSTILE)
     return [

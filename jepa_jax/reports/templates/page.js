@@ -53,7 +53,7 @@ document.querySelectorAll(".chart").forEach(chart => {
       row.textContent = s.name;
       row.style.color = data.colours[i];
       row.appendChild(document.createElement("b")).textContent = text(y);
-      if (!isFinite(top) || s.bars) continue;
+      if (!isFinite(top)) continue;
       const dot = add(plot, "dot");
       dot.style.color = data.colours[i];
       dot.style.left = 100 * (s.x[k] - x0) / (x1 - x0) + "%";
