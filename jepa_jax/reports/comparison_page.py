@@ -1,4 +1,4 @@
-"""Runs side by side on one page: what they reached, how they got there, and where their configs differ."""
+"""Compares runs on one page: results, evaluations, curves, and the config keys that differ."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
 from jepa_jax.reports.page import write_page
 from jepa_jax.reports.parts import Bar, Bars, Card, Page, Section, Table, Text, absent, absent_section, card_grid
-from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
+from jepa_jax.reports.run_files import CHOSEN, SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
 from jepa_jax.reports.tables import text_table
 
 NOT_COMPARED = {
@@ -93,7 +93,7 @@ def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
 
 
 def figures_of(item: ComparedRun) -> dict[str, Any]:
-    """Returns what the last line of the command says about a run."""
+    """Returns the figures of a run in the JSON object that `jepa-jax compare` prints."""
     result = {key: item.run.summary.get(key) for key in COMPARED} | {"status": item.run.status}
     if item.evaluation:
         levels = item.evaluation.get("levels", {})
@@ -102,9 +102,9 @@ def figures_of(item: ComparedRun) -> dict[str, Any]:
 
 
 def data_warnings(runs: Sequence[ComparedRun]) -> list[str]:
-    """Returns sentences about data or numbers of test images that differ, so that accuracies cannot be compared."""
+    """Returns warnings about differing data or numbers of test images, which make accuracies incomparable."""
     warnings = []
-    sources = {item.name: item.run.choice("data", "source") for item in runs}
+    sources = {item.name: item.run.choices["data"] for item in runs}
     identities = [item.run.summary.get("data_identity") for item in runs]
     if len(set(sources.values())) > 1:
         warnings.append(f"The runs have different data ({in_brackets(sources)}): their accuracies are not comparable.")
@@ -155,10 +155,7 @@ def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Pag
 
 def summary_section(runs: Sequence[ComparedRun]) -> Section:
     """Returns the table of summaries, and what could not be read."""
-    rows = [
-        [group.capitalize(), *(item.run.choice(group, key) or "–" for item in runs)]
-        for group, key in (("method", "name"), ("model", "name"), ("data", "source"))
-    ]
+    rows = [[group.capitalize(), *(item.run.choices[group] or "–" for item in runs)] for group in CHOSEN]
     table = Table(rows + summary_rows([figures_of(item) for item in runs]), ["", *(item.name for item in runs)])
     problems = [
         absent(f"{item.name}: {text}")

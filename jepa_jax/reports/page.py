@@ -1,4 +1,4 @@
-"""Pages as data, and the templates that turn them into self-contained HTML files."""
+"""Renders pages as self-contained HTML files and charts as SVG files."""
 
 import base64
 import datetime

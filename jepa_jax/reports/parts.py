@@ -1,6 +1,9 @@
-"""The parts that pages are made of, as data; `templates/parts.html` has one macro for each class.
+"""Pages as data: sections of texts, tables, charts and pictures.
 
-No part holds HTML: the templates escape every text they show.
+`templates/parts.html` has one macro for each class of parts. No part holds HTML: the templates escape every text.
+
+    page = Page("Title", [Section("Results", [Card("Accuracy", [Table([["probe", 71.3]], ["", "%"])], note="test")])])
+    write_page("page.html", page)
 """
 
 from __future__ import annotations
@@ -46,14 +49,14 @@ class Card(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Parts side by side: style "grid" aligns them in rows of two, "columns" flows like a newspaper."""
+    """Parts side by side: style "grid" aligns them in rows of two, "columns" fills one column after the other."""
 
     parts: Sequence[Part]
     style: str = "grid"
 
 
 class Details(NamedTuple):
-    """Parts that can be folded away; the preview is shown while they are."""
+    """Parts under a heading that a click folds; folded, they show the preview."""
 
     title: str
     parts: Sequence[Part]
@@ -92,7 +95,7 @@ class Link(NamedTuple):
 
 
 class Legend(NamedTuple):
-    """What colours (red, green, blue) mean."""
+    """Explains colours (red, green, blue)."""
 
     meanings: Mapping[tuple[int, int, int], str]
 

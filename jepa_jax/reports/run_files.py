@@ -1,4 +1,4 @@
-"""The files of a run, read for its pages: a workdir whose run was killed, has diverged or has just begun reads too."""
+"""Reads the files of a run for its pages; after a killed run some may be missing or cut off."""
 
 import dataclasses
 import json
@@ -37,6 +37,7 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "compilations": ("Compilations", short),
     "params_sha256": ("SHA-256 of the parameters", str),
 }
+CHOSEN = ("method", "model", "data")  # groups of the config that name what a run is made of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,11 @@ class RunFiles:
         """Returns a value of the config as text, "" without one."""
         part = self.config.get(group)
         return str(part.get(key) or "") if isinstance(part, dict) else ""
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Returns the names of the method, the model and the data; "" where the config has none."""
+        return {group: self.choice(group, "source" if group == "data" else "name") for group in CHOSEN}
 
 
 def probe_gain(summary: Mapping[str, Any]) -> float | None:

@@ -1,7 +1,7 @@
-"""report.html of a run: what was learned beside its baselines, curves, speed, profile, views, config, environment.
+"""Writes report.html of a run: accuracies beside baselines, curves, speed, profile, views, config, environment.
 
-Every section reads what the workdir holds and says in words what is missing, so that a run that was killed, has
-diverged or has just begun has a report too.
+Every section says in words what the workdir does not hold, so that a run that was killed, has diverged or has just
+begun has a report too.
 """
 
 import pathlib
@@ -55,12 +55,11 @@ def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction
         raise UserError(f"workdir = {workdir}: there is no such directory; give the directory of a run")
     run = read_run(workdir)
     chosen = SECTIONS if sections is None else sections
-    choices = [("method", "name"), ("model", "name"), ("data", "source")]
     page = Page(
         heading=workdir.resolve().name,
         badge=run.status,
         badge_style=STATUS_STYLES.get(run.status, "warn"),
-        subtitle=" · ".join(f"{group} {run.choice(group, key)}" for group, key in choices if run.choice(group, key)),
+        subtitle=" · ".join(f"{group} {name}" for group, name in run.choices.items() if name),
         sections=[part for section in chosen if (part := _try(section, run)) is not None],
     )
     path = workdir / "report.html"
@@ -69,7 +68,7 @@ def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction
 
 
 def _try(section: SectionFunction, run: RunFiles) -> Section | None:
-    # A report is written after hours of training: a section that fails must not take the others, or the run, with it.
+    # An error in one section must lose neither the other sections nor the run that writes its report.
     try:
         return section(run)
     except Exception as error:
@@ -115,7 +114,7 @@ def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
 
 
 def accuracy(run: RunFiles) -> Section | None:
-    """Returns bars of this run's accuracies, of what they have to beat, and of published ones."""
+    """Returns bars of this run's accuracies, of its baselines, and of published accuracies."""
     if project_key_figures(run):
         return None
     images, classes = run.result("probe_train_images"), run.result("num_classes")
