@@ -213,14 +213,12 @@ def knn_map(knn: Mapping[str, Any]) -> Card:
 
 
 def scatter_charts(split: Split, classes: Sequence[str]) -> list[Card]:
-    """Returns PCA and t-SNE of features, one colour per class."""
+    """Returns PCA and, with scikit-learn, t-SNE of features, one colour per class."""
     coordinates, shares = pca(split.features)
     x_label, y_label, *_ = [*(f"component {i + 1} ({100 * share:.0f} %)" for i, share in enumerate(shares)), ""]
-    labels = split.labels if classes else None
-    return [
-        scatter_chart("PCA", coordinates, labels, classes, x_label=x_label, y_label=y_label),
-        scatter_chart("t-SNE", tsne(split.features), labels, classes),
-    ]
+    labels, embedded = split.labels if classes else None, tsne(split.features)
+    cards = [scatter_chart("PCA", coordinates, labels, classes, x_label=x_label, y_label=y_label)]
+    return cards if embedded is None else [*cards, scatter_chart("t-SNE", embedded, labels, classes)]
 
 
 def _spectra(record: Record) -> dict[str, Sequence[float]]:

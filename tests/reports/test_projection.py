@@ -1,5 +1,7 @@
 """Projections for figures: PCA of a known ellipse, t-SNE of clusters, colours of patches."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -32,3 +34,8 @@ def test_patches_of_equal_features_have_equal_colours():
     assert colours.shape == (2, 4, 4, 3) and colours.dtype == np.uint8
     assert (colours[:, :2] == colours[0, 0, 0]).all() and (colours[:, 2:] == colours[0, 3, 0]).all()
     assert not (colours[0, 0, 0] == colours[0, 3, 0]).all()
+
+
+def test_without_scikit_learn_there_is_no_tsne(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    assert tsne(RNG.normal(size=(12, 3))) is None
