@@ -106,10 +106,8 @@ def compiled_text(config: "Config", gpu: str) -> str:
     from jepa_jax.data.contract import abstract_batch
     from jepa_jax.data.facts import data_facts
     from jepa_jax.data.photos.crops import batch_spec
-    from jepa_jax.planning.absent_gpus import absent_devices
-    from jepa_jax.planning.compiling import compile_lowered
-    from jepa_jax.planning.step_compiler import program_for
-    from jepa_jax.planning.step_facts import trace_step
+    from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered
+    from jepa_jax.planning.step_compiler import program_for, trace_step
     from jepa_jax.runtime.hardware import load_table
 
     facts = data_facts(config.data, assume=True)

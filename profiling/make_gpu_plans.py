@@ -152,7 +152,7 @@ def plan_all(names: list[str], results: Results, console: Console, *, largest: b
 
 def table_row(name: str, plan: "Plan") -> str:
     from jepa_jax.base.text import gib
-    from jepa_jax.planning.plan_text import largest_text
+    from jepa_jax.reports.plan_text import largest_text
 
     estimate, request = plan.estimate, plan.request
     count = f"{request.devices} x " if request.devices > 1 else ""

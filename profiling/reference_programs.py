@@ -22,8 +22,7 @@ from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
 from jepa_jax.models import resnet, vit
-from jepa_jax.planning.absent_gpus import absent_devices, target_config
-from jepa_jax.planning.compiling import compile_lowered
+from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered, target_config
 from jepa_jax.planning.step_compiler import code_digest
 from jepa_jax.runtime.hardware import Gpu
 from jepa_jax.runtime.start import cache_folder

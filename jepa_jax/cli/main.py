@@ -25,7 +25,6 @@ COMMANDS = {
     "describe": "configs.DESCRIBE",
     "prepare-data": "prepare_data.PREPARE_DATA",
     "plan": "plan.PLAN",
-    "scale-guide": "scale_guide.SCALE_GUIDE",
     "tune": "tune.TUNE",
     "sweep": "sweep.SWEEP",
     "lr-search": "studies.LR_SEARCH",

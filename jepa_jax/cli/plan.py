@@ -3,18 +3,21 @@
   jepa-jax plan --config=rapid --gpu=rtx4090
   jepa-jax plan --config=ijepa_in1k_vitb --gpu=a100-80,h100 --topology=1x1x8 [--fsdp]
   jepa-jax plan --config=rapid --gpu=all --price_table=prices.toml --html=cards.html
-  jepa-jax plan --config=rapid --gpu=rtx4090 --frontier=frontier.png --memory_budget=10
+  jepa-jax plan --config=rapid --gpu=rtx4090 --frontier=frontier.html --memory_budget=10
+  jepa-jax plan --config=rapid --gpu=rtx3090 --ladder
 
 Compiles the training step of the config for each GPU (pip install 'jepa_jax[plan]'). Plans are cached, so asking again
-is free. Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
+is free. --ladder adds the sizes in the LADDER of the config's file, or else its batch doubled until it no longer fits:
+memory by parts, operations, predicted speed, changes that save memory, rules of thumb for the learning rate.
+
+Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
 """
 
 import argparse
-import pathlib
 from typing import Any
 
 from jepa_jax.base.console import Console
-from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK
+from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.text import parse_numbers
@@ -37,7 +40,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("price_per_hour", "PRICE", "of one GPU, in any currency; adds the price of the run", 0.0, least=0)
     parser.add_flag("price_table", "FILE", "TOML file of prices per hour, e.g. rtx4090 = 0.45", default="")
     parser.add_flag(
-        "frontier", "FILE", "compile policies of remat and accumulation, and draw memory against time to this PNG", ""
+        "frontier", "FILE", "compile policies of remat and accumulation, and draw memory against time on this page", ""
     )
     parser.add_flag("memory_budget", "GIB", "that the advice of --frontier keeps to; 0 = the card", 0.0, least=0)
     parser.add_flag("gpu_table", "FILE", "TOML file with more GPUs; see jepa_jax/runtime/hardware.toml", default="")
@@ -54,6 +57,10 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("variants", "also plan remat, accumulation and the other precision", default=True)
     parser.add_switch("largest", "look for the largest batch (never done for more than 4 GPUs)", default=True)
     parser.add_switch("loader", "measure the loader of this machine for a second", default=True)
+    parser.add_switch("ladder", "also plan a ladder of sizes, and what to change when the largest does not fit")
+    parser.add_flag(
+        "sizes_of", "LIST", "rungs to plan at every size of batches, or all; default: first and largest", ""
+    )
     parser.add_switch("check", "compare with what can be measured here: FLOPs; on a GPU also the peak memory")
 
 
@@ -61,32 +68,30 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
     if not (arguments.check and has_nvidia_driver()):
         platforms.prepare_to_plan()
 
-    from jepa_jax.planning.frontier import frontier_lines
-    from jepa_jax.planning.plan_command import PlanOptions, make_plans, plan_frontier
-    from jepa_jax.planning.plan_text import plan_json, plan_lines, row_json
-    from jepa_jax.reports.frontier_figure import frontier_figure
-    from jepa_jax.reports.page import write_page
-    from jepa_jax.reports.plan_page import plan_page
+    from jepa_jax.config.recipe import read_ladder
+    from jepa_jax.planning.plan_command import PlanOptions, make_plans
+    from jepa_jax.reports.page import Page, write_page
+    from jepa_jax.reports.parts import Section
+    from jepa_jax.reports.plan_page import frontier_chart, plan_page
+    from jepa_jax.reports.plan_text import plan_json, plan_lines
 
     config, name = planned_config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
     lists = {"gpus": tuple(arguments.gpu or ["rtx4090"]), "batch_sizes": tuple(sizes)}
     options = PlanOptions(**fields_from(arguments, PlanOptions) | lists)
-    plans, about = make_plans(config, options, console)
+    if options.frontier.endswith(".png"):
+        raise UserError(f"--frontier={options.frontier}: the chart is a page; name an HTML file")
+    plans, about = make_plans(config, options, console, read_ladder(arguments.config) if options.ladder else ())
     results = [plan_json(plan, about) for plan in plans]
     lines = [line for plan in plans for line in plan_lines(plan, about, name)]
     file = arguments.json if isinstance(arguments.json, str) else None
     if file:
         write_json(file, results)  # before the check, which may run out of memory
-    figure = b""
-    if options.frontier:
-        frontier = plan_frontier(config, plans[0], options, console)
-        frontier_figure(pathlib.Path(options.frontier), frontier, f"{name} on {plans[0].request.gpu.name}")
-        figure = pathlib.Path(options.frontier).read_bytes()
-        lines += ["", *frontier_lines(frontier)]
-        results[0]["frontier"] = [row_json(point) for point in frontier.points]
+    if plans[0].frontier:
+        title = f"{name} on {plans[0].request.gpu.name}"
+        write_page(options.frontier, Page(title, [Section("Frontier", [frontier_chart(plans[0].frontier)])]))
     if arguments.html:
-        write_page(arguments.html, plan_page(plans, about, name, figure))
+        write_page(arguments.html, plan_page(plans, about, name))
     if arguments.check:
         lines.append(check_first_plan(config, plans[0], about.data, results[0]))
         if file:
@@ -99,7 +104,7 @@ def check_first_plan(config: Any, plan: Any, data: Any, result: dict[str, Any]) 
     """Adds the error of a plan to its JSON object and returns it in words."""
     import jax
 
-    from jepa_jax.planning.plan_check import check_flops, check_peak
+    from jepa_jax.planning.plan_command import check_flops, check_peak
 
     check = check_peak(plan, data) if jax.local_devices()[0].platform == "gpu" else check_flops(config, data)
     result["check_error_percent"] = check.error_percent

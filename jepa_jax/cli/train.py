@@ -76,7 +76,7 @@ def train_with_report(
 ) -> dict[str, Any]:
     """Trains a run with the memory check of the planner and the report, which layers above `training` provide."""
     with signals_exit():
-        from jepa_jax.planning.memory_check import check_memory, explain_out_of_memory
+        from jepa_jax.reports.memory_check import check_memory, explain_out_of_memory
         from jepa_jax.reports.run_report import write_report
         from jepa_jax.training.run import train
         from jepa_jax.training.setup import Hooks

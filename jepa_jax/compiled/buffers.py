@@ -107,7 +107,7 @@ def _lives_at(moment: int, span: Range | None) -> bool:
 
 
 def _live_ranges(text: str) -> dict[str, Range]:
-    start = text.index("BufferLiveRange:")
+    start = max(0, text.find("BufferLiveRange:"))
     end = text.find("Live ranges at", start)
     lines = text[start : end if end > 0 else None].splitlines()
     return {f"{m[1]}{m[2]}": (int(m[3]), int(m[4])) for m in map(_RANGE.match, lines) if m}
@@ -123,20 +123,28 @@ class Placed(NamedTuple):
 
 
 def _allocations(text: str) -> tuple[list[Placed], list[Placed]]:
-    """Returns allocations that last for the whole call, and the values that share the rest."""
+    """Returns allocations that last for the whole call, and the values that share the rest.
+
+    What only names an allocation is optional: XLA does not promise the form of its notes.
+    """
     fixed: list[Placed] = []
     shared: list[Placed] = []
-    kind, size, waiting = "", 0, False
+    is_shared = waiting = False
     for line in text.splitlines():
         if allocation := _ALLOCATION.match(line):
-            size, kind = int(allocation[1]), allocation[2]
-            waiting = "thread-local" not in kind
-        elif waiting and (value := _VALUE.match(line)):
-            name, shape = f"{value[1]}{value[2] or '{}'}", value[5]
-            if "preallocated-temp" in kind:
-                shared.append(Placed(name, shape, int(value[3]), "shared"))
+            kind = allocation[2]
+            is_shared = "preallocated-temp" in kind
+            waiting = not is_shared and "thread-local" not in kind
+            if waiting:
+                shape = re.search(r"shape \|(.*?)\|", kind)
+                place = "parameter" if "parameter" in kind else "output"
+                fixed.append(Placed(kind.partition(",")[0], shape[1] if shape else "", int(allocation[1]), place))
+        elif (is_shared or waiting) and (value := _VALUE.match(line)):
+            name, shape_text = f"{value[1]}{value[2] or '{}'}", value[5]
+            if is_shared:
+                shared.append(Placed(name, shape_text, int(value[3]), "shared"))
             else:  # named after the first value that is placed there
-                fixed.append(Placed(name, shape, size, "parameter" if kind.startswith("parameter") else "output"))
+                fixed[-1] = fixed[-1]._replace(name=name, shape=shape_text)
                 waiting = False
     return fixed, shared
 

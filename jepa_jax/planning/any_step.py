@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,19 +9,17 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.text import gib
+from jepa_jax.base.text import Row, gib, html_tables, text_tables
 from jepa_jax.compiled.buffers import Buffer, Peak, read_peak, short_scope, source_lines
 from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
-from jepa_jax.planning.absent_gpus import absent_devices
-from jepa_jax.planning.compiling import compile_lowered, dump_folder
+from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered, dump_folder
 from jepa_jax.planning.estimate import CONTEXT_BYTES, FRAGMENTATION, WORKSPACE_MOST_BYTES, MemoryNeed, verdict_of
 from jepa_jax.planning.factors import Prediction, kernel_seconds, predict
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 
 MODES = ("train", "infer")
 SHOWN = 12  # lines of a table
-Row = Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,22 +85,10 @@ class StepPlan:
         ]
 
     def __str__(self) -> str:
-        lines = []
-        for title, rows in self.tables():
-            widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-            lines += ["", title]
-            lines += [
-                "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-            ]
-        return "\n".join(lines[1:])
+        return text_tables(self.tables())
 
     def _repr_html_(self) -> str:
-        parts = []
-        for title, rows in self.tables():
-            cells = ["".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) for row in rows]
-            body = "".join(f"<tr>{row}</tr>" for row in cells)
-            parts.append(f"<h4>{html.escape(title)}</h4><table>{body}</table>")
-        return "".join(parts)
+        return html_tables(self.tables())
 
 
 def _buffer_row(buffer: Buffer) -> Row:

@@ -2,7 +2,7 @@
 
 The memory of the compiled step is a lower bound: what only a real device decides (workspace of convolutions, CUDA's own
 memory, buffers of collectives) is added as a margin of stated parts. Kernels run one after the other: the seconds of a
-step are the sum of theirs (`speed/factors.py`), their launches and the exchanges between devices.
+step are the sum of theirs (`factors.py`), their launches and the exchanges between devices.
 """
 
 import dataclasses
@@ -11,8 +11,7 @@ from typing import Any
 from jepa_jax.config.groups import Config
 from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.factors import Prediction, predict
-from jepa_jax.planning.step_compiler import Request
-from jepa_jax.planning.step_facts import StepFacts
+from jepa_jax.planning.step_compiler import Request, StepFacts
 
 GIB = 2**30
 CONTEXT_BYTES = 600 * 2**20  # CUDA's context, handles and kernels of cuBLAS and cuDNN

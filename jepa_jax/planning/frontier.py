@@ -9,9 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.text import gib
 from jepa_jax.planning.estimate import FITS_BELOW, Estimate
-from jepa_jax.planning.plan_text import ACCUMULATION
 from jepa_jax.planning.planner import REMATS, Changes, Planner, part_counts
 from jepa_jax.planning.step_compiler import Request
 
@@ -66,23 +64,3 @@ def combinations(request: Request) -> list[tuple[str, Changes]]:
         found.append((f"remat {policy}{steps}", changes))
     own = {"train.remat": config.train.remat, "train.accum_steps": config.train.accum_steps}
     return sorted(found, key=lambda pair: pair[1] != own)
-
-
-def frontier_lines(frontier: Frontier) -> list[str]:
-    """Returns a table of the combinations and the advice."""
-    base, best = frontier.points[0], frontier.best
-    lines = [f"memory against predicted time, budget {gib(frontier.budget_bytes)} (* none is better in both):"]
-    for point in sorted(frontier.points, key=lambda point: -point.need.total):
-        slower = 100 * (base.speed.images_per_sec / point.speed.images_per_sec - 1)
-        mark = "*" if point in best else " "
-        lines.append(
-            f" {mark} {point.label:<36}{gib(point.need.peak):>12}{gib(point.need.total):>12}"
-            f"{point.speed.images_per_sec:>10,.0f} samples/s {slower:>+7.1f} % time"
-        )
-    advice = frontier.advice
-    if advice is None:
-        return [*lines, "none of them needs so little: use a smaller batch or model, or a larger budget"]
-    if any(point.changes["train.accum_steps"] != base.changes["train.accum_steps"] for point in frontier.points):
-        lines.append(ACCUMULATION)
-    flags = " ".join(f"--config.{key}={value}" for key, value in advice.changes.items())
-    return [*lines, f"advice: {advice.label}: {flags}"]

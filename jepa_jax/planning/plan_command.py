@@ -1,33 +1,44 @@
-"""Makes the plans of a config for several GPUs, as `jepa-jax plan` and the table of results need them."""
+"""Makes the plans of a config for several GPUs, as `jepa-jax plan` and the table of results need them.
+
+`check_flops` and `check_peak` compare a plan with what can be measured here.
+"""
 
 import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
+from jepa_jax.compiled.flops import Rules, jaxpr_flops
 from jepa_jax.config.groups import Config
-from jepa_jax.data.facts import data_facts
+from jepa_jax.config.recipe import LadderStep
+from jepa_jax.data.contract import abstract_batch
+from jepa_jax.data.facts import DataFacts, data_facts
+from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.models.registry import build_encoder
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
-from jepa_jax.planning.frontier import Frontier, make_frontier
+from jepa_jax.planning.frontier import make_frontier
+from jepa_jax.planning.ladder import ladder_steps, make_ladder
 from jepa_jax.planning.planner import Plan, Planner
 from jepa_jax.planning.run_cost import PlanContext
-from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
-from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
+from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder, program_for, trace_step
+from jepa_jax.program.config import changed_config
+from jepa_jax.runtime.hardware import Gpu, find_gpus, gpu_of_device, load_table
+from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
 LOADER_SECONDS = 1.0
 FEW_GPUS = 4  # up to which the largest batch is looked for on each
+MEASURED_STEPS = 3  # of a check on a GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,41 +55,65 @@ class PlanOptions:
     gpu_table: str = ""
     price_per_hour: float = 0.0
     price_table: str = ""
-    frontier: str = ""
+    frontier: str = ""  # page to draw it to; any text asks for it
     memory_budget: float = 0.0
+    ladder: bool = False
+    sizes_of: str = ""
 
 
-def make_plans(config: Config, options: PlanOptions, console: Console) -> tuple[list[Plan], PlanContext]:
-    """Returns the plan of a config for each GPU of the options, and what the plans were told from outside."""
+def make_plans(
+    config: Config, options: PlanOptions, console: Console, ladder: Sequence[LadderStep] = ()
+) -> tuple[list[Plan], PlanContext]:
+    """Returns the plan of a config for each GPU of the options, and what the plans were told from outside.
+
+    Args:
+        config: to plan.
+        options: the flags.
+        console: is told about compilations.
+        ladder: steps of the recipe's LADDER, for `options.ladder`.
+    """
     table = load_table(options.gpu_table or None)
     gpus = find_gpus(options.gpus, table)
     devices = num_devices(options.topology)
     require_wheels()
-    if min(options.batch_sizes, default=2) < 2:
-        raise UserError(f"--batch_sizes={','.join(map(str, options.batch_sizes))}: a batch has at least 2 samples")
-    grain = devices * config.train.accum_steps
-    for size in options.batch_sizes:
-        if size % grain:
-            raise UserError(
-                f"--batch_sizes={size}: {devices} devices x {config.train.accum_steps} accumulation steps do not "
-                f"divide it; use a multiple of {grain}"
-            )
-    data = data_facts(config.data, assume=True)
-    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
+    check_batch_sizes(options.batch_sizes, devices, config.train.accum_steps)
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
+    few = len(requests) <= FEW_GPUS
+    for flag, value in (("batch_sizes", options.batch_sizes), ("ladder", options.ladder)):
+        if value and not few:
+            raise UserError(f"--{flag}: not for more than {FEW_GPUS} GPUs at once; name fewer in --gpu")
+    steps = ladder_steps(requests[0], ladder, options.sizes_of)
     prices = read_prices(options.price_table, table) if options.price_table else {}
+    data = data_facts(config.data, assume=True)
+    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     planner = Planner(compiler, table)
-    wanted: dict[str, Any] = {
-        "batch_sizes": options.batch_sizes,
-        "variants": options.variants,
-        "largest": options.largest,
-    }
-    if options.batch_sizes and len(requests) > FEW_GPUS:
-        raise UserError(f"--batch_sizes: not for more than {FEW_GPUS} GPUs at once; name fewer in --gpu")
-    plans = planner.plans(requests, **wanted) if len(requests) <= FEW_GPUS else each_plan(planner, requests, console)
+    plans = (
+        planner.plans(requests, batch_sizes=options.batch_sizes, variants=options.variants, largest=options.largest)
+        if few
+        else each_plan(planner, requests, console)
+    )
+    if options.frontier:
+        frontier = make_frontier(planner, plans[0].request, round(options.memory_budget * 2**30))
+        plans[0] = dataclasses.replace(plans[0], frontier=frontier)
+    if options.ladder:
+        ladders = [make_ladder(planner, plan.request, steps, options.sizes_of) for plan in plans]
+        plans = [dataclasses.replace(plan, ladder=one) for plan, one in zip(plans, ladders, strict=True)]
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
     return plans, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config))
+
+
+def check_batch_sizes(sizes: Sequence[int], devices: int, accum_steps: int) -> None:
+    """Raises UserError for a size of --batch_sizes that is too small or that devices do not divide."""
+    if min(sizes, default=2) < 2:
+        raise UserError(f"--batch_sizes={','.join(map(str, sizes))}: a batch has at least 2 samples")
+    grain = devices * accum_steps
+    for size in sizes:
+        if size % grain:
+            raise UserError(
+                f"--batch_sizes={size}: {devices} devices x {accum_steps} accumulation steps do not divide it; "
+                f"use a multiple of {grain}"
+            )
 
 
 def each_plan(planner: Planner, requests: Sequence[Request], console: Console) -> list[Plan]:
@@ -115,14 +150,6 @@ def feature_numbers(config: Config) -> int:
     return int(encoder.feature_dim) * (4 if config.eval.pool == "grid2" else 1)
 
 
-def plan_frontier(config: Config, plan: Plan, options: PlanOptions, console: Console) -> Frontier:
-    """Returns the frontier of memory against time of the config on the GPU of a plan."""
-    data = data_facts(config.data, assume=True)
-    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
-    planner = Planner(compiler, load_table(options.gpu_table or None))
-    return make_frontier(planner, plan.request, round(options.memory_budget * 2**30))
-
-
 def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counter) -> tuple[float | None, str]:
     """Returns the images per second that this machine's loader delivers, or None and why they were not measured."""
     if config.data.pipeline == "device":
@@ -143,3 +170,59 @@ def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counte
             return images / (clock() - started), ""
     except UserError as error:  # the plan itself does not need the data
         return None, str(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanCheck:
+    """A predicted figure beside the one it is compared with."""
+
+    what: str
+    predicted: float
+    measured: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted / self.measured - 1)
+
+    def line(self) -> str:
+        return (
+            f"check: {self.what}: predicted {self.predicted:,.4g}, {self.measured:,.4g} ({self.error_percent:+.2f} %)"
+        )
+
+
+def check_flops(config: Config, data: DataFacts) -> PlanCheck:
+    """Compares the operations of a step on one CPU device with XLA's analysis; both count a loop body once."""
+    config = changed_config(config, {"mesh.data": -1, "mesh.fsdp": 1})
+    program = program_for(config, data, jax.devices("cpu")[:1])
+    traced = trace_step(program, abstract_batch(batch_spec(config, data.spec), config.data.batch_size))
+    counted = jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cpu", loops_once=True, elementwise=True))
+    xla = traced.lower().cost_analysis()["flops"]
+    return PlanCheck("operations per step on CPU, against XLA's count", counted, xla)
+
+
+def check_peak(plan: Plan, data: DataFacts) -> PlanCheck:
+    """Runs a few steps on the GPUs of this machine and compares their allocator's peak with the plan's."""
+    config, wanted = plan.request.config, plan.request.devices
+    devices = jax.local_devices()
+    here = gpu_of_device(devices[0].device_kind, None, load_table())
+    if here is None or here.name != plan.request.gpu.name or len(devices) < wanted:
+        raise UserError(
+            f"--check: the plan is for {wanted} x {plan.request.gpu.name}, this machine has "
+            f"{len(devices)} x {devices[0].device_kind}; check a plan on the GPUs it is for"
+        )
+    program = program_for(config, data, devices[:wanted])
+    sample, batch = (
+        {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract_batch(spec, config.data.batch_size).items()}
+        for spec in (data.spec, batch_spec(config, data.spec))
+    )
+    try:
+        state = program.factory.create(config.train.seed, sample)
+        for _ in range(MEASURED_STEPS):
+            state, metrics = program.train_step(state, batch)
+        jax.block_until_ready(metrics)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"--check: memory ran out; the plan says: {plan.estimate.verdict}") from error
+    peak = (devices[0].memory_stats() or {})["peak_bytes_in_use"]
+    return PlanCheck("peak bytes of a device, against its allocator", plan.estimate.facts.peak_bytes, peak)

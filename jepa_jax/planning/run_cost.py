@@ -4,10 +4,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from jepa_jax.base.text import gib
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import FITS_BELOW, verdict_of
 from jepa_jax.planning.planner import Plan
 from jepa_jax.program.build import Length
 from jepa_jax.runtime.hardware import Gpu
@@ -104,13 +102,3 @@ def evaluation_bytes(plan: Plan, context: PlanContext) -> int:
     # Features are there twice, as extracted and scaled to unit length; k-NN compares a block of queries with all.
     needed = 2 * features + QUERIES * train * FEATURE_BYTES
     return round(needed) + plan.estimate.facts.state_bytes + plan.estimate.need.context
-
-
-def evaluation_lines(plan: Plan, context: PlanContext) -> list[str]:
-    """Returns what evaluation needs, and what to set if it does not fit."""
-    needed, capacity = evaluation_bytes(plan, context), plan.estimate.capacity
-    if not needed:
-        return []
-    verdict = verdict_of(needed, capacity)
-    advice = "" if needed <= FITS_BELOW * capacity else "; set config.eval.max_images"
-    return [f"evaluation (k-NN and probe hold all features on one device): {gib(needed)}, {verdict}{advice}"]

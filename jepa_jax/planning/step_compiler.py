@@ -16,24 +16,27 @@ from importlib import metadata
 from typing import Any
 
 import jax
+import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
-from jepa_jax.compiled.kernels import Kernel
+from jepa_jax.compiled.flops import Rules, jaxpr_flops
+from jepa_jax.compiled.hlo import parse_hlo
+from jepa_jax.compiled.kernels import Kernel, read_kernels
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Spec, abstract_batch
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.planning.absent_gpus import (
+    COMPILER_OPTIONS,
     absent_devices,
+    compile_lowered,
     installed_wheels,
     num_devices,
     require_wheels,
     target_config,
 )
-from jepa_jax.planning.compiling import COMPILER_OPTIONS
-from jepa_jax.planning.step_facts import StepFacts, compile_step, trace_step
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.hardware import Gpu
@@ -43,7 +46,7 @@ from jepa_jax.runtime.start import cache_folder
 PACKAGES = ("jax", "jaxlib", "flax", "optax")  # whose versions decide about a compiled program
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 # The code that makes facts of a program.
-READERS = ("planning/step_facts.py", "compiled/hlo.py", "compiled/kernels.py", "compiled/flops.py")
+READERS = ("planning/step_compiler.py", "compiled/hlo.py", "compiled/kernels.py", "compiled/flops.py")
 MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 
 
@@ -51,13 +54,16 @@ MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 class Request:
     """A config to compile for a GPU; `topology` is slices x hosts x GPUs per host.
 
-    `elements` are those of one bucket of the data, if batches are to have its size instead of the largest. `unlimited`
-    pretends that the GPU has endless memory, so that XLA keeps everything that it can.
+    Attributes:
+        data: facts of the data, if they are not those of the compiler.
+        elements: of one bucket of the data, if batches are to have its size instead of the largest.
+        unlimited: pretends that the GPU has endless memory, so that XLA keeps everything that it can.
     """
 
     config: Config
     gpu: Gpu
     topology: str = "1x1x1"
+    data: DataFacts | None = None
     elements: Spec | None = None
     unlimited: bool = False
 
@@ -83,6 +89,39 @@ class Request:
         return f"{count}{self.gpu.name}: {', '.join(parts)}"
 
 
+@dataclasses.dataclass(frozen=True)
+class StepFacts:
+    """What the compilation of one step reveals. Bytes are per device; operations are of all devices together."""
+
+    devices: int
+    argument_bytes: int  # state and batch
+    alias_bytes: int  # outputs that reuse the memory of donated arguments
+    temp_bytes: int
+    peak_bytes: int  # including arguments
+    state_bytes: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    target_bytes: int
+    batch_bytes: int
+    flops: int
+    kernels: list[Kernel]
+    collectives: dict[str, list[int]]  # kind: [count per step, bytes that a device sends]
+    largest_convolution_bytes: int
+    convolutions: int
+    encoder_float32_products: list[str]
+    host_calls: list[str]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the kernels of a step read and write, as if nothing stayed in the cache."""
+        return sum(kernel.bytes * kernel.runs for kernel in self.kernels)
+
+    @property
+    def recomputed(self) -> int:
+        """Kernels that XLA runs again in a step, because their results would not fit."""
+        return sum(kernel.recomputed for kernel in self.kernels)
+
+
 def program_for(config: Config, data: DataFacts, devices: Sequence[Any]) -> Program:
     """Returns the program that training would run on these devices."""
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, devices)
@@ -91,6 +130,55 @@ def program_for(config: Config, data: DataFacts, devices: Sequence[Any]) -> Prog
     num_train = max(data.num_train, config.data.batch_size)
     sample = abstract_batch(data.spec, config.data.batch_size)
     return build_program(config, num_train=num_train, num_classes=data.num_classes, sample=sample, mesh=mesh)
+
+
+def trace_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+    """Returns the step as a jaxpr that can be lowered; nothing is computed."""
+    step: Any = program.train_step
+    return step.trace(program.factory.abstract, batch)
+
+
+def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], traced: Any, lowered: Any) -> StepFacts:
+    """Compiles a step for the devices of its program's mesh and reads the facts from the result.
+
+    Args:
+        program: the program over the devices to compile for.
+        batch: shapes of a batch.
+        traced: the step as `trace_step` returns it.
+        lowered: `traced.lower()`.
+    """
+    compiled = compile_lowered(lowered)
+    memory = compiled.memory_analysis()
+    hlo = parse_hlo(compiled.as_text())
+    products = hlo.products()
+    state = program.factory.abstract
+    return StepFacts(
+        devices=program.mesh.size,
+        argument_bytes=memory.argument_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        peak_bytes=memory.peak_memory_in_bytes,
+        state_bytes=device_bytes(state),
+        parameter_bytes=device_bytes(state.params),
+        optimizer_bytes=device_bytes(state.opt_state),
+        target_bytes=device_bytes([state.target, state.target_stats]),
+        batch_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in batch.values()) // program.mesh.size,
+        flops=jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda")),
+        kernels=read_kernels(hlo),
+        collectives=hlo.collectives(),
+        largest_convolution_bytes=hlo.largest_convolution_bytes(),
+        convolutions=sum(p.kind == "convolution" for p in products),
+        encoder_float32_products=[p.scope for p in products if "encoder" in p.scope and "f32" in p.types],
+        host_calls=hlo.host_calls(),
+    )
+
+
+def device_bytes(tree: Any) -> int:
+    """Returns the bytes of a tree's arrays on one device, as their shardings lay them out."""
+    return sum(
+        int(np.prod(leaf.sharding.shard_shape(leaf.shape), dtype=np.int64)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 class StepCompiler:
@@ -119,8 +207,9 @@ class StepCompiler:
         if kept := self._read(by_config):
             return pool.submit(self._write, kept)
         devices = absent_devices(request.gpu, request.topology, request.unlimited)
-        program = program_for(request.config, self.data, devices)
-        elements = batch_spec(request.config, request.elements or self.data.spec)
+        data = request.data or self.data
+        program = program_for(request.config, data, devices)
+        elements = batch_spec(request.config, request.elements or data.spec)
         batch = abstract_batch(elements, request.config.data.batch_size)
         traced = trace_step(program, batch)
         lowered = traced.lower()
@@ -136,7 +225,7 @@ class StepCompiler:
         if ":" in request.config.method.name + request.config.model.name:
             return ""
         config = json.dumps(flatten(request.config), sort_keys=True, default=list)
-        return _digest(request, config, f"{self.data} {request.elements}", code_digest("**/*.py"))
+        return _digest(request, config, f"{request.data or self.data} {request.elements}", code_digest("**/*.py"))
 
     def _read(self, digest: str) -> StepFacts | None:
         if not self.folder or not digest:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from jepa_jax.base.text import duration, gib
+from jepa_jax.base.text import GIB, duration, gib
 from jepa_jax.compiled.buffers import short_scope
 from jepa_jax.planning.estimate import FITS, NO, Estimate
 from jepa_jax.planning.factors import kernel_seconds
-from jepa_jax.planning.plan_text import ACCUMULATION, largest_text, plan_lines, recomputation_lines
-from jepa_jax.planning.planner import Plan
+from jepa_jax.planning.frontier import Frontier
+from jepa_jax.planning.planner import REMATS, Plan
 from jepa_jax.planning.run_cost import PlanContext, run_cost
-from jepa_jax.reports.page import Page, PageSection, embed_image
+from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.page import Page
 from jepa_jax.reports.parts import (
     Bar,
     Bars,
@@ -20,33 +21,43 @@ from jepa_jax.reports.parts import (
     KeyFigures,
     Part,
     Piece,
+    Section,
     StackedBar,
     StackedBars,
     Table,
     Text,
 )
+from jepa_jax.reports.plan_text import (
+    ACCUMULATION,
+    ESTIMATE_COLUMNS,
+    estimate_cells,
+    flags,
+    ladder_tables,
+    largest_text,
+    memory_parts,
+    plan_lines,
+    recomputation_lines,
+)
 
 KERNELS = 12  # rows of the table of kernels
 STYLES = {FITS: "good", NO: "bad"}  # anything else: "warn"
-PARTS = {
-    "state": "parameters", "optimizer": "optimizer", "target": "EMA target", "batch": "batch and statistics",
-    "activations": "activations, gradients, temporaries", "data": "data beside it", "margin": "margin",
-}  # fmt: skip
+PART_STYLES = ("state", "optimizer", "target", "batch", "activations", "data", "margin")  # of `memory_parts`
 
 
-def plan_page(plans: Sequence[Plan], context: PlanContext, name: str, frontier_png: bytes = b"") -> Page:
-    """Returns the page of the plans of one config; a figure of the frontier belongs to the first of them."""
-    sections = [PageSection("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
-    for index, plan in enumerate(plans):
+def plan_page(plans: Sequence[Plan], context: PlanContext, name: str) -> Page:
+    """Returns the page of the plans of one config."""
+    sections = [Section("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
+    for plan in plans:
         parts: list[Part] = [*head(plan, context), memory_card(plan.estimate), kernels_card(plan.estimate)]
         parts += [variants_card(plan)]
         parts += [ways_card(plan)] if plan.ways_out else []
-        if frontier_png and not index:
-            figure = embed_image(frontier_png, "memory against predicted time", "picture")
-            parts.append(Card("Memory against time", [figure], "Each combination was compiled; none beats the line."))
+        parts += [frontier_chart(plan.frontier)] if plan.frontier else []
+        if plan.ladder:
+            tables = ladder_tables(plan.ladder)
+            parts += [Card(table.title.capitalize(), [Table(table.rows, table.header)], table.note) for table in tables]
         text = Text("\n".join(plan_lines(plan, context, name)).strip(), "preformatted")
         parts.append(Details("The plan as text", [text]))
-        sections.append(PageSection(f"{plan.request.devices} x {plan.request.gpu.name}", parts))
+        sections.append(Section(f"{plan.request.devices} x {plan.request.gpu.name}", parts))
     return Page(f"Plan of {name}", sections)
 
 
@@ -97,16 +108,11 @@ def memory_card(estimate: Estimate) -> Card:
 
 def memory_bar(estimate: Estimate) -> StackedBars:
     """Returns the memory that a step needs as a divided bar; a labelled line marks the memory of the card."""
-    facts, need = estimate.facts, estimate.need
-    own = facts.parameter_bytes + facts.optimizer_bytes + facts.target_bytes
-    sizes = {
-        "state": facts.parameter_bytes, "optimizer": facts.optimizer_bytes, "target": facts.target_bytes,
-        "batch": max(0, facts.argument_bytes - own), "activations": need.peak - max(own, facts.argument_bytes),
-        "data": need.data, "margin": need.margin,
-    }  # fmt: skip
+    need, parts = estimate.need, memory_parts(estimate)
     whole = max(estimate.capacity, need.total)
-    legend = {style: f"{PARTS[style]} {gib(size)}" for style, size in sizes.items() if size}
-    pieces = [Piece(style, 100 * sizes[style] / need.total, label) for style, label in legend.items()]
+    shown = [(style, name, size) for style, (name, size) in zip(PART_STYLES, parts.items(), strict=True) if size]
+    legend = {style: f"{name} {gib(size)}" for style, name, size in shown}
+    pieces = [Piece(style, 100 * size / need.total, legend[style]) for style, _, size in shown]
     bar = StackedBar(
         pieces,
         width=100 * need.total / whole,
@@ -142,22 +148,24 @@ def variants_card(plan: Plan) -> Card:
 
 def ways_card(plan: Plan) -> Card:
     """Returns the changes that make the config fit, with their flags."""
-    rows = [[*estimate_cells(way), " ".join(_flags(way))] for way in plan.ways_out]
+    rows = [[*estimate_cells(way), flags(way)] for way in plan.ways_out]
     note = ACCUMULATION if any("train.accum_steps" in way.changes for way in plan.ways_out) else ""
     return Card("Ways out", [Table(rows, [*ESTIMATE_COLUMNS, "flags"])], note)
 
 
-ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
+def frontier_chart(frontier: Frontier) -> Card:
+    """Returns a chart of memory over predicted time: combinations by policy, the line that none beats, the budget."""
+    series = [_frontier_series("none is better in both", frontier.best, "line")]
+    for policy in REMATS:
+        own = [point for point in frontier.points if point.changes["train.remat"] == policy]
+        series += [_frontier_series(f"remat {policy}", own, "dots")] if own else []
+    budget = ("budget", frontier.budget_bytes / GIB)
+    return line_chart(
+        "Memory against time", series, x_label="predicted ms per step", y_label="GiB needed", from_zero=True,
+        levels=[budget], wide=True,
+    )  # fmt: skip
 
 
-def estimate_cells(estimate: Estimate) -> list[str]:
-    """Returns the cells of a row of a table of estimates."""
-    again = ", XLA recomputes" if estimate.facts.recomputed else ""
-    return [
-        estimate.label, f"{estimate.batch_size:,}", gib(estimate.need.peak), gib(estimate.need.total),
-        estimate.verdict + again, f"{estimate.speed.images_per_sec:,.0f}",
-    ]  # fmt: skip
-
-
-def _flags(estimate: Estimate) -> list[str]:
-    return [f"--config.{key}={value}" for key, value in estimate.changes.items() if key != "gpu"]
+def _frontier_series(name: str, points: Sequence[Estimate], style: str) -> Series:
+    placed = sorted((1e3 * point.speed.seconds, point.need.total / GIB) for point in points)
+    return Series(name, [x for x, _ in placed], [y for _, y in placed], style)

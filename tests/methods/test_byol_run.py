@@ -19,8 +19,7 @@ from jepa_jax.evals.evaluate import evaluate
 from jepa_jax.evals.inference import load_run
 from jepa_jax.planning.estimate import FITS
 from jepa_jax.planning.planner import Planner
-from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for
-from jepa_jax.planning.step_facts import trace_step
+from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for, trace_step
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.run import train

@@ -5,7 +5,7 @@ import dataclasses
 from jepa_jax.compiled.kernels import CONVOLUTION, Kernel
 from jepa_jax.data.contract import element_bytes, image_spec
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.planning.step_facts import StepFacts
+from jepa_jax.planning.step_compiler import StepFacts
 from jepa_jax.runtime.hardware import load_table
 
 GIB = 2**30
@@ -29,7 +29,8 @@ class LineCompiler:
         images = batch / devices / config.train.accum_steps
         each = self.per_image * {"none": 1, "light": 0.7, "full": 0.3}[config.train.remat]
         each *= 2 if config.train.precision == "float32" else 1
-        each *= element_bytes(request.elements or self.data.spec) / element_bytes(self.data.spec)
+        spec = (request.data or self.data).spec
+        each *= element_bytes(request.elements or spec) / element_bytes(spec)
         state = self.state // config.mesh.fsdp
         peak = round(1.5 * state + each * images)
         return StepFacts(

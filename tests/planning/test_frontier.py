@@ -2,11 +2,12 @@
 
 import pytest
 
-from jepa_jax.planning.frontier import combinations, frontier_lines, make_frontier
+from jepa_jax.planning.frontier import combinations, make_frontier
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.program.config import load_config
-from jepa_jax.reports.frontier_figure import frontier_figure
+from jepa_jax.reports.plan_page import frontier_chart
+from jepa_jax.reports.plan_text import frontier_lines
 from tests.planning.line_compiler import GIB, TABLE, LineCompiler
 
 
@@ -32,11 +33,12 @@ def test_no_combination_beats_one_of_the_frontier_and_the_advice_keeps_to_the_bu
     assert advice.speed.images_per_sec == max(point.speed.images_per_sec for point in inside)
 
 
-def test_the_advice_is_printed_with_its_flags_and_drawn(frontier, tmp_path):
+def test_the_advice_is_printed_with_its_flags_and_drawn(frontier):
     text = "\n".join(frontier_lines(frontier))
     assert "advice: " in text and "--config.train.remat=" in text and text.count(" * ") >= len(frontier.best)
-    frontier_figure(tmp_path / "frontier.png", frontier, "rapid")
-    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    (chart,) = frontier_chart(frontier).parts
+    assert chart.legend == ["none is better in both", "remat none", "remat light", "remat full"]
+    assert [text for layer in chart.layers for _, text in layer.levels] == ["budget"]
 
 
 def test_a_budget_that_nothing_keeps_to_is_said():

@@ -1,21 +1,17 @@
-"""Plans: the arithmetic, with a compiler whose memory is known, and the command."""
+"""Plans: the arithmetic, with a compiler whose memory is known."""
 
 import dataclasses
-import io
 
 import pytest
 
-from jepa_jax.base.console import Console
-from jepa_jax.base.errors import UserError
 from jepa_jax.compiled.kernels import CONVOLUTION
-from jepa_jax.planning import plan_command
 from jepa_jax.planning.estimate import FITS, FITS_BELOW, NO, TIGHT, exchange_seconds, memory_need
 from jepa_jax.planning.factors import LAUNCH_SECONDS, TRAFFIC, factors_of
-from jepa_jax.planning.plan_text import plan_json, plan_lines
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.run_cost import PlanContext, run_cost
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.program.config import load_config
+from jepa_jax.reports.plan_text import plan_json, plan_lines
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler, RecomputingCompiler
 
 LABELS = ["as configured", "remat light", "remat full", "2 accumulation steps", "float32"]
@@ -212,55 +208,3 @@ def test_the_loader_is_compared_with_what_the_gpu_takes():
     assert any("25 % of that: the loader would set the speed" in line for line in slow)
     fast = plan_lines(plan, PlanContext(CIFAR, loader_images_per_sec=needed * 2), "rapid")
     assert any(line.endswith("enough") for line in fast)
-
-
-# --- the command ---
-
-
-def test_mistakes_are_answered_before_anything_is_compiled(tmp_path):
-    for options, message in (
-        (plan_command.PlanOptions(("rtx9999",)), "--gpu=rtx9999: unknown"),
-        (plan_command.PlanOptions(("h100",), topology="8"), "--topology=8"),
-        (plan_command.PlanOptions(("h100",), batch_sizes=(1,)), "at least 2 samples"),
-        (plan_command.PlanOptions(("h100",), topology="1x1x8", batch_sizes=(500,)), "use a multiple of 8"),
-    ):
-        with pytest.raises(UserError, match=message):
-            plan_command.make_plans(load_config("rapid"), options, Console(io.StringIO()))
-
-
-def test_prices_are_read_by_gpu_and_mistakes_are_named(tmp_path):
-    file = tmp_path / "prices.toml"
-    file.write_text("rtx4090 = 0.45\nh100 = 3")
-    prices = plan_command.read_prices(str(file), TABLE)
-    plan, _ = line_plan(variants=False)
-    dear = run_cost(plan, PlanContext(CIFAR, price_per_hour=9.0, prices=prices))
-    assert dear.prices[0] == pytest.approx(0.45 * dear.seconds[0] / 3600)
-    for text, message in (("rtx9 = 1", "rtx9: no GPU of the table"), ("h100 = 'x'", "h100 = 'x': a price per hour")):
-        file.write_text(text)
-        with pytest.raises(UserError, match=message):
-            plan_command.read_prices(str(file), TABLE)
-
-
-def test_the_features_that_evaluation_holds_are_planned():
-    plan, _ = line_plan(variants=False)
-    assert plan_command.feature_numbers(load_config("rapid")) == 512
-    text = "\n".join(plan_lines(plan, PlanContext(CIFAR, feature_numbers=512), "rapid"))
-    assert "evaluation (k-NN and probe hold all features on one device)" in text and "fits" in text
-    huge = PlanContext(dataclasses.replace(CIFAR, num_train=14_000_000), feature_numbers=2048)
-    assert "set config.eval.max_images" in "\n".join(plan_lines(plan, huge, "rapid"))
-
-
-def test_many_gpus_are_planned_without_a_search_and_one_that_fails_is_left_out():
-    class Failing(LineCompiler):
-        def all_facts(self, requests):
-            if requests[0].gpu.key == "t4":
-                raise UserError("XLA could not compile")
-            return super().all_facts(requests)
-
-    line, out = Failing(), io.StringIO()
-    requests = [Request(load_config("rapid"), TABLE[key]) for key in ("t4", "rtx4090", "h100")]
-    plans = plan_command.each_plan(Planner(line, TABLE), requests, Console(out))
-    assert [plan.request.gpu.key for plan in plans] == ["rtx4090", "h100"] and len(line.asked) == 2
-    assert "t4 is left out" in out.getvalue()
-    assert plan_json(plans[0], PlanContext(CIFAR))["largest_batch"] is None
-    assert "not searched" in "\n".join(plan_lines(plans[0], PlanContext(CIFAR), "rapid"))

@@ -12,10 +12,10 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.text import gib
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.planning.plan_text import pool_lines, ways_out_lines
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
 from jepa_jax.program.build import Program
+from jepa_jax.reports.plan_text import pool_lines, ways_out_lines
 from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, gpu_of_device, load_table
 from jepa_jax.runtime.peers import is_first

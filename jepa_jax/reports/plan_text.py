@@ -1,21 +1,26 @@
 """Plans as text for the terminal and as JSON objects."""
 
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jepa_jax.base.text import duration, gib
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import FITS_BELOW, Estimate
-from jepa_jax.planning.largest_batch import BATCH_GRAIN, LargestBatch
-from jepa_jax.planning.planner import Plan
-from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, evaluation_lines, run_cost
-from jepa_jax.planning.step_facts import StepFacts
+from jepa_jax.planning.estimate import FITS_BELOW, Estimate, verdict_of
+from jepa_jax.planning.frontier import Frontier
+from jepa_jax.planning.ladder import Ladder, Rung, mean_samples_per_sec
+from jepa_jax.planning.planner import BATCH_GRAIN, LargestBatch, Plan
+from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, run_cost
+from jepa_jax.planning.step_compiler import StepFacts
+from jepa_jax.program.optim import scaled_learning_rate
+from jepa_jax.reports.tables import text_table
 from jepa_jax.runtime.allocator import POOL_FRACTION, POOL_VARIABLE
 
 FACTS_IN_JSON = (
     "peak_bytes", "argument_bytes", "temp_bytes", "parameter_bytes", "optimizer_bytes", "target_bytes", "alias_bytes",
     "state_bytes", "collectives", "host_calls",
 )  # fmt: skip
+WIDTH = 120  # characters of a line of notes on a terminal
 ACCUMULATION = "Accumulation keeps the batch; losses and norms over a batch see one part at a time."
 
 
@@ -36,7 +41,9 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
         *speed_lines(plan, context),
     ]
     advice = pool_lines(estimate) if estimate.fits else ways_out_lines(plan.ways_out)
-    return [*lines, "", *advice] if advice else lines
+    lines += ["", *advice] if advice else []
+    lines += ["", *frontier_lines(plan.frontier)] if plan.frontier else []
+    return lines + (ladder_lines(plan.ladder) if plan.ladder else [])
 
 
 def memory_lines(estimate: Estimate) -> list[str]:
@@ -149,8 +156,7 @@ def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
         lines.append(
             f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} samples/s"
         )
-        flags = [f"--config.{key}={value}" for key, value in way.changes.items() if key != "gpu"]
-        lines += [f"      {' '.join(flags)}"] if flags else []
+        lines += [f"      {flags(way)}"] if flags(way) else []
     if any("train.accum_steps" in way.changes for way in ways):
         lines.append(ACCUMULATION)
     return lines
@@ -207,6 +213,174 @@ def _loader_line(plan: Plan, context: PlanContext) -> str:
     return f"{text}; measured on this machine: {rate:,.0f}, {verdict}"
 
 
+def evaluation_lines(plan: Plan, context: PlanContext) -> list[str]:
+    """Returns what evaluation needs, and what to set if it does not fit."""
+    needed, capacity = evaluation_bytes(plan, context), plan.estimate.capacity
+    if not needed:
+        return []
+    verdict = verdict_of(needed, capacity)
+    advice = "" if needed <= FITS_BELOW * capacity else "; set config.eval.max_images"
+    return [f"evaluation (k-NN and probe hold all features on one device): {gib(needed)}, {verdict}{advice}"]
+
+
+def frontier_lines(frontier: Frontier) -> list[str]:
+    """Returns a table of the combinations and the advice."""
+    base, best = frontier.points[0], frontier.best
+    lines = [f"memory against predicted time, budget {gib(frontier.budget_bytes)} (* none is better in both):"]
+    for point in sorted(frontier.points, key=lambda point: -point.need.total):
+        slower = 100 * (base.speed.images_per_sec / point.speed.images_per_sec - 1)
+        mark = "*" if point in best else " "
+        lines.append(
+            f" {mark} {point.label:<36}{gib(point.need.peak):>12}{gib(point.need.total):>12}"
+            f"{point.speed.images_per_sec:>10,.0f} samples/s {slower:>+7.1f} % time"
+        )
+    advice = frontier.advice
+    if advice is None:
+        return [*lines, "none of them needs so little: use a smaller batch or model, or a larger budget"]
+    if any(point.changes["train.accum_steps"] != base.changes["train.accum_steps"] for point in frontier.points):
+        lines.append(ACCUMULATION)
+    return [*lines, f"advice: {advice.label}: {flags(advice)}"]
+
+
+def flags(estimate: Estimate) -> str:
+    """Returns the changes of an estimate as flags."""
+    values = {key: value for key, value in estimate.changes.items() if key != "gpu"}
+    text = {key: ",".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for key, v in values.items()}
+    return " ".join(f"--config.{key}={value}" for key, value in text.items())
+
+
+ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
+
+
+def estimate_cells(estimate: Estimate) -> list[str]:
+    """Returns the cells of a row of a table of estimates."""
+    again = ", XLA recomputes" if estimate.facts.recomputed else ""
+    return [
+        estimate.label, f"{estimate.batch_size:,}", gib(estimate.need.peak), gib(estimate.need.total),
+        estimate.verdict + again, f"{estimate.speed.images_per_sec:,.0f}",
+    ]  # fmt: skip
+
+
+def memory_parts(estimate: Estimate) -> dict[str, int]:
+    """Returns the bytes that one device must hold, by what they are; together they are the need."""
+    facts, need = estimate.facts, estimate.need
+    own = {"parameters": facts.parameter_bytes, "optimizer": facts.optimizer_bytes, "EMA target": facts.target_bytes}
+    rest = max(0, facts.argument_bytes - sum(own.values()))
+    return {
+        **own,
+        "batch and statistics": rest,
+        "activations, gradients, temporaries": need.peak - sum(own.values()) - rest,
+        "data beside it": need.data,
+        "margin": need.margin,
+    }
+
+
+class LadderTable(NamedTuple):
+    """A table of a ladder, with what it says in words."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str
+
+
+def ladder_tables(ladder: Ladder) -> list[LadderTable]:
+    """Returns the tables of a ladder: memory, speed and rates, what to change, sizes; those without rows left out."""
+    tables = [_memory_table(ladder.rungs), _rung_table(ladder.rungs), _retreat_table(ladder), _size_table(ladder.sizes)]
+    return [table for table in tables if table.rows]
+
+
+def _memory_table(rungs: Sequence[Rung]) -> LadderTable:
+    parts = [name for name in memory_parts(rungs[0].estimate) if any(memory_parts(r.estimate)[name] for r in rungs)]
+    rows = [
+        [rung.name, *(gib(memory_parts(rung.estimate)[name]) for name in parts), gib(rung.estimate.need.total)]
+        + ["-".join(f"{figure:g}" for figure in rung.claimed_gb), rung.estimate.verdict]
+        for rung in rungs
+    ]
+    note = (
+        f"Per device, of {gib(rungs[0].estimate.capacity)}. The margin is an assumption (docs/guides/plan.md); claimed "
+        "are GB as published by others for their own program."
+    )
+    return LadderTable("memory of each rung", ["rung", *parts, "needed", "claimed", "verdict"], rows, note)
+
+
+def _rung_table(rungs: Sequence[Rung]) -> LadderTable:
+    rows = []
+    for rung in rungs:
+        estimate, flops = rung.estimate, rung.estimate.facts.flops
+        low, high = estimate.speed.predicted
+        rows.append(
+            [rung.name, f"{estimate.batch_size:,}", f"{flops / 1e12:,.2f}", f"{flops / estimate.batch_size / 1e9:,.2f}"]
+            + [f"{estimate.speed.images_per_sec:,.0f}", f"{low:,.0f}-{high:,.0f}", estimate.speed.limit]
+            + [f"{rate:.3g}" for rate in learning_rates(estimate).values()]
+        )
+    header = ["rung", "batch", "TFLOP per step", "GFLOP per sample", "samples/s", "range", "most time"]
+    note = (
+        "Rates are rules of thumb, not computed from the model: linear scaling from optim.reference_batch is customary "
+        "with SGD, square-root scaling with Adam (--config.optim.batch_scaling). jepa-jax lr-search measures."
+    )
+    return LadderTable("speed and rates", [*header, "rate of the config", "linear", "square root"], rows, note)
+
+
+def _retreat_table(ladder: Ladder) -> LadderTable:
+    top = ladder.top.estimate
+    rows = [[*estimate_cells(row), flags(row)] for row in ladder.retreat]
+    state = "needs the most of all rungs" if top.fits else "does not fit"
+    note = f"Changes of {top.label!r}, which {state}, in the order in which to try them."
+    accumulates = any("train.accum_steps" in row.changes for row in ladder.retreat)
+    note += f" {ACCUMULATION}" if accumulates else ""
+    return LadderTable("when memory runs out", [*ESTIMATE_COLUMNS, "flags"], rows, note)
+
+
+def _size_table(sizes: Sequence[Rung]) -> LadderTable:
+    rows, note = [], "Memory and time of a batch follow its longest element; batches are padded to one of these."
+    for name in dict.fromkeys(row.name for row in sizes):
+        own = [row for row in sizes if row.name == name]
+        for row in own:
+            share = "unknown" if row.share is None else f"{100 * row.share:.0f} %"
+            rows.append([*estimate_cells(row.estimate), row.size, share])
+        mean, longest = mean_samples_per_sec(own), own[-1].estimate.speed.images_per_sec
+        if mean is not None:
+            note += (
+                f" {name}: with every batch at its own size {mean:,.0f} samples/s are predicted, with all padded to "
+                f"{own[-1].size} {longest:,.0f} ({mean / longest:.2f} times)."
+            )
+    return LadderTable("effect of the longest element", [*ESTIMATE_COLUMNS, "longest", "elements"], rows, note)
+
+
+def learning_rates(estimate: Estimate) -> dict[str, float]:
+    """Returns the peak rates for the batch of an estimate: as the config scales them, and by both rules of thumb."""
+    optim = estimate.request.config.optim
+    rules = {"config": optim.batch_scaling, "linear": "linear", "sqrt": "sqrt"}
+    return {
+        name: scaled_learning_rate(optim.lr, estimate.batch_size, rule, optim.reference_batch)
+        for name, rule in rules.items()
+    }
+
+
+def ladder_lines(ladder: Ladder) -> list[str]:
+    """Returns the tables of a ladder for a terminal."""
+    lines = []
+    for table in ladder_tables(ladder):
+        text = text_table([table.header, *table.rows], widest=120)
+        lines += ["", table.title, text, *textwrap.wrap(table.note, WIDTH, break_on_hyphens=False)]
+    return lines
+
+
+def ladder_json(ladder: Ladder) -> dict[str, Any]:
+    """Returns a ladder as a JSON object of three lists of rows."""
+    rungs = [
+        {
+            **row_json(rung.estimate),
+            "claimed_gb": list(rung.claimed_gb),
+            "learning_rates": learning_rates(rung.estimate),
+        }
+        for rung in ladder.rungs
+    ]
+    sizes = [{**row_json(row.estimate), "size": row.size, "share": row.share} for row in ladder.sizes]
+    return {"rungs": rungs, "out_of_memory": [row_json(row) for row in ladder.retreat], "sizes": sizes}
+
+
 def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """Returns the plan as a JSON object; bytes and operations are per step, memory is per device."""
     estimate, facts = plan.estimate, plan.estimate.facts
@@ -244,6 +418,8 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "variants": [{**row_json(row), "largest_batch": largest_json(largest)} for row, largest in plan.largest],
         "batches": [row_json(row) for row in plan.batches],
         "ways_out": [row_json(row) for row in plan.ways_out],
+        **({"frontier": [row_json(row) for row in plan.frontier.points]} if plan.frontier else {}),
+        **({"ladder": ladder_json(plan.ladder)} if plan.ladder else {}),
     }
 
 
@@ -256,6 +432,7 @@ def row_json(estimate: Estimate) -> dict[str, Any]:
         "peak_bytes": estimate.facts.peak_bytes,
         "needed_bytes": estimate.need.total,
         "verdict": estimate.verdict,
+        "flops_per_step": estimate.facts.flops,
         "images_per_sec": estimate.speed.images_per_sec,
         "images_per_sec_bound": estimate.speed.bound_images_per_sec,
         "recomputed_kernels": estimate.facts.recomputed,

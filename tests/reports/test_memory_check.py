@@ -6,8 +6,8 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.planning import memory_check
 from jepa_jax.program.config import load_config
+from jepa_jax.reports import memory_check
 from tests.planning.line_compiler import CIFAR, TABLE, LineCompiler
 
 
