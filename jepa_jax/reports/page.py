@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jinja2
-import markupsafe
 import PIL.Image
 
 from jepa_jax.base.errors import UserError
@@ -100,16 +99,12 @@ def figure_svg(cards: Sequence[Card]) -> str:
     panels: list[Panel] = []
     for part in [part for card in cards for part in card.parts if isinstance(part, Chart | HeatMap)]:
         x = panels[-1].x + panels[-1].width if panels else 0.0
-        panels.append(_map_panel(part, x) if isinstance(part, HeatMap) else _chart_panel(part, x))
-    width, height = math.ceil(sum(panel.width for panel in panels)), math.ceil(max(panel.height for panel in panels))
-    light = dict(re.findall(r"(--\w+): (#\w+)", _source("page.css").partition("@media")[0]))
-    style = markupsafe.Markup(_source("drawing.css"))
-    text = _templates().get_template("figure.svg").render(panels=panels, width=width, height=height, style=style)
+        panels.append(_chart_panel(part, x) if isinstance(part, Chart) else _map_panel(part, x))
+    width, height = sum(panel.width for panel in panels), max((panel.height for panel in panels), default=0)
+    size = {"width": math.ceil(width), "height": math.ceil(height)}
+    text = _templates().get_template("figure.svg").render(panels=panels, **size)
+    light = dict(re.findall(r"(--\w+): (#\w+)", (TEMPLATES / "page.css").read_text().partition("@media")[0]))
     return re.sub(r"var\((--\w+)\)", lambda match: light[match[1]], text)
-
-
-def _source(template: str) -> str:
-    return (TEMPLATES / template).read_text(encoding="utf-8")
 
 
 def _map_panel(part: HeatMap, x: float) -> Panel:

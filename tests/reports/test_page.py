@@ -69,6 +69,7 @@ def test_a_figure_in_a_file_is_one_svg_without_variables_or_hostile_tags(tmp_pat
     picture = embed_file(tmp_path / "a.svg", "three")
     assert picture.source.startswith("data:image/svg+xml;base64,") and picture.width == float(root.get("width"))
     assert embed_file(tmp_path / "b.svg", "none") == parts.absent("b.svg has not been written.")
+    assert "<svg" in figure_svg([line_chart("no values", [])])
     with pytest.raises(UserError, match="a.png: figures are written as SVG"):
         write_figure(tmp_path / "a.png", cards)
 
