@@ -87,21 +87,20 @@ class Trials:
         limits: Limits,
         run: Run,
         *,
-        use_dummy_data: bool = False,
-        gpu_index: int | None = None,
-        memory_fraction: float | None = None,
-        compile_anew: bool = False,
         recorded: Iterable[SearchTrial] = (),
         on_trial: Callable[[SearchTrial], None] = lambda trial: None,
         clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ):
-        """`recorded`: trials of an earlier search; the same decisions find them again, and their time counts."""
+        """Starts without trials, or with those of an earlier search.
+
+        Args:
+          recorded: trials of an earlier search; the same decisions find them again, and their time counts.
+          on_trial: called after each trial.
+          **options: fields of every request, such as use_dummy_data.
+        """
         self.config, self.limits = config, limits
-        self._run, self._on_trial, self._clock = run, on_trial, clock
-        self._options: dict[str, Any] = {
-            "use_dummy_data": use_dummy_data, "gpu_index": gpu_index, "memory_fraction": memory_fraction,
-            "compile_anew": compile_anew,
-        }  # fmt: skip
+        self._run, self._on_trial, self._clock, self._options = run, on_trial, clock, options
         recorded = list(recorded)
         self._recorded = {trial.key: trial for trial in recorded if not trial.cut}
         self.cut = [trial for trial in recorded if trial.cut]
@@ -172,7 +171,7 @@ class Trials:
     def _expected_seconds(self, combination: Combination) -> float:
         programs = {program_of(trial.combination) for trial in self.trials}
         compiling = [trial.compile_seconds for trial in self.trials if trial.compile_seconds]
-        is_cold = self._options["compile_anew"] or program_of(combination) not in programs
+        is_cold = self._options.get("compile_anew") or program_of(combination) not in programs
         cold = statistics.median(compiling) if compiling and is_cold else 0.0
         return self._warm_seconds() + cold
 

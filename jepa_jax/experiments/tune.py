@@ -1,4 +1,4 @@
-"""Tuning: searches the fastest settings of this machine within a budget of time, and writes tuned.json for training.
+"""Searches for the fastest settings of this machine within a budget of time, and writes tuned.json for training.
 
 tune.json is written after each trial; the same command with --resume continues from it.
 """
@@ -41,6 +41,7 @@ from jepa_jax.runtime.provenance import base_header, describe_hardware, differen
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 MOST_NAMED = 4  # untried combinations in a sentence
+SETTINGS = ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")  # that have to be the same
 
 Document = dict[str, Any]  # that of a sweep, and "trials" in order, from which a search continues
 
@@ -110,13 +111,10 @@ class Tuning:
         self.options, place = options, options.output_dir
         self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
         budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
-        data: Any = {"use_dummy_data": options.use_dummy_data}
-        space = make_space(config, options.values, fixed_batch=options.fixed_effective_batch, **data)
+        dummy, fixed_batch = options.use_dummy_data, options.fixed_effective_batch
+        space = make_space(config, options.values, fixed_batch=fixed_batch, use_dummy_data=dummy)
         memory, self.memory_source = memory_limit(options, hardware)
-        settings = {"space": dataclasses.asdict(space)} | {
-            name: getattr(options, name)
-            for name in ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")
-        }
+        settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in SETTINGS}
         self.header: dict[str, Any] = {
             **base_header(config, options.config_name, hardware),
             "kind": "tune",
@@ -125,13 +123,19 @@ class Tuning:
             "settings": json.loads(json.dumps(settings)),
         }
         recorded = self._load_trials()
-        is_guess = options.memory_limit_gb is None
-        limits = Limits(budget, self.header["memory_limit_bytes"], options.margin, is_guess)
-        self.progress = Progress(budget, "s", paces=[1.0])  # the unit of work is a second of the budget
-        run = run or self._run_in_process
         self.device = device_options(hardware, options.memory_fraction)
-        data |= {"gpu_index": options.gpu_index, "recorded": recorded, "on_trial": self._on_trial, **self.device}
-        self.search = Search(config, space, limits, run, **data)
+        self.search = Search(
+            config,
+            space,
+            Limits(budget, self.header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None),
+            run or self._run_in_process,
+            recorded=recorded,
+            on_trial=self._on_trial,
+            use_dummy_data=dummy,
+            gpu_index=options.gpu_index,
+            **self.device,
+        )
+        self.progress = Progress(budget, "s", paces=[1.0])  # the unit of work is a second of the budget
         self.outcome: SearchOutcome | None = None
         self._num_started = len(recorded)
 
