@@ -16,12 +16,10 @@ import PIL.Image
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import percent, short
-from jepa_jax.reports.parts import Card, Chart, HeatMap, Image, Page, Part, Section, absent
+from jepa_jax.reports.parts import Card, Chart, HeatMap, Image, Page, Part, absent
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
 LARGEST_IMAGE = 700_000  # bytes; a larger picture is embedded as JPEG
-
-PageSection = Section
 
 
 def embed_file(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:

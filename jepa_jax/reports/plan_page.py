@@ -167,5 +167,11 @@ def frontier_chart(frontier: Frontier) -> Card:
 
 
 def _frontier_series(name: str, points: Sequence[Estimate], style: str) -> Series:
-    placed = sorted((1e3 * point.speed.seconds, point.need.total / GIB) for point in points)
-    return Series(name, [x for x, _ in placed], [y for _, y in placed], style)
+    placed = sorted((1e3 * point.speed.seconds, point.need.total / GIB, _parts(point)) for point in points)
+    x, y, labels = zip(*placed, strict=True)
+    return Series(name, x, y, style, labels=labels if style == "dots" else ())
+
+
+def _parts(point: Estimate) -> str:
+    count = point.changes["train.accum_steps"]
+    return f"{count} parts" if count > 1 else "whole batch"
