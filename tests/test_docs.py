@@ -12,11 +12,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
 )
+WIDEST = 120  # columns of a line of prose
 
 
 def test_pages_are_finished_and_what_they_name_exists(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "profiling")
-    checks = (unfinished, missing_links, links_that_leave_the_site, missing_files, unknown_flags)
+    checks = (unfinished, missing_links, links_that_leave_the_site, missing_files, unknown_flags, long_lines)
     mistakes = []
     for page in PAGES:
         text = page.read_text()
@@ -45,8 +46,11 @@ def local_links(text):
 
 
 def missing_files(page, text):
+    """Returns files of scripts, checks, configs and, in the design, of the package that do not exist."""
     files = re.findall(r"((?:scripts|profiling)/\w+\.py)", text)
     files += [f"configs/{name}.py" for name in re.findall(r"--config=(?:configs/)?([a-z]\w*)", text)]
+    if page.name == "design.md":
+        files += [f"jepa_jax/{name}" for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)\b", text)]
     return [name for name in files if not (ROOT / name).exists()]
 
 
@@ -74,6 +78,13 @@ def commands(text):
                 yield line, words[:cut]
             if cut < len(words):
                 yield line, [words[0], *words[cut + 1 :]]
+
+
+def long_lines(page, text):
+    """Returns lines of prose that are too wide; rows of tables, code blocks and single words may be."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if len(line) > WIDEST and not line.lstrip().startswith("|")]
+    return [line[:60] for line in lines if " " in line.strip().lstrip("-*>#0123456789. ")]
 
 
 def test_the_navigation_of_the_site_lists_every_page():
