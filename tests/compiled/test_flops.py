@@ -11,7 +11,7 @@ from jax import lax
 
 from jepa_jax.compiled.flops import Rules, count_flops
 from jepa_jax.models.kernels.conv import conv2d
-from jepa_jax.models.resnet import SIZES, ResNet
+from jepa_jax.models.resnet import ResNet
 from jepa_jax.models.vit import ViT
 
 CPU_AS_XLA = Rules(platform="cpu", loops_once=True, elementwise=True)
@@ -98,15 +98,15 @@ def gradient(model, images):
     return jax.grad(lambda v: jnp.sum(nnx.merge(structure, v)(images, train=True))), variables
 
 
-def test_resnet18_agrees_with_xla():
-    model = nnx.eval_shape(lambda: ResNet(*SIZES["resnet18"][:1], bottleneck=False, stem="cifar", rngs=nnx.Rngs(0)))
+def test_a_resnet_agrees_with_xla():
+    model = nnx.eval_shape(lambda: ResNet((1, 1, 1, 1), bottleneck=False, stem="cifar", rngs=nnx.Rngs(0)))
     function, variables = gradient(model, jnp.zeros((16, 32, 32, 3)))
     variables = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), variables)
     assert count_flops(function, variables, rules=CPU_AS_XLA) == pytest.approx(xla_flops(function, variables), rel=0.03)
 
 
-def test_vit_tiny_agrees_with_xla():
-    model = nnx.eval_shape(lambda: ViT(192, 12, 3, image_size=64, patch_size=8, rngs=nnx.Rngs(0)))
+def test_a_vit_agrees_with_xla():
+    model = nnx.eval_shape(lambda: ViT(192, 2, 3, image_size=64, patch_size=8, rngs=nnx.Rngs(0)))
     function, variables = gradient(model, jnp.zeros((4, 64, 64, 3)))
     assert count_flops(function, variables, rules=CPU_AS_XLA) == pytest.approx(xla_flops(function, variables), rel=0.03)
 
