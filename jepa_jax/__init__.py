@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from jepa_jax.base.console import Console
 from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.base.signals import signals_exit
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
@@ -33,13 +35,15 @@ def get_config(reference: str, overrides: Mapping[str, Any] | None = None, **key
         UserError: no such config, or keys and values that it cannot have.
     """
     _start_quietly()
-    from jepa_jax.program.config import load_config
+    from jepa_jax.program.config import load_config, with_set_statistics
 
     changes = {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}}
-    return load_config(reference, changes, needs_data=True)
+    return with_set_statistics(load_config(reference, changes), needs_data=True)
 
 
-def train(config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto") -> dict[str, Any]:
+def train(
+    config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto", console: Console | None = None
+) -> dict[str, Any]:
     """Trains as `config` says in the folder `workdir`; returns the content of its summary.json.
 
     Args:
@@ -47,14 +51,19 @@ def train(config: "Config", workdir: str | pathlib.Path, *, resume: str = "auto"
         workdir: folder of the run: config, metrics, checkpoints, report.
         resume: "auto" continues from the newest checkpoint if there is one, "never" refuses a folder that holds a run,
             "must" refuses one without.
+        console: where progress is shown; standard error by default.
 
     Raises:
         UserError: something to fix, such as a key of the config or the data; the message says what.
     """
-    from jepa_jax.base.console import Console
-    from jepa_jax.cli.train import train_with_report
+    with signals_exit():
+        from jepa_jax.reports.memory_check import check_memory, explain_out_of_memory
+        from jepa_jax.reports.run_report import write_report
+        from jepa_jax.training.run import train
+        from jepa_jax.training.setup import Hooks
 
-    return train_with_report(config, workdir, resume=resume, console=Console())
+    hooks = Hooks(check_memory, explain_out_of_memory, write_report)
+    return train(config, workdir, resume=resume, console=console or Console(), hooks=hooks)
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "FrozenEncoder":

@@ -1,12 +1,15 @@
 """The package as pip builds it: the wheel, and an editable install used from the parent of the clone."""
 
 import pathlib
+import pkgutil
 import shutil
 import subprocess
 import sys
 import zipfile
 
 import pytest
+
+import jepa_jax
 
 ROOT = pathlib.Path(__file__).parents[1]
 BULKY = (".git", ".venv", ".cache", "runs", "build", "*.egg-info", ".*_cache", "__pycache__")
@@ -22,6 +25,14 @@ def clone(tmp_path_factory):
 
 def pip(*arguments, python=sys.executable):
     subprocess.run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)], check=True)
+
+
+def test_every_module_can_be_imported_under_another_name():
+    """No function of the API has the name of a folder: it would shadow the folder in `import a.b.c as d`."""
+    names = [module.name for module in pkgutil.walk_packages(jepa_jax.__path__, "jepa_jax.")]
+    assert "jepa_jax.training.loop" in names
+    program = "\n".join(f"import {name} as module" for name in names if not name.endswith("__main__"))
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True)
 
 
 @pytest.mark.slow

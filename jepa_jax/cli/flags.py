@@ -168,9 +168,9 @@ def override_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def config_from(arguments: argparse.Namespace, *, needs_data: bool = False) -> "Config":
     """Returns the config that --config and its overrides describe; UserError lists everything that is wrong."""
-    from jepa_jax.program.config import load_config
+    from jepa_jax.program.config import load_config, with_set_statistics
 
-    return load_config(arguments.config, arguments.overrides, needs_data=needs_data)
+    return with_set_statistics(load_config(arguments.config, arguments.overrides), needs_data=needs_data)
 
 
 def planned_config_from(arguments: argparse.Namespace) -> "Config":

@@ -12,9 +12,8 @@ checkpoint.
 
 import argparse
 import os
-import pathlib
-from typing import TYPE_CHECKING, Any
 
+import jepa_jax
 from jepa_jax.base.companions import PLACE_VARIABLES
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
@@ -22,9 +21,6 @@ from jepa_jax.base.signals import signals_exit
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Parser, config_from
 from jepa_jax.cli.runs import summary_text
-
-if TYPE_CHECKING:
-    from jepa_jax.config.groups import Config
 
 
 def add_flags(parser: Parser) -> None:
@@ -65,24 +61,10 @@ def run_train(arguments: argparse.Namespace, console: Console) -> Result:
         from jepa_jax.experiments.tuned_file import use_tuned
 
         config = use_tuned(config, arguments.tuned, arguments.overrides, console)
-    summary = train_with_report(config, arguments.workdir, resume=arguments.resume, console=console)
+    summary = jepa_jax.train(config, arguments.workdir, resume=arguments.resume, console=console)
     from jepa_jax.runtime.peers import is_first
 
     return Result([summary], summary_text(summary, arguments.workdir)) if is_first() else Result([], "")
-
-
-def train_with_report(
-    config: "Config", workdir: str | pathlib.Path, *, resume: str, console: Console
-) -> dict[str, Any]:
-    """Trains a run with the memory check of the planner and the report, which layers above `training` provide."""
-    with signals_exit():
-        from jepa_jax.reports.memory_check import check_memory, explain_out_of_memory
-        from jepa_jax.reports.run_report import write_report
-        from jepa_jax.training.run import train
-        from jepa_jax.training.setup import Hooks
-
-    hooks = Hooks(check_memory, explain_out_of_memory, write_report)
-    return train(config, workdir, resume=resume, console=console, hooks=hooks)
 
 
 TRAIN = Command("train", __doc__, add_flags, run_train)

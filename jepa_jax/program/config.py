@@ -27,13 +27,14 @@ def weights_problem(config: Config) -> Iterator[Problem]:
             yield Problem("eval.weights", "this method keeps no copy of its encoder; use online")
 
 
-def load_config(reference: str, overrides: Mapping[str, Any] | None = None, *, needs_data: bool = False) -> Config:
-    """Returns the config of a recipe with changes.
+def load_config(reference: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Returns the config of a recipe with changes; opens no data.
+
+    With `data.statistics = set`, mean and std are those of middle grey until `with_set_statistics` replaces them.
 
     Args:
       reference: the name of a shipped recipe, the path of a file, or `file.py:argument`.
       overrides: values by dotted key, e.g. {"optim.lr": 0.1}; texts are read as the type of their key.
-      needs_data: refuses `data.statistics = set` if the set is not there, as training must; a plan can do without.
 
     Raises:
       UserError: says everything that is wrong.
@@ -46,7 +47,7 @@ def load_config(reference: str, overrides: Mapping[str, Any] | None = None, *, n
         values = overlay(values, flatten(overrides), OWNERS)
         check_statistics(flatten(overrides), values)
         config = resolve_config(values)
-    return with_set_statistics(config, needs_data) if config.data.statistics == "set" else config
+    return grey_statistics(config) if config.data.statistics == "set" else config
 
 
 def check_statistics(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -64,25 +65,36 @@ def check_statistics(given: Mapping[str, Any], values: Mapping[str, Any]) -> Non
         )
 
 
-def with_set_statistics(config: Config, needs_data: bool) -> Config:
-    """Returns the config with mean and standard deviation of its data set.
-
-    A set that is not there is an error if `needs_data`, and taken to be middle grey otherwise.
-    """
+def grey_statistics(config: Config) -> Config:
+    """Returns the config with mean and standard deviation of middle grey; refuses data without files."""
     data, channels = config.data, config.data.channels
     opener = find_opener(data)
     if isinstance(opener, Synthetic) and opener.synthetic:
         raise UserError(f"config.data.statistics = set: {data.source} has no files to compute them of; use config")
     if not data.dir:
         raise UserError("config.data.dir = '': data.statistics = set needs the data; give its place, or use config")
-    known = Statistics((0.5,) * channels, (0.25,) * channels, 0)
-    if pathlib.Path(data.dir).expanduser().exists():
-        known = set_statistics(data)
-    elif needs_data:
+    return _with_statistics(config, Statistics((0.5,) * channels, (0.25,) * channels, 0))
+
+
+def with_set_statistics(config: Config, *, needs_data: bool) -> Config:
+    """Returns the config with mean and standard deviation of its data set, if `data.statistics` is "set".
+
+    Args:
+      needs_data: raises UserError if the set is not there, as training must; a plan can do without.
+    """
+    if config.data.statistics != "set":
+        return config
+    if pathlib.Path(config.data.dir).expanduser().exists():
+        return _with_statistics(config, set_statistics(config.data))
+    if needs_data:
         raise UserError(
-            f"config.data.dir = {data.dir!r}: no such file or folder, and data.statistics = set needs the data; give "
-            "its place"
+            f"config.data.dir = {config.data.dir!r}: no such file or folder, and data.statistics = set needs the data; "
+            "give its place"
         )
+    return config
+
+
+def _with_statistics(config: Config, known: Statistics) -> Config:
     return changed_config(config, dict(zip(FIXED_STATISTICS, (known.mean, known.std), strict=True)))
 
 

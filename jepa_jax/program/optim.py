@@ -104,14 +104,14 @@ def make_optimizer(
             lr = config.lr if group.lr is None else group.lr
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
             rules[str(i)] = group_rule(config, group, own_rate, total_steps)
-        # What does not move must not decide how far the rest is clipped.
-        model = optax.chain(_still(groups), *_clip(config, groups), _by_group(rules, groups))
+        # Excludes frozen groups from the clipping norm.
+        model = optax.chain(freeze_groups(groups), *_clip(config, groups), _by_group(rules, groups))
     if config.layer_decay < 1:
         model = optax.chain(model, scale_by_layer(config.layer_decay))
     if config.name == "schedule_free_adamw":
         # Its count starts at 1, that of the rates at 0.
         model = optax.contrib.schedule_free(model, lambda count: rate(count - 1), b1=config.beta1)
-        model = optax.chain(model, _still(groups)) if groups else model  # no rounding where nothing moves
+        model = optax.chain(model, freeze_groups(groups)) if groups else model  # no rounding where nothing moves
     # The probe reads detached features: its rate is its own, and the model's clipping never sees its gradient.
     probe = optax.adamw(
         warmup_cosine(config.probe_lr, warmup_steps=0, total_steps=total_steps), weight_decay=config.probe_weight_decay
@@ -217,8 +217,8 @@ def _by_group(
     return optax.partition(rules, lambda params: group_labels(params, groups))
 
 
-def _still(groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
-    """Returns the rule that zeroes the groups that never move and passes the rest."""
+def freeze_groups(groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
+    """Returns the rule that zeroes the updates of frozen groups and passes the rest."""
     rules = {str(i): optax.set_to_zero() if g.frozen_steps < 0 else optax.identity() for i, g in enumerate(groups)}
     return _by_group({"": optax.identity(), **rules}, groups)
 

@@ -288,8 +288,12 @@ def _start_lifeline() -> None:
 
 
 @contextlib.contextmanager
-def together(*agreed: type[BaseException]) -> Iterator[None]:
-    """Ends the other processes too if this one fails inside the block; all of them raise `agreed` exceptions."""
+def fail_all(*agreed: type[BaseException]) -> Iterator[None]:
+    """Makes the other processes exit too if this one fails inside the block, unless all raise this error.
+
+    Args:
+      agreed: exceptions that all processes raise after the same step, and that each of them handles itself.
+    """
     try:
         yield
     except BaseException as error:

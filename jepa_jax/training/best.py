@@ -56,8 +56,8 @@ def find_choice(config: TrainConfig, evaluators: Mapping[str, Evaluator], length
 def judge(config: TrainConfig, choice: Choice, loop: Loop, value: Any, epoch: int) -> bool:
     """Notes a figure in the progress of a run; returns whether it is the best so far.
 
-    The best is the first of equal ones. For `train.patience`, only an improvement by more than `train.min_delta` over
-    the figure that last was one counts. What is not a finite number is never better than anything.
+    The best is the first of equal ones. Patience compares with the last value that improved by more than min_delta. A
+    value that is not finite is never better.
     """
     progress, sign = loop.progress, 1 if choice.maximal else -1
     best, finite = progress.best, value is not None and math.isfinite(value)

@@ -18,7 +18,7 @@ from jepa_jax.program.checksums import newest_whole
 from jepa_jax.program.dead_parameters import in_words
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.memory import is_out_of_memory
-from jepa_jax.runtime.peers import is_first, together
+from jepa_jax.runtime.peers import fail_all, is_first
 from jepa_jax.runtime.provenance import environment, unused_gpu
 from jepa_jax.training.loop import train_loop
 from jepa_jax.training.setup import NO_HOOKS, Hooks, Run, prepare
@@ -54,12 +54,12 @@ def train(
             hooks.write_report(folder.path)
         return summary
     with contextlib.ExitStack() as stack:
-        with signals_raise(), together():
+        with signals_raise(), fail_all():
             run = prepare(config, folder, console, hooks)
             hooks.check_memory(config, run.program, run.facts, console)
             stack.enter_context(hold(run, resume))
             start_folder(run)
-        with together(Interrupted, Diverged), explaining_out_of_memory(run):
+        with fail_all(Interrupted, Diverged), explaining_out_of_memory(run):
             return train_loop(run)
 
 

@@ -12,7 +12,7 @@ from jepa_jax.cli import train
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.sources import open_source
 from jepa_jax.data.statistics import channel_statistics, set_statistics, statistics_file
-from jepa_jax.program.config import load_config
+from jepa_jax.program.config import load_config, with_set_statistics
 from tests.data.photos.pictures import write_photos
 from tests.sequences import SequenceSource
 
@@ -54,7 +54,7 @@ def test_statistics_of_a_part_are_those_of_the_set_and_follow_the_set(tmp_path):
 def test_photo_recipes_need_a_folder_and_nothing_else(tmp_path, recipe):
     assert load_config(recipe).data.augment.mean == (0.5, 0.5, 0.5)  # nothing is known of a set that is not there
     write_photos(tmp_path / "photos", 40, classes=0, size=(300, 260))
-    config = load_config(recipe, {"data.dir": str(tmp_path / "photos")})
+    config = with_set_statistics(load_config(recipe, {"data.dir": str(tmp_path / "photos")}), needs_data=True)
     kept = json.loads((tmp_path / "photos" / "statistics.json").read_text())
     assert config.data.augment.mean == tuple(kept["mean"]) and config.data.augment.std == tuple(kept["std"])
     assert config.loader_crops["crops"].size == 224

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
+import jepa_jax
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.train import train_with_report
 from tests.tiny import tiny_config
 
 
@@ -42,7 +42,7 @@ class Filling(Console):
 
 def run(arguments, console):
     config = tiny_config(mesh__data=1, optim__epochs=4.0, log__tensorboard=True, log__pictures_every_epochs=1)
-    return Result([train_with_report(config, sys.argv[1], resume="auto", console=Filling())], "")
+    return Result([jepa_jax.train(config, sys.argv[1], resume="auto", console=Filling())], "")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
+import jepa_jax
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
-from jepa_jax.cli.train import train_with_report
 from jepa_jax.config.groups import Config
 from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
 
@@ -54,12 +54,12 @@ def main() -> None:
     (folder / f"pid_{index}").write_text(str(os.getpid()))
     for name in names:
         try:
-            train_with_report(configs()[name], folder / name, resume="auto", console=Stopping(folder / "pid_1"))
+            jepa_jax.train(configs()[name], folder / name, resume="auto", console=Stopping(folder / "pid_1"))
         except Interrupted as stop:
             (folder / f"{name}_stopped_{index}").write_text(str(stop.exit_code))
             if index == "0":
                 shutil.copytree(folder / name, folder / f"{name}_stopped")
-            train_with_report(configs()[name], folder / name, resume="must", console=Console())
+            jepa_jax.train(configs()[name], folder / name, resume="must", console=Console())
 
 
 if __name__ == "__main__":

@@ -134,13 +134,12 @@ def test_processes_with_different_configs_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_process_is_killed_the_other_ends_with_a_message(tmp_path, victim):
     with two_processes(tmp_path, "batch_norm") as processes:
-        deadline = time.monotonic() + PATIENCE
-        while not (tmp_path / "batch_norm/metrics.jsonl").exists() and time.monotonic() < deadline:
+        while not (tmp_path / "batch_norm/metrics.jsonl").exists():
+            ended = [process.poll() for process in processes]
+            assert ended == [None, None], errors_of(tmp_path, 0) + errors_of(tmp_path, 1)
             time.sleep(0.05)
         processes[victim].send_signal(signal.SIGKILL)
-        killed = time.monotonic()
         assert processes[1 - victim].wait(timeout=PATIENCE) == EXIT_PROCESS_LOST
-        assert time.monotonic() - killed < 30
     assert f"error: process {victim} is gone" in errors_of(tmp_path, 1 - victim)
 
 
