@@ -89,11 +89,10 @@ def test_a_recipe_that_gives_statistics_beside_those_of_the_set_is_refused(tmp_p
 
 def test_training_needs_the_set_that_its_statistics_are_of(tmp_path):
     changes = {"data.dir": str(tmp_path / "absent")}
-    assert load_config("photos_lejepa", changes).data.augment.std == (0.25,) * 3  # to describe and to plan
-    for load in (lambda: load_config("photos_lejepa", changes, needs_data=True),
-                 lambda: jepa_jax.get_config("photos_lejepa", changes)):  # fmt: skip
-        with pytest.raises(UserError, match="config.data.dir = .*absent': no such file or folder"):
-            load()
+    config = with_set_statistics(load_config("photos_lejepa", changes), needs_data=False)
+    assert config.data.augment.std == (0.25,) * 3  # to describe and to plan
+    with pytest.raises(UserError, match="config.data.dir = .*absent': no such file or folder"):
+        jepa_jax.get_config("photos_lejepa", changes)
     arguments = [f"--config.data.dir={tmp_path / 'absent'}", f"--workdir={tmp_path / 'run'}"]
     assert train.main(["--config=photos_lejepa", *arguments]) == EXIT_USER_ERROR
 

@@ -8,8 +8,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime import gpus as gpus_module
-from jepa_jax.runtime.gpus import Gpus, jax_gpus, list_gpus, only_gpu
-from jepa_jax.runtime.visible_gpus import cuda_uuids
+from jepa_jax.runtime.gpus import Gpus, cuda_uuids, jax_gpus, list_gpus, only_gpu
 
 NAMES = ["11111111-aaaa-4000-8000-000000000000", "22222222-aaaa-4000-8000-000000000000",
          "22223333-aaaa-4000-8000-000000000000"]  # fmt: skip
