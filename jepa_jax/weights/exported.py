@@ -14,14 +14,10 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.schema import flatten, nested, with_variants
 from jepa_jax.models.registry import DTYPES, MODELS, model_config
 from jepa_jax.weights.family import needed
+from jepa_jax.weights.names import load_into
 
 FORMAT = "jepa_jax"
 VERSION = 1
-
-
-def encoder_tensors(encoder: nnx.Module) -> dict[str, np.ndarray]:
-    """Returns all variables of an encoder, but the state of random streams, by their dotted path."""
-    return {".".join(map(str, path)): np.asarray(variable[...]) for path, variable in _variables(encoder)}
 
 
 def rebuilt_encoder(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> Any:
@@ -33,22 +29,7 @@ def rebuilt_encoder(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
     if config.get("version") != VERSION:
         raise UserError(f"{origin}: format version {config.get('version')}; this version of jepa_jax reads {VERSION}")
     encoder = _abstract(config, origin)
-    problems, loaded, names = [], [], set()
-    for path, variable in _variables(encoder):
-        name = ".".join(map(str, path))
-        names.add(name)
-        if name not in tensors:
-            problems.append(f"{name} is missing")
-        elif tensors[name].shape != variable.shape:
-            shapes = f"has shape {list(tensors[name].shape)}: the model needs {list(variable.shape)}"
-            problems.append(f"{name} {shapes}")
-        else:
-            loaded.append((path, variable.replace(jnp.asarray(tensors[name], variable.dtype))))
-    problems += [f"{name} is left over" for name in tensors if name not in names]
-    if problems:
-        listed = "\n  ".join(sorted(problems))
-        raise UserError(f"{origin}: the weights do not fit the model; export it again\n  {listed}")
-    nnx.update(encoder, nnx.from_flat_state(loaded))
+    load_into(encoder, tensors, None, origin, "export it again")
     return encoder
 
 
@@ -73,7 +54,3 @@ def _abstract(config: Mapping[str, Any], origin: object) -> Any:
         return cls.from_config(group, images, view_size=size, dtype=dtype, remat="none", rngs=nnx.Rngs(0))
 
     return nnx.eval_shape(make, sample)
-
-
-def _variables(encoder: nnx.Module) -> Any:
-    return nnx.to_flat_state(nnx.state(encoder, nnx.Not(nnx.RngState)))

@@ -10,7 +10,6 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.registry import encoder_kind
 from jepa_jax.models.vit import interpolated
-from jepa_jax.weights.adapt import adapt_channels
 
 # Keys that a name such as vit_tiny or resnet18 stands for, by the name that takes any values of them.
 SIZES = {"vit": ("width", "depth", "heads", "mlp_width"), "resnet": ("blocks", "widths", "bottleneck", "width")}
@@ -121,3 +120,20 @@ def _adapt_first_layer(params: dict[str, Any], saved: SavedEncoder, channels: in
             f"{saved.channels} channels; set data.channels = {saved.channels}"
         )
     return sentence
+
+
+def adapt_channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:
+    """Returns a first-layer kernel [h, w, I, O] for `channels` inputs, and a sentence that says what was done.
+
+    Every new channel gets the mean over the old ones, times old / new: an image whose channels are all equal gives the
+    same outputs as before, and the scale of the outputs stays.
+    """
+    old = kernel.shape[2]
+    if channels == old:
+        return kernel, f"The input layer reads {old} channels, as it was saved."
+    mean = kernel.mean(axis=2, keepdims=True) * (old / channels)
+    sentence = (
+        f"The input layer was adapted from {old} to {channels} channels: "
+        f"each gets the mean over the {old} saved ones times {old}/{channels}."
+    )
+    return np.repeat(mean, channels, axis=2), sentence

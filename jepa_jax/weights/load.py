@@ -18,11 +18,10 @@ from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family, section
 from jepa_jax.weights.geometry import Geometry, described_geometry
-from jepa_jax.weights.mae import MaeModel
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import torchvision_resnet
-from jepa_jax.weights.vit import timm_vit
+from jepa_jax.weights.vit import MaeModel, timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PREPROCESSOR = "preprocessor_config.json"

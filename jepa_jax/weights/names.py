@@ -7,7 +7,7 @@ ways: a tensor that the model needs and the file lacks is reported by the name t
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -89,14 +89,21 @@ def batch_norm(source: str, target: str) -> list[Rule]:
     ]
 
 
-def load_into(model: nnx.Module, tensors: Mapping[str, np.ndarray], table: Table, origin: object) -> None:
-    """Replaces all parameters and batch statistics of a model by the tensors of a file.
+def load_into(
+    model: nnx.Module,
+    tensors: Mapping[str, np.ndarray],
+    table: Table | None,
+    origin: object,
+    fix: str = "use the weights that belong to its config.json",
+) -> None:
+    """Replaces the variables of a model by the tensors of a file.
 
     Args:
         model: what is changed, in place; nothing is changed if an error is raised.
         tensors: the content of the file by name.
-        table: the names of the family.
-        origin: the file, for errors.
+        table: the names of the family, for its parameters and batch statistics; None for a file with the dotted paths
+            of our own modules, which holds all variables but the state of random streams.
+        origin, fix: the file and what to do, for errors.
 
     Raises:
         UserError: names every tensor that is missing, left over, or of a shape that does not fit.
@@ -104,8 +111,7 @@ def load_into(model: nnx.Module, tensors: Mapping[str, np.ndarray], table: Table
     problems: list[str] = []
     used: set[str] = set()
     loaded = []
-    for path, variable in nnx.to_flat_state(nnx.state(model, (nnx.Param, nnx.BatchStat))):
-        names = dict(_sources(".".join(map(str, path)), table))
+    for path, variable, names in _named_variables(model, table):
         used |= names.keys()
         absent = [name for name in names if name not in tensors]
         problems += [f"{name} is missing" for name in absent]
@@ -115,30 +121,39 @@ def load_into(model: nnx.Module, tensors: Mapping[str, np.ndarray], table: Table
                 loaded.append((path, variable.replace(jnp.asarray(value, variable.dtype))))
             else:
                 shapes = ", ".join(f"{name} has shape {list(tensors[name].shape)}" for name in names)
-                problems.append(f"{shapes}: the model needs {list(variable.shape)} in its own layout")
-    problems += [f"{name} is left over" for name in tensors if name not in used and not _is_unneeded(name, table)]
+                layout = " in its own layout" if table else ""
+                problems.append(f"{shapes}: the model needs {list(variable.shape)}{layout}")
+    problems += [f"{name} is left over" for name in tensors if name not in used and not _is_unneeded(name, table or ())]
     if problems:
         listed = "\n  ".join(sorted(problems))
-        fix = "use the weights that belong to its config.json"
         raise UserError(f"{origin}: the weights do not fit the model; {fix}\n  {listed}")
     nnx.update(model, nnx.from_flat_state(loaded))
 
 
-def saved_tensors(model: nnx.Module, table: Table) -> dict[str, np.ndarray]:
-    """Returns all parameters and batch statistics of a model under the names and in the layout of a family."""
+def saved_tensors(model: nnx.Module, table: Table | None) -> dict[str, np.ndarray]:
+    """Returns the variables of a model under the names and in the layout of a family; see `load_into`."""
     saved = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model, (nnx.Param, nnx.BatchStat))):
-        names = dict(_sources(".".join(map(str, path)), table))
-        parts = np.split(np.asarray(variable[...]), len(names), axis=-1)
+    for _, variable, names in _named_variables(model, table):
+        value = np.asarray(variable[...])
+        parts = np.split(value, len(names), axis=-1) if len(names) > 1 else [value]
         for (name, layout), part in zip(names.items(), parts, strict=True):
-            saved[name] = np.ascontiguousarray(layout.save(part))
+            saved[name] = np.asarray(layout.save(part), order="C")
     return saved
+
+
+def _named_variables(model: nnx.Module, table: Table | None) -> Iterator[tuple[Any, Any, dict[str, Layout]]]:
+    """Yields the path of each variable, the variable, and the tensors of the file that make it up."""
+    kept = nnx.Not(nnx.RngState) if table is None else (nnx.Param, nnx.BatchStat)
+    for path, variable in nnx.to_flat_state(nnx.state(model, kept)):
+        dotted = ".".join(map(str, path))
+        yield path, variable, {dotted: unchanged} if table is None else dict(_sources(dotted, table))
 
 
 def _joined(names: Mapping[str, Layout], tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Returns one array made of the named tensors, or None if their numbers of axes do not fit."""
     try:
-        return np.concatenate([layout(tensors[name]) for name, layout in names.items()], axis=-1)
+        parts = [layout(tensors[name]) for name, layout in names.items()]
+        return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     except (ValueError, IndexError):
         return None
 

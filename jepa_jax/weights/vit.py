@@ -7,17 +7,19 @@ timm: `VisionTransformer`, with or without class token and LayerScale.
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float, Integer
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens
 from jepa_jax.models.vit import BlockOptions, ViT
 from jepa_jax.weights.family import Family, needed, settings, shape_of, timm_arguments
-from jepa_jax.weights.mae import MaeModel
-from jepa_jax.weights.names import Layout, Rule, Table, both, dense, norm, patches, unneeded
+from jepa_jax.weights.names import Layout, Rule, Table, both, dense, norm, patches, unchanged, unneeded
 
 TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # by a word of the architecture's name
 # Names of timm without a word for another norm, attention, activation, position or parallel blocks.
@@ -106,6 +108,44 @@ def _timm_table(patch_size: int, position: Layout) -> Table:
     )
 
 
+class MaeOutputs(NamedTuple):
+    """What a masked autoencoder gives for images and noise."""
+
+    logits: Patches  # predicted patches, all of them, row by row
+    mask: Float[Array, "b n"]  # 1 for hidden patches, 0 for visible ones
+    ids_restore: Integer[Array, "b n"]  # where each patch lies in the order of its noise
+    loss: Float[Array, ""]  # mean squared error of the hidden patches
+
+
+class MaeModel(nnx.Module):
+    """Encodes the patches with the least noise and predicts all of them.
+
+    Attributes:
+      mask_ratio: part of the patches that is hidden.
+      norm_pix: whether patches are predicted in units of their own mean and deviation.
+    """
+
+    def __init__(self, encoder: ViT, decoder: Predictor, *, mask_ratio: float, norm_pix: bool):
+        self.encoder, self.decoder = encoder, decoder
+        self.mask_ratio, self.norm_pix = mask_ratio, norm_pix
+
+    def __call__(self, images: Float[Array, "b h w c"], noise: Float[Array, "b n"]) -> MaeOutputs:
+        order = jnp.argsort(noise, axis=1)
+        restore = jnp.argsort(order, axis=1)
+        visible, hidden = jnp.split(order, [int(noise.shape[1] * (1 - self.mask_ratio))], axis=1)
+        outputs = self.encoder.encode(self.encoder.embed(images, visible))
+        leading, context = jnp.split(outputs, [self.encoder.num_cls], axis=1)
+        predicted = self.decoder(context, visible, hidden, leading=leading, with_context=True)
+        logits = take_tokens(predicted, restore)
+        mask = (restore >= visible.shape[1]).astype(jnp.float32)
+        wanted = patchify(images, self.encoder.patch_size)
+        if self.norm_pix:
+            mean, deviation = patch_statistics(wanted)
+            wanted = (wanted - mean) / deviation
+        errors = jnp.mean(jnp.square(logits - wanted), axis=-1)
+        return MaeOutputs(logits, mask, restore, jnp.sum(errors * mask) / jnp.sum(mask))
+
+
 def hf_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
     """Returns what the config.json of a ViT of transformers describes."""
     del tensors
@@ -182,13 +222,9 @@ def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origi
     image_size = size if isinstance(size, int) else size[0]
     # Some models give no position to the class token: for them it is zero.
     with_zero = cls_token and places[1] == (image_size // patch_size) ** 2
-    position = Layout(_with_zero, _without_first) if with_zero else Layout(_itself, _itself)
+    position = Layout(_with_zero, _without_first) if with_zero else unchanged
     table, channels = _timm_table(patch_size, position), embedding[1]
     return Family("vit", facts, lambda: vit_module(facts, image_size, channels), table, image_size, channels)
-
-
-def _itself(position: np.ndarray) -> np.ndarray:
-    return position
 
 
 def _with_zero(position: np.ndarray) -> np.ndarray:

@@ -14,13 +14,12 @@ from jepa_jax.cli.main import main
 from jepa_jax.data.augment import normalise
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.exports.embed import open_embedder
-from jepa_jax.exports.export import export_encoder
+from jepa_jax.exports.export import export_encoder, transformers_files
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.program.initial_weights import saved_encoder
 from jepa_jax.weights import load_model
-from jepa_jax.weights.exported import encoder_tensors
 from jepa_jax.weights.fit import fit_encoder
-from jepa_jax.weights.to_transformers import transformers_files
+from jepa_jax.weights.names import saved_tensors
 from tests.evals.untrained_run import write_run
 from tests.exports.write_parity import GOLDEN, configs, shaken
 from tests.tiny import tiny_config
@@ -58,8 +57,8 @@ def test_safetensors_are_read_back_bit_for_bit_with_the_same_features(name, runs
     encoder = load_encoder(runs[name], batch_size=5)
     export_encoder(runs[name], "safetensors", tmp_path / "out")
     loaded = load_model(tmp_path / "out")
-    ours = encoder.program.factory.merge(encoder.params, encoder.stats).encoder
-    saved, read = encoder_tensors(ours), encoder_tensors(loaded.module)
+    ours = encoder.module
+    saved, read = saved_tensors(ours, None), saved_tensors(loaded.module, None)
     assert saved.keys() == read.keys() and all(saved[key].tobytes() == read[key].tobytes() for key in saved)
     original = dataclasses.replace(loaded, module=ours)  # before anything was written
     np.testing.assert_array_equal(loaded.features(pixels(encoder)), original.features(pixels(encoder)))

@@ -14,8 +14,8 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.projects.wildfire.models.segformer import SegFormer, SegFormerSize
-from jepa_jax.weights.adapt import adapt_channels
 from jepa_jax.weights.family import Family
+from jepa_jax.weights.fit import adapt_channels
 from jepa_jax.weights.names import Rule, Table, batch_norm, both, convolution, dense, load_into, norm
 from jepa_jax.weights.reader import read_config, read_tensors, tensor_file
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jepa_jax.weights.adapt import adapt_channels
+from jepa_jax.weights.fit import adapt_channels
 
 KERNEL = np.random.default_rng(0).standard_normal((3, 3, 3, 4))
 
