@@ -59,6 +59,16 @@ class FrozenModel:
     stats: Any
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)  # functions, and facts about them
 
+    @property
+    def image_size(self) -> int:
+        """Pixels per side of the images that it takes."""
+        return self.config.data.image_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images that it takes."""
+        return self.config.data.channels
+
     def once(self, name: Any, make: Callable[[], Made]) -> Made:
         """Returns what `make` made the first time that it was called under this name."""
         if name not in self.compiled:
@@ -143,16 +153,6 @@ class FrozenEncoder(FrozenModel):
 
     splits: tuple[Source, Source] | None = None  # train and test
     store: FeatureMemory = dataclasses.field(default_factory=FeatureMemory)
-
-    @property
-    def image_size(self) -> int:
-        """Pixels per side of the images that it takes."""
-        return self.config.data.image_size
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images that it takes."""
-        return self.config.data.channels
 
     @property
     def feature_dim(self) -> int:
