@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
@@ -143,7 +144,7 @@ def _compile(
 ) -> tuple[Any, Peak, list[Kernel], int]:
     """Returns the compiled function, its peak, its kernels and the bytes of its largest convolution."""
     sharding = SingleDeviceSharding(absent_devices(gpu, "1x1x1", unlimited)[0])
-    jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
+    jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step)
     args, kwargs = jax.tree.map(functools.partial(_on, sharding), (args, kwargs))
     with dump_folder() as folder:
         compiled = compile_lowered(jitted.lower(*args, **kwargs), folder)
@@ -154,6 +155,6 @@ def _compile(
 
 def _on(sharding: Any, leaf: Any) -> Any:
     """Returns the shape and type of an array on the absent device; anything else as it is."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

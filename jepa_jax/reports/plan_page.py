@@ -37,6 +37,7 @@ from jepa_jax.reports.plan_text import (
     memory_parts,
     plan_lines,
     recomputation_lines,
+    variant_rows,
 )
 
 KERNELS = 12  # rows of the table of kernels
@@ -141,9 +142,7 @@ def kernels_card(estimate: Estimate) -> Card:
 
 def variants_card(plan: Plan) -> Card:
     """Returns the variants with their largest batches."""
-    rows = [[*estimate_cells(row), largest_text(largest)] for row, largest in plan.largest]
-    rows += [[*estimate_cells(row), ""] for row in plan.batches]
-    return Card("Variants", [Table(rows, [*ESTIMATE_COLUMNS, "largest batch"])])
+    return Card("Variants", [Table(variant_rows(plan), [*ESTIMATE_COLUMNS, "largest batch"])])
 
 
 def ways_card(plan: Plan) -> Card:

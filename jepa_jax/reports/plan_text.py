@@ -48,14 +48,9 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
 
 def memory_lines(estimate: Estimate) -> list[str]:
     """Returns what a device must hold, part by part, and the verdict."""
-    facts, need = estimate.facts, estimate.need
-    rest = facts.argument_bytes - facts.parameter_bytes - facts.optimizer_bytes - facts.target_bytes
-    parts = [
-        ("parameters", facts.parameter_bytes),
-        ("optimizer", facts.optimizer_bytes),
-        *([("EMA target", facts.target_bytes)] if facts.target_bytes else []),
-        ("batch and statistics", rest),
-        ("activations, gradients, temporaries", facts.peak_bytes - facts.argument_bytes),
+    need, parts = estimate.need, memory_parts(estimate)
+    rows = [
+        *((name, parts[name]) for name in list(parts)[:-2] if name != "EMA target" or parts[name]),
         ("peak of the compiled step (a lower bound)", need.peak),
         ("data on the device beside it", need.data),
         ("margin: CUDA context and libraries", need.context),
@@ -69,7 +64,7 @@ def memory_lines(estimate: Estimate) -> list[str]:
     limits = f"fits up to {100 * FITS_BELOW:.0f} %, tight up to 100 %"
     return [
         "memory of one device",
-        *(f"  {label:<44}{gib(size):>14}" for label, size in parts),
+        *(f"  {label:<44}{gib(size):>14}" for label, size in rows),
         f"verdict: {estimate.verdict} ({share:.0f} % of the memory is needed; {limits})",
         *recomputation_lines(estimate),
     ]
@@ -106,11 +101,15 @@ def explanation_lines(facts: StepFacts) -> list[str]:
     ]
 
 
+def variant_rows(plan: Plan) -> list[list[str]]:
+    """Returns the variants with their largest batches, then the other batches that were asked for."""
+    rows = [[*estimate_cells(estimate), largest_text(largest)] for estimate, largest in plan.largest]
+    return rows + [[*estimate_cells(estimate), ""] for estimate in plan.batches]
+
+
 def table_lines(plan: Plan) -> list[str]:
     """Returns a table of the variants with their largest batches, and of the other batches that were asked for."""
-    lines = [f"{'':<28}{'batch':>8}{'peak':>12}{'needed':>12}  {'verdict':<14}{'samples/s':>12}  largest batch"]
-    lines += [f"{_row(estimate)}  {largest_text(largest)}" for estimate, largest in plan.largest]
-    lines += [_row(estimate) for estimate in plan.batches]
+    lines = text_table([[*ESTIMATE_COLUMNS, "largest batch"], *variant_rows(plan)]).splitlines()
     if any("train.accum_steps" in estimate.changes for estimate, _ in plan.largest):
         lines.append(ACCUMULATION)
     others = [largest.estimate for _, largest in plan.largest if largest.estimate] + plan.batches
@@ -120,14 +119,6 @@ def table_lines(plan: Plan) -> list[str]:
             f"largest ones, need {POOL_VARIABLE}=0.95 in the environment."
         )
     return lines
-
-
-def _row(estimate: Estimate) -> str:
-    return (
-        f"{estimate.label:<28}{estimate.batch_size:>8,}{gib(estimate.need.peak):>12}"
-        f"{gib(estimate.need.total):>12}  {estimate.verdict:<14}{estimate.speed.images_per_sec:>12,.0f}"
-        + ("  (XLA recomputes)" if estimate.facts.recomputed else "")
-    )
 
 
 def largest_text(largest: LargestBatch) -> str:
@@ -151,15 +142,14 @@ def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
             f"No alternative was found: not even {BATCH_GRAIN} samples per device fit. "
             "Use more devices with config.mesh.fsdp, or a smaller model."
         ]
-    lines = ["alternatives that fit, each compiled: the fastest first, then another GPU:"]
-    for way in ways:
-        lines.append(
-            f"  {way.label:<32}{gib(way.need.total):>12}  {way.verdict:<6} {way.speed.images_per_sec:>9,.0f} samples/s"
-        )
-        lines += [f"      {flags(way)}"] if flags(way) else []
-    if any("train.accum_steps" in way.changes for way in ways):
-        lines.append(ACCUMULATION)
-    return lines
+    rows = [[*estimate_cells(way), flags(way)] for way in ways]
+    table = text_table([[*ESTIMATE_COLUMNS, "flags"], *rows], widest=120).splitlines()
+    accumulates = any("train.accum_steps" in way.changes for way in ways)
+    return [
+        "alternatives that fit, each compiled: the fastest first, then another GPU:",
+        *table,
+        *([ACCUMULATION] if accumulates else []),
+    ]
 
 
 def pool_lines(estimate: Estimate, fraction: float = POOL_FRACTION) -> list[str]:
