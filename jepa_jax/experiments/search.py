@@ -2,9 +2,8 @@
 
 1. Measure the config as given: every gain refers to it.
 2. Double the batch while that is faster and fits in memory, then bisect; if doubling is not faster, halve it.
-3. Compare the leader with every change of one setting (workers, pipeline, precision, remat, next batch), then with the
-   combination of those that gained. All get one short trial, the better half a longer one. Repeat around a new leader
-   until nothing is left to try.
+3. Compare the leader with every change of one setting (workers, pipeline, precision, remat, next batch) in one short
+   trial each, then with the combination of those that gained. Repeat around a new leader until nothing is left to try.
 4. Measure the leader, those close to it and the config side by side, and choose. Without a significant gain the config
    is kept.
 5. Confirm the choice by a longer run with a validation pass and a checkpoint; if it fails, the next smaller batch is
@@ -14,7 +13,6 @@ The machine is a function (`Run`), so that tests can search on machines that are
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +25,9 @@ from jepa_jax.experiments.settings import Combination
 
 GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next one to be tried
 HOPELESS = 0.90  # of the leader's speed in one short trial: that value is not tried again
-ALIVE = 0.93  # of the fastest's speed in one short trial: gets a second one
 CLOSE = 0.95  # of the leader's speed: measured beside it in the end
-WORTH = 1.03  # what a single change must gain to be combined with others
-NEWS = 1.01  # what a new leader must gain for another race around it
-CLEAR = 1.10  # a gain after which a race is over: others are compared with the new leader
-RUNGS = 2  # of a race: everyone, then the better half; the finals are the third
+ALIKE = 1.03  # loaders whose speeds differ by a smaller factor count as equally fast
+GAIN = 1.01  # what a change must gain to be combined with others, and a new leader for its neighbours to be tried
 FINALISTS, FINAL_REPEATS = 3, 3
 BISECTIONS, BACK_OFFS = 3, 4
 CONFIRM_SECONDS = 10.0  # of measured steps
@@ -140,15 +135,17 @@ class Search(Trials):
         while ranked := self.ranked():
             leader = self._roomiest(ranked)
             new = self._challengers(leader)
-            known = [c for c in ranked if c != leader and self.ratio(c, leader) > CLOSE]
-            if not new or not self._race(leader, [leader, *new, *known[:1]]):
+            self.round += 1
+            if not new or not all([self.measure(c) for c in [leader, *new]]):
+                break
+            self._hopeless |= self._hopeless_changes(leader, new)
+            if not all([self.measure(c) for c in self._merged(leader)]):
                 break
             winner = self._roomiest(self.ranked())
-            if winner != leader:
-                if self.ratio(winner, leader) < NEWS:
-                    break
-                if winner.batch_size != leader.batch_size:
-                    self._explore_batches(winner)
+            if winner != leader and self.ratio(winner, leader) < GAIN:
+                break
+            if winner.batch_size != leader.batch_size:
+                self._explore_batches(winner)
 
     def _challengers(self, leader: Combination) -> list[Combination]:
         """Returns untried changes of one setting that were not hopeless elsewhere, with a batch that fits.
@@ -165,7 +162,7 @@ class Search(Trials):
     def _roomiest(self, ranked: Sequence[Combination]) -> Combination:
         """Returns the leader; of loaders that are as fast, the one that would also feed a faster step."""
         leader = ranked[0]
-        alike = [c for c in ranked if _changes_loader_alone(c, leader) and self.ratio(c, leader) > 1 / WORTH]
+        alike = [c for c in ranked if _changes_loader_alone(c, leader) and self.ratio(c, leader) > 1 / ALIKE]
         return max(alike, key=lambda c: (c.pipeline == "device", c.num_workers))
 
     def _shrunk(self, combination: Combination) -> Combination | None:
@@ -181,26 +178,6 @@ class Search(Trials):
         """Returns whether the loader limits its speed."""
         return (self.rows()[combination].mean("data_wait_fraction") or 0.0) > WAITING
 
-    def _race(self, leader: Combination, pool: list[Combination]) -> bool:
-        """Measures a pool in rungs, each with the better half of the one before; returns False if the time was up."""
-        in_time = True
-        for rung in range(RUNGS):
-            self.round += 1
-            order = pool[rung % len(pool) :] + pool[: rung % len(pool)]
-            in_time = all([self.measure(c, SHORT_SECONDS * (1 + rung / 2)) for c in order])
-            alive = self.ranked(pool)
-            if not alive:
-                break
-            keep = [c for c in alive if self.ratio(c, alive[0]) > ALIVE][: math.ceil(len(pool) / 2)]
-            if rung == 0 and self.works(leader):
-                self._hopeless |= self._hopeless_changes(leader, pool)
-                keep = (keep[:1] if self.ratio(alive[0], leader) > CLEAR else keep) + self._merged(leader, WORTH)
-            pool = keep
-            if len(pool) < 2 or not in_time:
-                break
-        # After repeats small gains count too, if there are several of them.
-        return in_time and all([self.measure(c) for c in self._merged(leader, NEWS)])
-
     def _hopeless_changes(self, leader: Combination, pool: Sequence[Combination]) -> set[tuple[str, Any]]:
         """Returns single changes that failed or made the leader clearly slower, except those of the batch."""
         found, rows = set(), self.rows()
@@ -214,12 +191,12 @@ class Search(Trials):
                 found.add(change[0])
         return found
 
-    def _merged(self, leader: Combination, worth: float) -> list[Combination]:
+    def _merged(self, leader: Combination) -> list[Combination]:
         """Returns the leader with all single changes that gained so much, if that is new and expected to fit."""
         gains: dict[str, Any] = {}
         for combination in self.ranked() if self.works(leader) else ():  # the fastest first
             change, *others = changes(leader, combination) or [("", None)]
-            if change[0] and not others and self.ratio(combination, leader) > worth:
+            if change[0] and not others and self.ratio(combination, leader) > GAIN:
                 gains.setdefault(*change)
         merged = dataclasses.replace(leader, **gains).without_idle_workers()
         is_new = len(gains) > 1 and merged not in self.rows() and self.expected_to_fit(merged)
@@ -234,10 +211,7 @@ class Search(Trials):
         # The leader and the reference first: if the time is short, the gain is what matters.
         pool = [c for c in dict.fromkeys([ranked[0], self.reference, *finalists]) if self.works(c)]
         for turn in range(FINAL_REPEATS):
-            if all(len(self.rows()[c].speeds) >= FINAL_REPEATS for c in pool):
-                break
             self.round += 1
-            # All of them, also those with enough repeats: a ratio needs both in one round.
             for combination in pool if turn % 2 == 0 else [*reversed(pool[:2]), *pool[2:]]:
                 self.measure(combination, 1.5 * SHORT_SECONDS)
         return finalists
