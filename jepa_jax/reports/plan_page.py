@@ -75,7 +75,7 @@ def head(plan: Plan, context: PlanContext) -> list[Part]:
     ]
     if any(cost.prices):
         price = " to ".join(f"{one:,.2f}" for one in cost.prices)
-        figures.append(KeyFigure("price", price, f"{context.price_of(plan.request.gpu):g} an hour"))
+        figures.append(KeyFigure("price", price, f"{context.price_of(plan.request.gpu):g} per hour"))
     verdict = f"{estimate.verdict}: {gib(estimate.need.total)} needed of {gib(estimate.capacity)}"
     return [Text(verdict, STYLES.get(estimate.verdict, "warn")), KeyFigures(figures)]
 
@@ -137,7 +137,7 @@ def kernels_card(estimate: Estimate) -> Card:
         for seconds, kernel in timed[:KERNELS]
     ]  # fmt: skip
     table = Table(rows, ["kind", "where", "runs", "ms", "% of the step", "TFLOP", "GB"])
-    return Card(f"Kernels by time: {1e3 * speed.seconds:,.1f} ms a step", [Bars({"": bars}), table], speed.error_text)
+    return Card(f"Kernels by time: {1e3 * speed.seconds:,.1f} ms per step", [Bars({"": bars}), table], speed.error_text)
 
 
 def variants_card(plan: Plan) -> Card:
