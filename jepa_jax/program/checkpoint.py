@@ -280,11 +280,11 @@ class Checkpoints:
             self._join()
         elif self._manager is not None:  # perhaps only this process ends, and the others would not agree on anything
             self._wait_for_background()
-        self._stack.close()
         with contextlib.suppress(*SAVE_ERRORS):  # what failed is known
             if self._manager is not None:
                 self._manager.close()
             self._reader.close()
+        self._stack.close()
         if kind is None:  # otherwise the error that ended the run is the better message
             self.wait()
 

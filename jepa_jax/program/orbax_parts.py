@@ -51,8 +51,8 @@ class ChecksummedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
 class Meetings:
     """Where the background threads of several processes wait for each other during a save.
 
-    All of them meet when the parts are written, and again when the whole has its name. Orbax lets a process that fails
-    skip these meetings, and the others wait for it until a time limit; here it says that it will not come, and why.
+    All of them meet when the parts are written, and again after the checkpoint folder was renamed. Orbax lets a process
+    that fails skip these barriers, and the others wait for it until a time limit; here it tells them that it failed.
     """
 
     NAMES = ("async_write_complete", "async_commit_complete")  # in the order in which Orbax holds them
@@ -138,7 +138,7 @@ def set_apart(state: TrainState) -> TrainState:
     return jax.block_until_ready(jax.tree.map(jnp.copy, state))
 
 
-def _is_of_us(record: logging.LogRecord) -> bool:
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Returns whether a log record is not about Orbax."""
     raised = traceback.format_exception(*record.exc_info) if record.exc_info else []
     return "orbax" not in "".join([record.pathname, record.getMessage(), *raised])
@@ -146,20 +146,26 @@ def _is_of_us(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def quiet_about_failed_saves() -> Iterator[None]:
-    """Hides tracebacks of threads that TensorStore lets report to a save which has failed already."""
-    show = sys.unraisablehook
+    """Hides the tracebacks of failed saves; what failed is told by an exception, once.
+
+    They are logged by Orbax, and by asyncio for Orbax, and raised in threads that TensorStore lets report to a save
+    which has failed already.
+    """
+    show, loggers = sys.unraisablehook, [logging.getLogger(name) for name in ("absl", "asyncio")]
+
+    def hide(record: logging.LogRecord) -> bool:  # one per block: blocks may be nested
+        return _is_not_of_orbax(record)
 
     def show_others(raised: Any) -> None:
         if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
             show(raised)
 
     sys.unraisablehook = show_others
+    for logger in loggers:
+        logger.addFilter(hide)
     try:
         yield
     finally:
         sys.unraisablehook = show
-
-
-# Tracebacks of failed saves, which Orbax logs, and asyncio for Orbax; what failed is told by an exception, once.
-for _logger in ("absl", "asyncio"):
-    logging.getLogger(_logger).addFilter(_is_of_us)
+        for logger in loggers:
+            logger.removeFilter(hide)
