@@ -120,8 +120,9 @@ class Arm:
             due = self._actions.due(loop.step)
             # The last step is waited for: none runs on into the turn of the other arm.
             lag = 0 if due or loop.step == end else 1
-            read_metrics(loop, steps, recorder, self._saver, lag=lag)
+            read_metrics(steps, recorder, self._saver, lag=lag)
             signals.count_votes(lag=lag)
+            recorder.profiler.step_done(loop.step)
             for action in due:
                 action.run(loop)
             signals.check()

@@ -85,21 +85,21 @@ def train_steps(
             signals.vote()  # several processes stop after the same step
             due = actions.due(loop.step)
             lag = 0 if due else 1
-            read_metrics(loop, steps, recorder, saver, lag=lag)
+            read_metrics(steps, recorder, saver, lag=lag)
             signals.count_votes(lag=lag)
+            recorder.profiler.step_done(loop.step)
             if due:
                 actions.run(due, run, loop, signals)
             signals.check()
 
 
-def read_metrics(loop: Loop, steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) -> None:
+def read_metrics(steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) -> None:
     """Records the metrics of all but the newest `lag` steps; raises Diverged if they are not finite."""
     for step, metrics in steps.read(lag=lag):
         if not all(math.isfinite(metrics[name]) for name in FINITE):
             raise diverged(step, metrics, saver)
         if recorder.completed(step, metrics):
             saver.warn_if_failed()
-    recorder.profiler.step_done(loop.step)
 
 
 def diverged(step: int, metrics: Mapping[str, float], saver: Saver) -> Diverged:
@@ -122,7 +122,7 @@ def save_last_step(error: BaseException, run: Run, loop: Loop, steps: Steps, rec
     if isinstance(error, DataLost) and jax.process_count() > 1:
         raise UserError(str(error)) from error  # the others wait in the next step, and agree on no checkpoint
     run.console.stop()
-    read_metrics(loop, steps, recorder, saver, lag=0)
+    read_metrics(steps, recorder, saver, lag=0)
     saver.save(loop)
     try:
         saver.wait()
