@@ -1,4 +1,4 @@
-"""The buffers that are alive when a compiled program needs the most memory, with the line that made each.
+"""Reads which buffers are alive when a compiled program needs the most memory, and which line made each.
 
 XLA writes down where every value is placed and from which instruction to which it lives. Values that live at the same
 time never share a place, so those alive at one instruction add up to the memory in use there.

@@ -1,4 +1,4 @@
-"""The kernels of a compiled program: what each one multiplies, computes and moves.
+"""Reads the kernels of a compiled program: what each one multiplies, computes and moves.
 
 A kernel is an instruction that a GPU runs by itself: a convolution of cuDNN, a matrix product of cuBLAS, a kernel of
 Triton, or a fusion. Equal kernels are kept once, with their number.

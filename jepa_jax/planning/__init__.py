@@ -1,4 +1,4 @@
-"""Plans of steps for GPUs that are not there. `plan` is for functions of your own; configs have `jepa-jax plan`."""
+"""Predicts memory and speed on GPUs that need not be there. `plan` is for functions; configs have `jepa-jax plan`."""
 
 from jepa_jax.planning.any_step import StepPlan, plan
 

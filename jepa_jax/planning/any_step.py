@@ -1,4 +1,4 @@
-"""Plans of any jitted function, whatever it is written with: memory, verdict, kernels and predicted time on a GPU."""
+"""Plans any jitted function: memory, verdict, kernels and predicted time on a GPU that need not be there."""
 
 import dataclasses
 import functools

@@ -1,7 +1,7 @@
-"""The adviser on memory: what remat and accumulation save, and what they cost in predicted time.
+"""Compares what policies of remat and accumulation save in memory with what they cost in predicted time.
 
 Every combination is compiled. Those that no other one beats in both memory and time are the frontier; the fastest one
-that fits a budget is the advice.
+within a budget of memory is the advice.
 """
 
 import dataclasses

@@ -1,9 +1,11 @@
-"""Length and price of a whole run: training at the predicted speed or the loader's, and everything around it."""
+"""Computes length and price of a run: training at the predicted speed or the loader's, evaluation, checkpoints."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 
+from jepa_jax.config.groups import Config
+from jepa_jax.config.schema import flatten
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.planner import Plan
@@ -69,9 +71,9 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
     )
 
 
-def _forward(config: object) -> float:
-    """Returns what the features of an image cost, as a part of training on it: one view, and forward only."""
-    return FORWARD_SHARE / max(1, getattr(getattr(config, "method", None), "views", 1) or 1)
+def _forward(config: Config) -> float:
+    """Returns the cost of an image's features as a part of training on it: one view, forward only."""
+    return FORWARD_SHARE / max(1, flatten(config).get("method.views") or 1)
 
 
 def evaluated_images(plan: Plan, data: DataFacts) -> float:

@@ -114,7 +114,7 @@ def _data_advice(record: EpochRecord, setting: Setting, share: float) -> str:
     if loaders >= setting.cores:
         fewer = f"; data.num_workers {loaders} -> {setting.cores} is enough" if loaders > setting.cores else ""
         cores = f"{setting.cores} core{'s' * (setting.cores != 1)}"
-        return f"{words}, and {cores} are all that there is{fewer}; prepare smaller or decoded data; {device}"
+        return f"{words}, and the machine has only {cores}{fewer}; prepare smaller or decoded data; {device}"
     needed = math.ceil(loaders / (1 - min(share, 0.99)) - 1e-9)
     enough = max(min(needed, setting.cores), loaders + 1)
     faster = min(gain(wait), enough / loaders)

@@ -1,4 +1,4 @@
-"""The figures of one epoch, as profile.json stores them."""
+"""Computes the figures of one epoch, as profile.json stores them."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""The profiler's metrics, all of them in every run, and the table that the terminal shows after each epoch."""
+"""Names the metrics of an epoch, and writes the table that the terminal shows after it."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Plans in the service of training: a warning before a step that does not fit, advice when memory ran out.
+"""Warns before a training step that does not fit the GPU, and says what would fit when memory has run out.
 
-`check_memory` and `explain_out_of_memory` are hooks of `jepa_jax.train`. They never raise: whatever goes wrong while
-planning, training goes on.
+`check_memory` and `explain_out_of_memory` are hooks of `jepa_jax.train`. They never raise: training goes on when a plan
+cannot be made.
 """
 
 import os
@@ -36,7 +36,7 @@ def check_memory(config: Config, program: Program, data: DataFacts, console: Con
         if gpu is None or not config.profile.plan or not is_first():
             return False
         estimate = _planner(data, console).estimate(_request(config, program, gpu))
-    except Exception as error:  # a plan that cannot be made is no reason to stop a run that may work
+    except Exception as error:  # the run may work without a plan
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         console.line(f"no plan of the memory ({reason}); config.profile.plan=False skips it")
         return False

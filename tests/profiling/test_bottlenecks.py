@@ -46,7 +46,7 @@ def test_the_gain_of_workers_ends_at_the_cores():
 
 
 def test_more_workers_than_cores_are_never_advised():
-    for workers, words in ((16, "data.num_workers 16 -> 2 is enough"), (2, "2 cores are all that there is")):
+    for workers, words in ((16, "data.num_workers 16 -> 2 is enough"), (2, "the machine has only 2 cores")):
         found = find_bottlenecks(record({Section.DATA_WAIT: 60.0}, device=40.0), setting(num_workers=workers, cores=2))
         message = named(found)["data_generation"].message
         assert (
