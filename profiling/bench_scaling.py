@@ -82,7 +82,8 @@ class Exchange:
 
 def wide_config(name: str) -> Any:
     """Returns a small config of a method whose parameters outweigh what a batch loss exchanges of embeddings."""
-    from tests.tiny import rival_config, tiny_config, tiny_fire_config, tiny_masked_config
+    from tests.projects.wildfire.tiny import tiny_fire_config
+    from tests.tiny import rival_config, tiny_config, tiny_masked_config
 
     if name in ("vicreg", "sigreg"):
         return tiny_config(method__loss=name, method__views=2, model__widths=(64, 256))

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from jepa_jax.config.groups import Config
-from jepa_jax.data.sources import open_source
 from jepa_jax.program import build, step
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 from tests.stepping import BATCH, STILL, mesh_of
-from tests.tiny import rival_config, tiny_config, tiny_fire_config, tiny_masked_config
+from tests.tiny import rival_config, tiny_config, tiny_masked_config
 
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
 LARGEST_ERROR = 1e-5  # relative
@@ -27,14 +26,14 @@ def configs() -> dict[str, Config]:
     rivals = {method: rival_config(method) for method in ("byol", "simsiam", "barlow_twins", "dino")}
     # One of them augments its views; in the others that would only take time to compile.
     still = {name: changed_config(config, STILL) for name, config in (losses | masked | rivals).items()}
-    return still | crops | {"emberformer": tiny_fire_config()}
+    return still | crops
 
 
-def loss_and_gradients(config: Config, state: Any, data: int, fsdp: int) -> tuple[Any, Any, Any]:
+def loss_and_gradients(
+    config: Config, batch: Any, classes: int, state: Any, data: int, fsdp: int
+) -> tuple[Any, Any, Any]:
     """Returns the state, which is created where `state` is None, and the loss and gradients of one batch."""
-    batch, classes, mesh = BATCH, 10, mesh_of(data, fsdp)
-    if config.method.name == "emberformer":
-        batch, classes = open_source(config.data, "train").batch(np.arange(16)), 0
+    mesh = mesh_of(data, fsdp)
     program = build.build_program(config, num_train=96, num_classes=classes, sample=batch, mesh=mesh)
     state = program.factory.create(0, batch) if state is None else jax.device_put(state, program.factory.shardings)
     if fsdp > 1:
@@ -66,14 +65,18 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("name", "data", "fsdp"), cases())
 def test_eight_devices_give_the_loss_and_gradients_of_one(name, data, fsdp, monkeypatch):
     monkeypatch.setattr(step, "FSDP_SMALLEST_SIZE", 64)  # tiny models have no large arrays
-    config = configs()[name]
-    state, loss, gradients = loss_and_gradients(config, None, 1, 1)
+    check_devices(configs()[name], BATCH, 10, data, fsdp)
+
+
+def check_devices(config: Config, batch: Any, classes: int, data: int, fsdp: int) -> None:
+    """Asserts that loss and gradients of a batch on data x fsdp devices are those of one device."""
+    state, loss, gradients = loss_and_gradients(config, batch, classes, None, 1, 1)
     everything = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(gradients)))
 
     def compare(path: Any, one: np.ndarray, eight: np.ndarray) -> None:
         length, error = (np.linalg.norm(x.astype(np.float64)) for x in (one, one - eight))
         assert error <= max(LARGEST_ERROR * length, NOTHING * everything), (jax.tree_util.keystr(path), error, length)
 
-    _, other_loss, other = loss_and_gradients(config, state, data, fsdp)
+    _, other_loss, other = loss_and_gradients(config, batch, classes, state, data, fsdp)
     assert other_loss == pytest.approx(loss, rel=LARGEST_ERROR, abs=1e-6)  # cosines may add up to nearly nothing
     jax.tree_util.tree_map_with_path(compare, gradients, other)

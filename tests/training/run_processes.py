@@ -16,7 +16,8 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.groups import Config
-from tests.tiny import tiny_config, tiny_fire_config, tiny_masked_config
+from tests.projects.wildfire.tiny import tiny_fire_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 # SGD: rules that divide by the size of gradients would make large steps of rounding errors where gradients are zero.
 SHORT = dict(

@@ -10,18 +10,24 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import abstract_on
+from jepa_jax.data.facts import data_facts
 from jepa_jax.data.sources import open_source
 from jepa_jax.experiments.measurement import measure
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.methods.contract import Pretrained
-from jepa_jax.program import build
+from jepa_jax.program import build, step
 from jepa_jax.program.config import changed_config, load_config
+from jepa_jax.program.dead_parameters import dead_parameters
 from jepa_jax.projects.wildfire.data.panels import HISTORY, IGNITED, PANELS
 from jepa_jax.projects.wildfire.method import EmberFormerMethod
 from jepa_jax.training.run import train
+from tests.program.test_devices import check_devices
+from tests.projects.wildfire.conftest import TRAINED
+from tests.projects.wildfire.tiny import tiny_fire_config
 from tests.runs import Silent, rows
 from tests.stepping import mesh_of
-from tests.tiny import tiny_config, tiny_fire_config
+from tests.tiny import tiny_config
 
 
 def program_and_batch(config: Config, devices: int = 1):
@@ -37,32 +43,38 @@ def moved(before, after):
     return {name: any(jax.tree.leaves(part)) for name, part in changes.items()}
 
 
-def test_the_decoder_stays_for_its_frozen_epochs_and_the_rest_learns():
-    config = tiny_fire_config(method__frozen_epochs=0.5, optim__epochs=1.0, optim__warmup_lr=1e-3)
-    program, batch = program_and_batch(config)
+@pytest.fixture(scope="module")
+def frozen():
+    """A program whose decoder is frozen for two of four steps, and a batch for it."""
+    rates = dict(optim__lr=1e-3, optim__warmup_lr=1e-3, method__spatial_lr=1e-4)
+    return program_and_batch(tiny_fire_config(method__frozen_epochs=0.5, optim__epochs=1.0, **rates))
+
+
+def test_the_decoder_stays_for_its_frozen_epochs_and_the_spatial_part_has_its_own_rate(frozen):
+    program, batch = frozen
     assert program.length.total_steps == 4
     state = program.factory.create(0, batch)
-    seen = []
+    seen, rates = [], {}
     for _ in range(4):
         before = jax.device_get(state.params["model"])
         state, _ = program.train_step(state, batch)
         seen.append(moved(before, state.params["model"]) | moved(before["decoder"], state.params["model"]["decoder"]))
+        rates = rates or largest_changes(before, state.params["model"])
     assert [one["unet"] for one in seen] == [False, False, True, True]
     assert all(one["history"] and one["refinement"] and one["classifier"] for one in seen)
+    # The first update of Adam has the length of the rate in every parameter.
+    assert rates["refinement"] == pytest.approx(0.1 * rates["history"], rel=0.05)
 
 
-def test_the_spatial_part_has_its_own_rate():
-    config = tiny_fire_config(method__spatial_lr=0.0, optim__warmup_epochs=0.0)
-    program, batch = program_and_batch(config)
-    state = program.factory.create(0, batch)
-    before = jax.device_get(state.params["model"])
-    after, _ = program.train_step(state, batch)
-    assert moved(before, after.params["model"]) == {"history": True, "decoder": False, "refinement": False}
+def largest_changes(before, after):
+    """Returns the largest change of a parameter, by the first part of its path."""
+    changes = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), before, after)
+    return {name: max(jax.tree.leaves(part)) for name, part in changes.items()}
 
 
-def test_what_was_trained_elsewhere_replaces_what_was_drawn(monkeypatch):
-    config = tiny_fire_config()
-    program, batch = program_and_batch(config)
+def test_what_was_trained_elsewhere_replaces_what_was_drawn(monkeypatch, frozen):
+    program, batch = frozen
+    config = program.method.run_config
     drawn = jax.device_get(program.factory.create(0, batch))
     kernel = np.full((8, 1), 3.0, np.float32)
     loaded = Pretrained({"decoder": {"classifier": {"kernel": kernel}}}, notes=("A sentence.",))
@@ -73,29 +85,27 @@ def test_what_was_trained_elsewhere_replaces_what_was_drawn(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, state.params, drawn.params)
 
 
-def test_unknown_pixels_do_not_reach_the_loss():
-    program, batch = program_and_batch(tiny_fire_config())
+def test_unknown_pixels_do_not_reach_the_loss(frozen):
+    program, batch = frozen
     batch = {**batch, "known": np.random.default_rng(0).random(batch["known"].shape) < 0.5}
     lied = {**batch, "target": batch["target"] ^ ~batch["known"]}
     metrics = [program.train_step(program.factory.create(0, batch), b)[1] for b in (batch, lied)]
     assert (batch["target"] != lied["target"]).any() and float(metrics[0]["loss"]) == float(metrics[1]["loss"])
 
 
-def test_a_run_resumes_exactly_is_judged_and_compiles_once_per_bucket(tmp_path):
-    config = tiny_fire_config(mesh__data=1, data__frame_buckets=(4,), data__validation=0.25, model__dropout=0.1)
-    console = Silent()
-    whole = train(config, tmp_path / "whole", console=console)
+def test_a_run_resumes_exactly_is_judged_and_compiles_once_per_bucket(tmp_path, trained):
+    folder, whole, console = trained
     assert whole["compilations"] == 2 and not [line for line in console.lines if "compiled again" in line]
     assert 0 < whole["average_precision"] <= 1 and whole["probe_accuracy"] is None
-    assert [row for row in rows(tmp_path / "whole") if "eval/validation_f1" in row]
+    assert [row for row in rows(folder) if "eval/validation_f1" in row]
 
     def interrupt(text):
         if text.startswith("epoch 1"):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "cut", console=Silent(interrupt))
-    again = train(config, tmp_path / "cut", console=Silent())
+        train(TRAINED, tmp_path / "cut", console=Silent(interrupt))
+    again = train(TRAINED, tmp_path / "cut", console=Silent())
     assert again["params_sha256"] == whole["params_sha256"] and again["average_precision"] == whole["average_precision"]
 
 
@@ -124,8 +134,8 @@ def test_data_of_any_number_of_channels_need_no_statistics_of_images():
         tiny_config(data__channels=11)
 
 
-def test_pictures_show_history_truth_prediction_and_errors():
-    program, batch = program_and_batch(tiny_fire_config())
+def test_pictures_show_history_truth_prediction_and_errors(frozen):
+    program, batch = frozen
     state = program.factory.create(0, batch)
     model = program.factory.merge(state.params["model"], state.stats)
     drawn = jax.jit(lambda batch: program.method.pictures(model, batch, jax.random.key(0)))(batch)
@@ -134,6 +144,19 @@ def test_pictures_show_history_truth_prediction_and_errors():
     np.testing.assert_array_equal(np.all(drawn[HISTORY] == np.array(IGNITED), axis=-1), ignited)
 
 
+def test_eight_devices_give_the_loss_and_gradients_of_one(monkeypatch):
+    monkeypatch.setattr(step, "FSDP_SMALLEST_SIZE", 64)  # tiny models have no large arrays
+    config = tiny_fire_config()
+    check_devices(config, open_source(config.data, "train").batch(np.arange(16)), 0, 2, 4)
+
+
+def test_every_parameter_is_trained():
+    config = tiny_fire_config()
+    program, batch = program_and_batch(config)
+    assert dead_parameters(program, abstract_on(mesh_of(1), data_facts(config.data).spec, len(batch["valid"]))) == []
+
+
+@pytest.mark.slow
 def test_a_trial_measures_it_with_all_buckets():
     config = tiny_fire_config(mesh__data=1, data__frame_buckets=(3,))
     request = TrialRequest(config.to_dict(), Combination.of(config), max_batches=3, warmup_batches=1)

@@ -17,7 +17,8 @@ from jepa_jax.projects.wildfire import load_predictor
 from jepa_jax.projects.wildfire.evals.predictions import MaskPredictor
 from jepa_jax.runtime.mesh import make_mesh
 from tests.evals.untrained_run import write_run
-from tests.tiny import tiny_config, tiny_fire_config
+from tests.projects.wildfire.tiny import tiny_fire_config
+from tests.tiny import tiny_config
 
 CONFIG = tiny_fire_config(data__frame_buckets=(3,), data__num_test=11, eval__batch_size=8, train__keep_best="")
 

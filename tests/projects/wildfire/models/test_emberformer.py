@@ -13,7 +13,7 @@ from jepa_jax.program.config import load_config
 from jepa_jax.projects.wildfire.models.emberformer import EmberFormer, last_valid, time_embedding
 from jepa_jax.projects.wildfire.models.segformer import SIZES
 from jepa_jax.projects.wildfire.models.segformer_weights import load_segformer, segformer_variables
-from tests.tiny import tiny_fire_config
+from tests.projects.wildfire.tiny import tiny_fire_config
 from tests.weights.golden import SEGFORMER
 
 FRAMES = 3

@@ -22,7 +22,7 @@ def test_enlarging_is_the_transposed_convolution_of_four_pixels_and_stride_two()
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 5)])
 def test_features_have_the_size_of_their_map(size):
-    unet = UNet(3, (4, 6, 8), rngs=nnx.Rngs(0))
+    unet = jax.jit(lambda x: UNet(3, (4, 6, 8), rngs=nnx.Rngs(0))(x))
     x = jax.random.normal(jax.random.key(0), (2, *size, 3))
     y = unet(x)
     assert y.shape == (2, *size, 4)

@@ -14,10 +14,6 @@ from jepa_jax.projects.wildfire.reports.animation import GAP, HEADER, SIDE, spre
 from jepa_jax.projects.wildfire.reports.fires_page import fire_strip
 from jepa_jax.projects.wildfire.reports.results import COLUMNS, result_rows
 from jepa_jax.reports.run_report import write_report
-from jepa_jax.training.run import train
-from jepa_jax.training.setup import Hooks
-from tests.runs import Silent
-from tests.tiny import tiny_fire_config
 
 SUMMARY = {
     "status": "finished", "average_precision": 0.71, "new_average_precision": 0.42, "f1": 0.66, "iou": 0.5,
@@ -161,13 +157,12 @@ def test_the_terminal_gets_the_same_table():
     assert any("40 test fires" in line for line in lines) and lines[-1] == "report: runs/x/report.html"
 
 
-def test_a_run_leaves_pictures_exhibits_and_a_report_with_the_animation(tmp_path):
-    config = tiny_fire_config(mesh__data=1, log__pictures_every_epochs=1, data__validation=0.25, optim__epochs=1.0)
-    summary = train(config, tmp_path, console=Silent(), hooks=Hooks(write_report=write_report))
-    pictures = list((tmp_path / "pictures").glob("*.png"))
-    assert len(pictures) == 1 and np.asarray(Image.open(pictures[0])).std() > 10
-    with np.load(tmp_path / "exhibits" / "next_mask.npz") as kept:
+def test_a_run_leaves_pictures_exhibits_and_a_report_with_the_animation(trained):
+    folder, summary, _ = trained
+    pictures = list((folder / "pictures").glob("*.png"))
+    assert len(pictures) == 2 and np.asarray(Image.open(pictures[0])).std() > 10
+    with np.load(folder / "exhibits" / "next_mask.npz") as kept:
         assert kept["fire_id"].tolist()[:3] == summary["best_fires"][:3]
         assert kept["spread_probability"].shape == (5, 16, 16)
-    report = (tmp_path / "report.html").read_text()
-    assert "data:image/gif" in report and "This part failed" not in report and (tmp_path / "masks.html").exists()
+    report = (folder / "report.html").read_text()
+    assert "data:image/gif" in report and "This part failed" not in report and (folder / "masks.html").exists()
