@@ -11,7 +11,7 @@ import scipy.special
 
 from jepa_jax.data.contract import Source
 from jepa_jax.projects.wildfire.data.element import fire_element, stacked
-from jepa_jax.projects.wildfire.evals.predictions import same_shape_parts
+from jepa_jax.projects.wildfire.evals.predictor import same_shape_parts
 from jepa_jax.projects.wildfire.evals.spread import LISTED_FIRES, FireFigures
 from jepa_jax.projects.wildfire.evals.truth import Truth
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import scipy.special
@@ -21,7 +20,8 @@ from jepa_jax.evals.sources import part_of, whole_groups
 from jepa_jax.program.step import TrainState
 from jepa_jax.projects.wildfire.evals.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
 from jepa_jax.projects.wildfire.evals.exhibits import mask_exhibits
-from jepa_jax.projects.wildfire.evals.predictions import Change, LentWind, MaskPredictor, lenders, same_shape_parts
+from jepa_jax.projects.wildfire.evals.predictor import Change, FrozenPredictor, same_shape_parts
+from jepa_jax.projects.wildfire.evals.shuffled_wind import ShuffledWind, wind_donors
 from jepa_jax.projects.wildfire.evals.spread import fire_figures, fire_spread, interval_95, resampled_average_precisions
 from jepa_jax.projects.wildfire.evals.truth import chosen_threshold, mask_figures, ranking_figures
 
@@ -56,7 +56,7 @@ class NextMask(Evaluator):
                 f"config.data.source = {context.config.data.source}: next_mask needs histories of masks, and elements "
                 f"have no {', '.join(sorted(missing))}; use wildfire, fire_sequences or ndws"
             )
-        self.predictor = MaskPredictor(context.config, context.program)
+        self.predictor = FrozenPredictor(context.config, context.program, None, None)  # gets weights in `run`
         most = max(1, MOST_PIXELS // context.test.spec["target"].size)
         self.test = whole_groups(context.test, most)
         self.validation = None if context.validation is None else whole_groups(context.validation, most)
@@ -75,26 +75,26 @@ class NextMask(Evaluator):
         if moment.stage == Stage.UNTRAINED:
             images = images or min(UNTRAINED_CALIBRATION_IMAGES, len(self.context.train))
         encoder = self.context.encoder(state, images)
-        variables = encoder.params, encoder.stats
+        predictor = self.predictor.with_weights(encoder.params, encoder.stats)
         if moment.stage == Stage.UNTRAINED:
-            figures = ranking_figures(self._scores(variables, "test"), self._test.truth)
+            figures = ranking_figures(self._scores(predictor, "test"), self._test.truth)
             return {f"untrained_{name}": value for name, value in figures.items()}
-        validated, threshold = self._validated(variables)
-        return validated if moment.stage == Stage.EPOCH else validated | self._final(variables, threshold)
+        validated, threshold = self._validated(predictor)
+        return validated if moment.stage == Stage.EPOCH else validated | self._final(predictor, threshold)
 
-    def _validated(self, variables: tuple[Any, Any]) -> tuple[Figures, float | None]:
+    def _validated(self, predictor: FrozenPredictor) -> tuple[Figures, float | None]:
         """Returns figures on validation data, with those of the best baseline, and the threshold chosen there."""
         if self._validation is None:
             return {}, None
-        scores, truth = self._scores(variables, "validation"), self._validation.truth
+        scores, truth = self._scores(predictor, "validation"), self._validation.truth
         threshold = chosen_threshold(scores, truth)
         figures = mask_figures(scores, truth, EVEN_LOGIT if threshold is None else threshold)
         best = {name: _best(self._validation_baselines, name) for name in RANKINGS}
         figures |= {f"baseline_{name}": value for name, (value, _) in best.items()}
         return {f"validation_{name}": value for name, value in figures.items()}, threshold
 
-    def _final(self, variables: tuple[Any, Any], chosen: float | None) -> Figures:
-        truth, scores = self._test.truth, self._scores(variables, "test")
+    def _final(self, predictor: FrozenPredictor, chosen: float | None) -> Figures:
+        truth, scores = self._test.truth, self._scores(predictor, "test")
         threshold = EVEN_LOGIT if chosen is None else chosen
         by_fire = fire_figures(scores, truth, threshold)
         figures: Figures = mask_figures(scores, truth, threshold)
@@ -106,11 +106,10 @@ class NextMask(Evaluator):
             **fire_spread(by_fire),
             **self._compared(scores, figures),
         }
-        shuffled = self._scores(variables, "test", self._with_lent_wind)
+        shuffled = self._scores(predictor, "test", self._with_shuffled_wind)
         figures |= {f"shuffled_wind_{name}": value for name, value in ranking_figures(shuffled, truth).items()}
         figures["shuffled_wind_of_own_fire"] = self._own_winds()
-        predict = functools.partial(self.predictor.scores, *variables)
-        self._exhibits = mask_exhibits(self.test, truth, scores, threshold, by_fire, predict)
+        self._exhibits = mask_exhibits(self.test, truth, scores, threshold, by_fire, predictor.scores)
         return figures
 
     def _compared(self, scores: np.ndarray, own_figures: Figures) -> Figures:
@@ -140,18 +139,18 @@ class NextMask(Evaluator):
         """Returns the best and worst test fires, and one spread frame by frame; see `mask_exhibits`."""
         return self._exhibits
 
-    def _scores(self, variables: tuple[Any, Any], split: str, change: Change | None = None) -> np.ndarray:
+    def _scores(self, predictor: FrozenPredictor, split: str, change: Change | None = None) -> np.ndarray:
         source, progress = getattr(self, split), self.context.progress
         progress.start(f"{split} masks" if change is None else f"{split} masks, other wind", len(source))
-        return self.predictor.scores(*variables, source, change=change, on_elements=progress.advance)
+        return predictor.scores(source, change=change, on_elements=progress.advance)
 
-    def _with_lent_wind(self, indices: np.ndarray, part: Source) -> Source:
-        return LentWind(part, lenders(self._test.truth.fire[indices]))
+    def _with_shuffled_wind(self, indices: np.ndarray, part: Source) -> Source:
+        return ShuffledWind(part, wind_donors(self._test.truth.fire[indices]))
 
     def _own_winds(self) -> int:
         """Returns how many elements get the wind of their own fire when winds are shuffled."""
         parts = [self._test.truth.fire[indices] for indices, _ in same_shape_parts(self.test)]
-        return sum(int(np.sum(fires[lenders(fires)] == fires)) for fires in parts)
+        return sum(int(np.sum(fires[wind_donors(fires)] == fires)) for fires in parts)
 
     # What does not depend on the model.
 

@@ -1,41 +1,47 @@
-"""Models with fixed weights that predict masks, called with histories of fires."""
+"""Models with fixed weights that predict masks, of a run's checkpoint or in an evaluation."""
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+import scipy.special
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import Config
-from jepa_jax.data.in_memory import Arrays, InMemorySource
-from jepa_jax.methods.contract import PredictorMethod
+from jepa_jax.data.contract import Bucketed, Source
+from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.sources import subset
+from jepa_jax.evals.features import OnCount, ignore
+from jepa_jax.evals.inference import FrozenModel, Function
+from jepa_jax.methods.contract import Batch, PredictorMethod
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.restore import restore_state, run_config
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.projects.wildfire.data.element import expected_specs
-from jepa_jax.projects.wildfire.evals.predictions import MaskPredictor
-from jepa_jax.runtime.mesh import make_mesh
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated
 
 READ = ("fire", "wind", "static", "valid")  # arrays of an element that predictions depend on
+Change = Callable[[np.ndarray, Source], Source]  # of the elements of some indices, e.g. to shuffle their wind
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenPredictor:
+class FrozenPredictor(FrozenModel):
     """A model with fixed weights; call it with histories to get the probabilities of the next masks.
 
     It takes the arrays `fire` [N, T, H, W, 1], `wind` [N, T, 2], `static` [N, H, W, C] and `valid` [N, T] of
     `data.element.fire_spec`, with any N and T, and ignores others. Without `valid`, no frame is padding. It returns
     float32 [N, H, W].
+
+    The method of the program has `predict(model, batch, *, train=False)`, which returns float32 [B, H, W, 1].
     """
 
-    config: Config
-    predict: MaskPredictor
-    params: Any
-    stats: Any
+    def __post_init__(self) -> None:
+        if not isinstance(self.program.method, PredictorMethod):
+            name = self.config.method.name
+            raise UserError(f"config.method.name = {name!r}: predicts no masks; it has no predict")
 
     @property
     def image_size(self) -> int:
@@ -53,10 +59,37 @@ class FrozenPredictor:
         return self.config.data.max_frames
 
     def __call__(self, histories: Mapping[str, np.ndarray]) -> np.ndarray:
-        arrays = self._padded(self._checked(histories))
-        predictions = self.predict(self.params, self.stats, InMemorySource(lambda: arrays))
-        nothing = np.empty((0, self.image_size, self.image_size), np.float32)
-        return np.concatenate([nothing, *(prediction.probabilities for prediction in predictions)])
+        return scipy.special.expit(self.in_batches(self._logits, self._padded(self._checked(histories)))[..., 0])
+
+    def scores(self, source: Source, *, change: Change | None = None, on_elements: OnCount = ignore) -> np.ndarray:
+        """Returns the logits of all elements of a source in its order: float32 [N, H, W].
+
+        Args:
+          source: read bucket by bucket; there is one compilation per bucket.
+          change: what to do to elements before they are predicted.
+          on_elements: called with the number of elements of each batch.
+        """
+        height, width, _ = source.spec["target"].shape
+        scores = np.empty((len(source), height, width), np.float32)
+        for indices, part in same_shape_parts(source):
+            changed = part if change is None else change(indices, part)
+            batches = self.outputs(self._logits, changed, on_elements)
+            scores[indices] = np.concatenate([logits[..., 0] for logits, _, _ in batches])
+        return scores
+
+    @property
+    def _logits(self) -> Function:
+        return self.once("logits", self._make_logits)
+
+    def _make_logits(self) -> Function:
+        method, factory, mesh = self.program.method, self.program.factory, self.program.mesh
+
+        def logits(params: Any, stats: Any, batch: Batch) -> jax.Array:
+            assert isinstance(method, PredictorMethod)
+            return method.predict(factory.merge(params, stats), batch)
+
+        shardings = (factory.shardings.params["model"], factory.shardings.stats, batch_sharding(mesh))
+        return jax.jit(logits, in_shardings=shardings, out_shardings=replicated(mesh))
 
     def _checked(self, histories: Mapping[str, np.ndarray]) -> Arrays:
         for name in READ[:3]:
@@ -103,5 +136,14 @@ def load_predictor(workdir: str | pathlib.Path, *, batch_size: int = 16) -> Froz
     program, state = restore_state(
         config, workdir, make_mesh(1, 1, jax.local_devices()), expected_specs(config.data)[-1]
     )
-    variables = evaluated_variables(state, config.eval.weights)
-    return FrozenPredictor(config, MaskPredictor(config, program), *variables)
+    return FrozenPredictor(config, program, *evaluated_variables(state, config.eval.weights))
+
+
+def same_shape_parts(source: Source) -> Iterator[tuple[np.ndarray, Source]]:
+    """Yields the parts of a source whose elements share a bucket, with their indices; the whole of one without any."""
+    if not isinstance(source, Bucketed):
+        yield np.arange(len(source)), source
+        return
+    for bucket in np.unique(source.buckets):
+        indices = np.flatnonzero(source.buckets == bucket)
+        yield indices, subset(source.in_bucket(int(bucket)), indices)

@@ -1,6 +1,6 @@
 """A method that predicts masks: a logistic regression of pixels on the last mask, the terrain and the valid wind."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ class NormalisedModel(Model):
 
 class Pixels(Method):
     evaluators = ("next_mask",)
+    traced: ClassVar[list[int]] = []  # frames of the batches that predictions were traced with
 
     def init(self, key: jax.Array, sample: Any) -> nnx.Module:
         return Model(sample["static"].shape[-1], nnx.Rngs(key))
@@ -54,6 +55,7 @@ class Pixels(Method):
         return Output(*mask_loss(logits, batch["target"], batch["known"], **vars(MaskLossConfig())))
 
     def predict(self, model, batch):
+        self.traced.append(batch["fire"].shape[1])
         return model(batch)
 
 

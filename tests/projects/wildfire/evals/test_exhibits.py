@@ -60,7 +60,7 @@ def evaluated():
 
 def test_fires_are_shown_from_the_best_to_the_worst_by_scikit_learns_average_precision(evaluated):
     context, variables, evaluator, shown = evaluated
-    scores = evaluator.predictor.scores(*variables, context.test)
+    scores = evaluator.predictor.with_weights(*variables).scores(context.test)
     batch = context.test.batch(np.arange(len(context.test)))
     expected = {}
     for fire in np.unique(batch["fire_id"]):
@@ -74,7 +74,7 @@ def test_fires_are_shown_from_the_best_to_the_worst_by_scikit_learns_average_pre
 
 def test_the_longest_sequence_of_each_fire_is_shown_with_its_own_prediction(evaluated):
     context, variables, evaluator, shown = evaluated
-    scores = evaluator.predictor.scores(*variables, context.test)
+    scores = evaluator.predictor.with_weights(*variables).scores(context.test)
     batch = context.test.batch(np.arange(len(context.test)))
     for i, fire in enumerate(shown["fire_id"]):
         own = np.flatnonzero(batch["fire_id"] == fire)
@@ -93,7 +93,7 @@ def test_the_spread_ends_with_what_the_model_predicts_for_the_whole_history(eval
         i for i in np.flatnonzero(batch["fire_id"] == shown["spread_fire_id"])
         if batch["valid"][i].sum() == frames and (batch["target"][i, ..., 0] == shown["spread_masks"][-1]).all()
     ]  # fmt: skip
-    scores = evaluator.predictor.scores(*variables, context.test)
+    scores = evaluator.predictor.with_weights(*variables).scores(context.test)
     np.testing.assert_allclose(shown["spread_probability"][-1], scipy.special.expit(scores[same[0]]), atol=1e-3)
 
 

@@ -60,7 +60,7 @@ def with_sources(built, test, validation):
 
 def scores_of(built, source):
     context, state, evaluator, _ = built
-    return evaluator.predictor.scores(*context.calibrated(state, 0), source)
+    return evaluator.predictor.with_weights(*context.calibrated(state, 0)).scores(source)
 
 
 def truth_of(source):
@@ -231,7 +231,8 @@ def test_the_untrained_model_is_scored_with_estimated_statistics():
     whole = len(context.train)
     fresh, estimated = (
         sklearn.metrics.average_precision_score(
-            target.ravel(), evaluator.predictor.scores(*context.calibrated(state, count), context.test).ravel()
+            target.ravel(),
+            evaluator.predictor.with_weights(*context.calibrated(state, count)).scores(context.test).ravel(),
         )
         for count in (0, whole)
     )

@@ -14,10 +14,12 @@ from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.restore import restore_state
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.projects.wildfire import load_predictor
-from jepa_jax.projects.wildfire.evals.predictions import MaskPredictor
+from jepa_jax.projects.wildfire.evals.predictor import FrozenPredictor
 from jepa_jax.runtime.mesh import make_mesh
 from tests.evals.untrained_run import write_run
+from tests.projects.wildfire.evals.pixel_method import Pixels, context_of, fire_config
 from tests.projects.wildfire.tiny import tiny_fire_config
+from tests.stepping import mesh_of
 from tests.tiny import tiny_config
 
 CONFIG = tiny_fire_config(data__frame_buckets=(3,), data__num_test=11, eval__batch_size=8, train__keep_best="")
@@ -48,7 +50,7 @@ def histories():
 def expected(run):
     test = open_source(CONFIG.data, "test")
     program, state = restore_state(CONFIG, run, make_mesh(1, 1), test.spec)
-    scores = MaskPredictor(CONFIG, program).scores(*evaluated_variables(state, CONFIG.eval.weights), test)
+    scores = FrozenPredictor(CONFIG, program, *evaluated_variables(state, CONFIG.eval.weights)).scores(test)
     return scipy.special.expit(scores)
 
 
@@ -109,3 +111,64 @@ def test_each_kind_of_run_names_the_loader_that_fits(run, tmp_path):
     write_run(tiny_config(), tmp_path / "images")
     with pytest.raises(UserError, match="'image_jepa' predicts no masks; use jepa_jax.load_encoder"):
         load_predictor(tmp_path / "images")
+
+
+class Padded:
+    """A source without its buckets: every history is padded to the longest."""
+
+    classes = ()
+
+    def __init__(self, source):
+        self._source, self.spec, self.batch = source, source.spec, source.batch
+
+    def __len__(self):
+        return len(self._source)
+
+
+@pytest.fixture(scope="module")
+def built():
+    return context_of(fire_config())
+
+
+def frozen(context, state):
+    return FrozenPredictor(context.config, context.program, *context.calibrated(state, 0))
+
+
+def test_buckets_change_no_prediction_and_cost_one_compilation_each(built):
+    context, state = built
+    predict, traces = frozen(context, state), len(Pixels.traced)
+    assert set(context.test.buckets) == {0, 1}
+    in_buckets = predict.scores(context.test)
+    predict.scores(context.validation)
+    assert sorted(Pixels.traced[traces:]) == [4, 12]  # frames
+    padded = predict.scores(Padded(context.test))
+    np.testing.assert_allclose(in_buckets, padded, rtol=1e-5, atol=1e-6)
+    assert len(np.unique(padded.reshape(len(padded), -1), axis=0)) > 20  # an order is there to get wrong
+
+
+def test_each_element_is_predicted_once(built):
+    context, state = built
+    seen, counted = [], []
+
+    def note(indices, part):
+        seen.extend(indices.tolist())
+        return part
+
+    scores = frozen(context, state).scores(context.test, change=note, on_elements=counted.append)
+    assert scores.shape == (24, 16, 16) and scores.dtype == np.float32
+    assert sorted(seen) == list(range(24)) == list(range(sum(counted)))
+
+
+def test_one_and_eight_devices_predict_the_same(built):
+    context, state = built
+    one = frozen(context, state).scores(context.test)
+    context, state = context_of(fire_config(), mesh_of(8))
+    eight = frozen(context, state).scores(context.test)
+    np.testing.assert_allclose(one, eight, rtol=1e-5, atol=1e-6)
+
+
+def test_a_method_without_masks_is_refused():
+    config = tiny_config()
+    context, _ = context_of(config)
+    with pytest.raises(UserError, match="method.name = 'image_jepa'.*predict"):
+        FrozenPredictor(config, context.program, None, None)
