@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.methods.contract import Pretrained
 from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.program.step import evaluated_variables
-from jepa_jax.program.variables import variables_of
 from jepa_jax.runtime.mesh import make_mesh
-from jepa_jax.weights.fit import SavedEncoder, fit_encoder
-from jepa_jax.weights.load import load_model
-
-PyTree = Any
+from jepa_jax.weights.fit import fit_encoder
+from jepa_jax.weights.geometry import Geometry
+from jepa_jax.weights.load import LoadedModel, load_model
 
 
 def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, Any]) -> Pretrained:
@@ -44,21 +40,13 @@ def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, 
     return Pretrained(
         {**of_method.params, "encoder": encoder},
         {**of_method.stats, **({"encoder": saved.stats} if saved.stats else {})},
-        (*of_method.notes, f"The encoder starts from {saved.origin} ({saved.kind}).", *notes, *fresh),
+        (*of_method.notes, f"The encoder starts from {saved.origin} ({saved.encoder_kind}).", *notes, *fresh),
     )
 
 
-def saved_encoder(source: str) -> SavedEncoder:
+def saved_encoder(source: str) -> LoadedModel:
     """Returns an encoder from a file or folder of weights, from the Hub, or from the folder of a run."""
-    if is_workdir(source):
-        return _of_run(source)
-    model = load_model(source)
-    encoder = model.encoder
-    params = nnx.to_pure_dict(nnx.state(encoder, nnx.Param))
-    kind = "vit" if model.kind == "mae" else model.kind
-    return SavedEncoder(
-        kind, model.structure, model.channels, _on_host(params), _on_host(variables_of(encoder)), str(model.origin)
-    )
+    return _of_run(source) if is_workdir(source) else load_model(source)
 
 
 def is_workdir(source: str | os.PathLike[str]) -> bool:
@@ -67,19 +55,24 @@ def is_workdir(source: str | os.PathLike[str]) -> bool:
     return any((folder / part).is_dir() for part in ("checkpoints", "best"))
 
 
-def _of_run(workdir: str) -> SavedEncoder:
+def _of_run(workdir: str) -> LoadedModel:
     from jepa_jax.program.restore import restore_state, run_config  # which builds programs, and those need this module
 
     config = run_config(workdir)
-    _, state = restore_state(config, workdir, make_mesh(1, 1, jax.local_devices()))
+    program, state = restore_state(config, workdir, make_mesh(1, 1, jax.local_devices()))
     params, stats = evaluated_variables(state, config.eval.weights)
     if "encoder" not in params:
         raise UserError(f"config.model.init_from = {workdir!r}: a run of {config.method.name} has no encoder to load")
-    structure = encoder_structure(config.model)
-    kind = encoder_kind(structure, config.model.name)
-    encoder, rest = _on_host(params["encoder"]), _on_host(stats.get("encoder", {}))
-    return SavedEncoder(kind, structure, config.data.channels, encoder, rest, workdir)
-
-
-def _on_host(tree: PyTree) -> PyTree:
-    return jax.tree.map(np.asarray, tree)
+    data, structure = config.data, encoder_structure(config.model)
+    return LoadedModel(
+        program.factory.merge(params, stats).encoder,
+        encoder_kind(structure, config.model.name),
+        structure,
+        data.view_size,
+        data.channels,
+        data.augment.mean,
+        data.augment.std,
+        config.eval.pool,
+        pathlib.Path(workdir),
+        Geometry(data.view_size, data.image_size, data.shorter_side),
+    )

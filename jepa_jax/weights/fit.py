@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,32 +10,14 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.registry import encoder_kind
 from jepa_jax.models.vit import interpolated
+from jepa_jax.weights.load import LoadedModel
 
 # Keys that a name such as vit_tiny or resnet18 stands for, by the name that takes any values of them.
 SIZES = {"vit": ("width", "depth", "heads", "mlp_width"), "resnet": ("blocks", "widths", "bottleneck", "width")}
 
 
-class SavedEncoder(NamedTuple):
-    """Variables of an encoder in our layout, and what decides where they fit.
-
-    Attributes:
-        kind: what it is, for messages, such as "vit" or "resnet".
-        structure: see `jepa_jax.models.registry.Encoder`.
-        channels: of the images that it reads.
-        params, stats: trained and other variables, nested by attribute.
-        origin: where it was saved.
-    """
-
-    kind: str
-    structure: Mapping[str, Any]
-    channels: int
-    params: Mapping[str, Any]
-    stats: Mapping[str, Any]
-    origin: str
-
-
 def fit_encoder(
-    saved: SavedEncoder, structure: Mapping[str, Any], channels: int, params: Mapping[str, Any]
+    saved: LoadedModel, structure: Mapping[str, Any], channels: int, params: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the trained variables for an encoder of this structure, and sentences that say what was changed.
 
@@ -46,8 +28,8 @@ def fit_encoder(
     Raises:
         UserError: the structures differ; the message has the flags that make them equal.
     """
+    own, notes = dict(saved.params), []  # raises for a model without features
     check_structure(saved, structure)
-    own, notes = dict(saved.params), []
     if saved.structure.get("cls_token") and not structure["cls_token"]:
         own.pop("cls_token")
         if "position" in own:
@@ -61,13 +43,13 @@ def fit_encoder(
     return own, notes
 
 
-def check_structure(saved: SavedEncoder, structure: Mapping[str, Any]) -> None:
+def check_structure(saved: LoadedModel, structure: Mapping[str, Any]) -> None:
     """Raises UserError with the flags that are needed if an encoder of this structure cannot have the variables."""
-    wanted = dict(saved.structure)
-    if encoder_kind(structure, structure.get("name", "")) != saved.kind:
+    wanted, kind = dict(saved.structure), saved.encoder_kind
+    if encoder_kind(structure, structure.get("name", "")) != kind:
         raise UserError(
-            f"config.model.init_from = {saved.origin!r}: weights of another kind of encoder ({saved.kind}); "
-            f"set {_flags(saved.kind, wanted)}"
+            f"config.model.init_from = {str(saved.origin)!r}: weights of another kind of encoder ({kind}); "
+            f"set {_flags(kind, wanted)}"
         )
     if "cls_token" in wanted and not structure["cls_token"]:
         wanted["cls_token"] = False  # can be left out
@@ -76,13 +58,13 @@ def check_structure(saved: SavedEncoder, structure: Mapping[str, Any]) -> None:
     differing = {name: value for name, value in wanted.items() if structure.get(name) != value}
     if not differing:
         return
-    sizes = SIZES.get(saved.kind, ())
+    sizes = SIZES.get(kind, ())
     resized = bool(differing.keys() & set(sizes))
     flags = ({name: wanted[name] for name in sizes} if resized else {}) | differing
     facts = ", ".join(f"{name} = {structure.get(name)} instead of {wanted[name]}" for name in differing)
     raise UserError(
-        f"config.model.init_from = {saved.origin!r}: the encoder of the config differs from that of the weights "
-        f"({facts}); set {_flags(saved.kind if resized else '', flags)}"
+        f"config.model.init_from = {str(saved.origin)!r}: the encoder of the config differs from that of the weights "
+        f"({facts}); set {_flags(kind if resized else '', flags)}"
     )
 
 
@@ -104,7 +86,7 @@ def _resized(position: Any, shape: tuple[int, ...], cls_token: bool) -> tuple[np
     return np.concatenate([first, resized], axis=1), sentence
 
 
-def _adapt_first_layer(params: dict[str, Any], saved: SavedEncoder, channels: int) -> str:
+def _adapt_first_layer(params: dict[str, Any], saved: LoadedModel, channels: int) -> str:
     """Adapts the kernel that reads pixels to another number of channels, in place; returns what was done."""
     if "patch_embed" in params and saved.structure.get("embedding") == "linear":
         side = saved.structure["patch_size"]
@@ -116,7 +98,7 @@ def _adapt_first_layer(params: dict[str, Any], saved: SavedEncoder, channels: in
         params["stem"] = {**params["stem"], "conv": {"kernel": new}}
     else:
         raise UserError(
-            f"config.model.init_from = {saved.origin!r}: the first layer of this encoder is fixed to images of "
+            f"config.model.init_from = {str(saved.origin)!r}: the first layer of this encoder is fixed to images of "
             f"{saved.channels} channels; set data.channels = {saved.channels}"
         )
     return sentence

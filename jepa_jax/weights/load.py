@@ -74,6 +74,21 @@ class LoadedModel:
             raise UserError(f"{self.origin}: {self.no_features}; use a ViT or ResNet")
         return self.module.encoder if self.kind == "mae" else self.module
 
+    @property
+    def encoder_kind(self) -> str:
+        """What to call the encoder: "vit", "resnet" or the `model.name` of another one."""
+        return encoder_kind(self.structure, self.kind)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Trained variables of the encoder, nested by attribute, on the host."""
+        return _on_host(self.encoder, nnx.Param)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Other variables of the encoder but random state, nested by attribute, on the host."""
+        return _on_host(self.encoder, nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState)))
+
     def apply(self, pixel_values: Any, noise: Any = None) -> Any:
         """Returns what the library that saved the model returns, in float32.
 
@@ -206,6 +221,10 @@ def _renamed(tensors: Mapping[str, np.ndarray], renamed: Mapping[str, str]) -> d
         return next((new + name.removeprefix(old) for old, new in renamed.items() if name.startswith(old)), name)
 
     return {today(name): tensor for name, tensor in tensors.items()}
+
+
+def _on_host(module: nnx.Module, kept: Any) -> dict[str, Any]:
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(module, kept)))
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
