@@ -19,7 +19,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked, in all tests, while functions are traced.
-install_import_hook(["jepa_jax.losses", "jepa_jax.methods", "jepa_jax.models"], "beartype.beartype")
+CHECKED = ["jepa_jax.losses", "jepa_jax.methods", "jepa_jax.models"]
+CHECKED += [f"jepa_jax.projects.wildfire.{name}" for name in ("losses", "method", "models")]
+install_import_hook(CHECKED, "beartype.beartype")
 
 from jepa_jax.runtime.allocator import keep_freed_memory  # noqa: E402
 from jepa_jax.runtime.platforms import prepare_to_plan  # noqa: E402
