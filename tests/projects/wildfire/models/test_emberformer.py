@@ -50,7 +50,7 @@ def padded(batch, before: int, after: int):
     return {name: pad(name, array) for name, array in batch.items()}
 
 
-@pytest.mark.parametrize("before, after", [(1, 0), (5, 0), (0, 4), (2, 3)])
+@pytest.mark.parametrize("before, after", [(5, 0), (0, 5), (2, 3), (1, 4)])  # one shape, one program
 def test_padding_on_either_side_changes_no_prediction(predict, before, after):
     batch = histories(2)
     np.testing.assert_allclose(predict(padded(batch, before, after)), predict(batch), atol=1e-5)
@@ -66,7 +66,7 @@ def test_the_last_valid_frame_and_its_wind_change_the_prediction(predict):
     batch = histories(2)
     for name, other in (("fire", ~batch["fire"]), ("wind", 1 - batch["wind"])):
         changed = {**batch, name: np.concatenate([batch[name][:, :-1], other[:, -1:]], axis=1)}
-        assert np.abs(predict(padded(changed, 3, 0)) - predict(batch)).max() > 1e-3
+        assert np.abs(predict(padded(changed, 5, 0)) - predict(batch)).max() > 1e-3
 
 
 def test_time_counts_backwards_from_the_last_valid_frame():
@@ -91,7 +91,7 @@ def test_the_decoders_of_the_published_sizes(name, millions):
 
 def test_public_weights_come_without_classifier_from_a_directory_or_a_file():
     saved, _ = load_segformer(SEGFORMER, rngs=nnx.Rngs(0))
-    size = _golden_size()
+    size = _size_of(saved)
     for path in (SEGFORMER, SEGFORMER / "model.safetensors"):
         params, stats, notes = segformer_variables(path, size, channels=8)
         np.testing.assert_array_equal(params["head"]["fuse"], saved.head.fuse[...])
@@ -104,8 +104,7 @@ def test_public_weights_come_without_classifier_from_a_directory_or_a_file():
         load_segformer(SEGFORMER / "model.safetensors", rngs=nnx.Rngs(0))
 
 
-def _golden_size():
-    saved, _ = load_segformer(SEGFORMER, rngs=nnx.Rngs(0))
+def _size_of(saved):
     stages = saved.encoder.stages
     return dataclasses.replace(
         SIZES["b0"],
