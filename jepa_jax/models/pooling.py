@@ -1,6 +1,6 @@
 """From an encoder's last map or tokens to one vector per image, in float32 whatever the encoder computes in."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,15 @@ class EncoderOutputs(NamedTuple):
 
     cells: Cells  # the last map of a convolutional encoder, or the patches of a ViT
     cls: Float[Array, "b d"] | None = None  # the CLS token of a ViT that has one
+
+
+@runtime_checkable
+class PooledEncoder(Protocol):
+    """An encoder whose outputs can be pooled in several ways."""
+
+    def outputs(self, images: Any, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
+        """Returns what is pooled; not `normalised`: before a last layer norm, if there is one."""
+        ...
 
 
 def pooled(outputs: EncoderOutputs, kind: str) -> Float[Array, "b f"]:

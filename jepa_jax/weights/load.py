@@ -13,15 +13,16 @@ from flax import nnx
 
 from jepa_jax.base.classes import ClassTable, load_object
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.pooling import pooled
+from jepa_jax.models.pooling import PooledEncoder, pooled
 from jepa_jax.models.registry import encoder_kind, encoder_structure
+from jepa_jax.models.vit import ViT
 from jepa_jax.weights import exported
 from jepa_jax.weights.family import Family, section
 from jepa_jax.weights.geometry import Geometry, described_geometry
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import torchvision_resnet
-from jepa_jax.weights.vit import MaeModel, timm_vit
+from jepa_jax.weights.vit import timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PREPROCESSOR = "preprocessor_config.json"
@@ -138,11 +139,11 @@ class LoadedModel:
     def _apply(self) -> Callable[..., Any]:
         def run(state: Any, images: jax.Array, *noise: jax.Array) -> Any:
             module = nnx.merge(self._split[0], state)
-            if isinstance(module, MaeModel) or not hasattr(module, "outputs"):
-                return module(images, *noise)
-            if hasattr(module, "encode"):
+            if isinstance(module, ViT):
                 return module.encode(module.embed(images)).astype(np.float32)
-            return module.outputs(images).cells.astype(np.float32)
+            if isinstance(module, PooledEncoder):
+                return module.outputs(images).cells.astype(np.float32)
+            return module(images, *noise)
 
         return _exact(jax.jit(run))
 
@@ -151,7 +152,7 @@ class LoadedModel:
         def run(state: Any, images: jax.Array) -> jax.Array:
             module = nnx.merge(self._split[0], state)
             encoder = module.encoder if self.kind == "mae" else module
-            if not hasattr(encoder, "outputs"):
+            if not isinstance(encoder, PooledEncoder):
                 return encoder(images).astype(np.float32)
             return pooled(encoder.outputs(images), self.pool)
 
