@@ -2,9 +2,12 @@
 
 import gzip
 import io
+import math
 import pathlib
+import pickle
+import pickletools
 import tarfile
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -12,7 +15,6 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.readers.bounded import open_regular
-from jepa_jax.data.readers.cifar_pickle import MOST_BYTES, NotABatch, read_batch
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGES_PER_FILE = 10_000
@@ -24,6 +26,8 @@ PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batc
 LAYOUTS = {"cifar-10-batches-bin": BINARY, "cifar-10-batches-py": PYTHON}
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
+BYTES_DTYPES = ("u1", "|u1", b"u1", b"|u1", "uint8", b"uint8")
+MOST_BYTES = 64 << 20  # of a file; the official ones have 31 MB
 MOST_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have 184 MB
 MOST_MEMBERS = 100
 
@@ -133,6 +137,83 @@ def _parse_python(data: bytes, file: pathlib.Path) -> ImagesAndLabels:
             f"{(IMAGES_PER_FILE, PIXELS)}; delete it, then {_fix(file.parent)}"
         )
     return _images(pixels), _checked_labels(labels, file)
+
+
+class NotABatch(ValueError):
+    """The bytes are no pickle of plain values and arrays of bytes."""
+
+
+class _Stored:
+    """Keeps what a pickle says of an array or of its type, so that numpy builds nothing from a file's claims."""
+
+    def __init__(self, *arguments: Any):
+        self.arguments, self.state = arguments, ()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _StoredArray(_Stored):
+    """Stands for `numpy.ndarray`."""
+
+
+class _StoredType(_Stored):
+    """Stands for `numpy.dtype`."""
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    """Admits numpy's constructors of arrays and types and no other name."""
+
+    ADMITTED = {
+        ("numpy.core.multiarray", "_reconstruct"): _StoredArray,
+        ("numpy._core.multiarray", "_reconstruct"): _StoredArray,
+        ("numpy", "ndarray"): _StoredArray,
+        ("numpy", "dtype"): _StoredType,
+    }
+
+    def find_class(self, module: str, name: str) -> type[_Stored]:
+        if (module, name) not in self.ADMITTED:
+            raise NotABatch(f"the pickle asks for {module}.{name}"[:120] + ", which is not allowed")
+        return self.ADMITTED[module, name]
+
+
+def read_batch(data: bytes) -> tuple[np.ndarray, list[int]]:
+    """Returns the array b"data" and the integers b"labels" of a pickled dict.
+
+    Raises:
+      NotABatch: the pickle has other things in it, is damaged or too large.
+    """
+    if len(data) > MOST_BYTES:
+        raise NotABatch(f"{len(data):,} bytes, at most {MOST_BYTES:,} are read")
+    try:
+        # Unpickling reserves memory for the largest number of a memo entry.
+        puts = (int(entry or 0) for opcode, entry, _ in pickletools.genops(data) if "PUT" in opcode.name)
+        if max(puts, default=0) > len(data):
+            raise NotABatch("damaged: a memo entry with a huge number")
+        content = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # unpickling raises nearly anything on damaged files
+        raise NotABatch(str(error) if isinstance(error, NotABatch) else f"damaged: {error}") from error
+    if not isinstance(content, dict) or b"data" not in content or b"labels" not in content:
+        raise NotABatch("no dict with data and labels")
+    labels = content[b"labels"]
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise NotABatch("labels are no list of integers")
+    return _array(content[b"data"]), labels
+
+
+def _array(stored: Any) -> np.ndarray:
+    """Returns a stored array of bytes if its claims fit its content."""
+    if not isinstance(stored, _StoredArray) or not isinstance(stored.state, tuple) or len(stored.state) != 5:
+        raise NotABatch("data is no array")
+    _, shape, dtype, fortran, content = stored.state
+    name = dtype.arguments[0] if isinstance(dtype, _StoredType) and dtype.arguments else None
+    if not isinstance(name, str | bytes) or name not in BYTES_DTYPES or fortran or not isinstance(content, bytes):
+        raise NotABatch("data is no array of bytes in C order")
+    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 4:
+        raise NotABatch("data has no shape")
+    if math.prod(shape) != len(content):
+        raise NotABatch(f"data has shape {shape} and {len(content):,} bytes")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _images(pixels: np.ndarray) -> np.ndarray:

@@ -49,7 +49,7 @@ def write_cifar(directory, layout, content):
                 b"data": planar,
                 b"filenames": [b"x.png"],
             }
-            (directory / name).write_bytes(pickle.dumps(batch, protocol=2))
+            (directory / name).write_bytes(pickle.dumps(batch, protocol=3))
     return directory
 
 
@@ -153,7 +153,7 @@ def test_cifar10_malicious_pickles_execute_nothing(tmp_path, small_cifar, functi
         "numpy.load": RunsOnLoad(np.load, str(tmp_path / "x.npy")),
     }[function]
     files = write_cifar(tmp_path / "cifar-10-batches-py", "python", cifar_content())
-    (files / "data_batch_2").write_bytes(pickle.dumps({b"data": attack, b"labels": []}, protocol=2))
+    (files / "data_batch_2").write_bytes(pickle.dumps({b"data": attack, b"labels": []}, protocol=3))
     with pytest.raises(UserError, match="data_batch_2: not a CIFAR-10 python batch .*the pickle asks for"):
         opened(tmp_path)
     assert not proof.exists()
