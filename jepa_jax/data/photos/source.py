@@ -1,7 +1,9 @@
 """Base class of sources of photographs: each is read, decoded and cropped when a batch asks for it."""
 
+import collections
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -98,6 +100,40 @@ class PhotoSource:
                 skipped.append(name)
         name = self.name_of(index)
         raise UserError(f"{name}: neither this nor any other of {len(self)} images can be read; check them")
+
+
+class PackedPhotos(PhotoSource):
+    """Photographs that are stored many to a file or row group, which are opened on first use, in each process.
+
+    A subclass sets `_ends`, the number of images up to the end of each pack, and `_chosen`, those of the split.
+    """
+
+    _ends: np.ndarray
+    _chosen: np.ndarray
+
+    def __init__(self, data: DataConfig, *, labelled: bool):
+        super().__init__(data, labelled=labelled)
+        self._close()
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Returns the number of the pack of an image, and the image's number in it."""
+        number = int(self._chosen[index])
+        pack = int(np.searchsorted(self._ends, number, side="right"))
+        return pack, number - (int(self._ends[pack - 1]) if pack else 0)
+
+    def _close(self) -> None:
+        self._open: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._close()
 
 
 class CroppedPhotos:

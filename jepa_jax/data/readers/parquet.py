@@ -5,11 +5,9 @@ test files, one image in ten is a test image. The column of images holds structs
 writes them, or bytes. Labels are integers; their names come from the description that the files carry.
 """
 
-import collections
 import json
 import pathlib
 import re
-import threading
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
-from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.photos.source import PackedPhotos
 from jepa_jax.data.readers.bounded import open_regular
 from jepa_jax.data.readers.undivided import drawn_part
 
@@ -27,7 +25,7 @@ IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label
 CACHE_BYTES = 2**28  # of row groups that each process keeps
 
 
-class ParquetSource(PhotoSource):
+class ParquetSource(PackedPhotos):
     """The images of one split of a folder of parquet files."""
 
     fix = "download the file again, or set data.on_error = skip"
@@ -55,10 +53,6 @@ class ParquetSource(PhotoSource):
             labels = read_labels(files, label)
             self.classes = class_names(schema, label, labels)
             self.labels = labels[self._chosen]
-        self._forget()
-
-    def __len__(self) -> int:
-        return len(self._chosen)
 
     def name_of(self, index: int) -> str:
         number, place = self._place(index)
@@ -73,34 +67,18 @@ class ParquetSource(PhotoSource):
             raise ValueError("holds no bytes; images beside the parquet file are not read")
         return content
 
-    def _place(self, index: int) -> tuple[int, int]:
-        row = int(self._chosen[index])
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        return number, row - (int(self._ends[number - 1]) if number else 0)
-
     def _row_group(self, number: int) -> Any:
         """Returns the images of a row group; the latest ones are kept."""
         with self._lock:
-            if number in self._kept:
-                self._kept.move_to_end(number)
-                return self._kept[number]
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
             file, group = self._groups[number]
             column = open_parquet(pathlib.Path(file)).read_row_group(group, columns=[self._image]).column(0)
-            self._kept[number] = column
-            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > CACHE_BYTES:
-                self._kept.popitem(last=False)
+            self._open[number] = column
+            while len(self._open) > 1 and sum(kept.nbytes for kept in self._open.values()) > CACHE_BYTES:
+                self._open.popitem(last=False)
             return column
-
-    def _forget(self) -> None:
-        self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_kept", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
 
 def split_files(directory: str, split: str) -> tuple[list[pathlib.Path], bool]:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import pathlib
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from jepa_jax.base.files import write_atomically
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
-from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.photos.source import PackedPhotos, PhotoSource
 from jepa_jax.data.readers.bounded import open_regular
 
 MANIFEST = "manifest.json"
@@ -29,7 +28,7 @@ SHARD_BYTES = 2**28  # after which a new shard begins
 MANIFEST_LIMIT = 2**31
 
 
-class ShardSource(PhotoSource):
+class ShardSource(PackedPhotos):
     """The images of one split of a folder of shards."""
 
     fix = "write the shards again, or set data.on_error = skip"
@@ -48,10 +47,6 @@ class ShardSource(PhotoSource):
         super().__init__(data, labelled=bool(self.classes))
         if self.classes:
             self.labels = np.concatenate([shard["labels"] for shard in shards]).astype(np.int32)[self._chosen]
-        self._forget()
-
-    def __len__(self) -> int:
-        return len(self._chosen)
 
     def name_of(self, index: int) -> str:
         shard, place = self._place(index)
@@ -60,25 +55,9 @@ class ShardSource(PhotoSource):
     def content(self, index: int) -> bytes:
         shard, place = self._place(index)
         with self._lock:  # readers hold a position
-            if shard not in self._readers:
-                self._readers[shard] = array_record().ArrayRecordReader(self._files[shard])
-            return self._readers[shard].read([place])[0]
-
-    def _place(self, index: int) -> tuple[int, int]:
-        number = int(self._chosen[index])
-        shard = int(np.searchsorted(self._ends, number, side="right"))
-        return shard, number - (int(self._ends[shard - 1]) if shard else 0)
-
-    def _forget(self) -> None:
-        self._readers: dict[int, Any] = {}  # opened on first use, in each process
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_readers", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+            if shard not in self._open:
+                self._open[shard] = array_record().ArrayRecordReader(self._files[shard])
+            return self._open[shard].read([place])[0]
 
 
 def array_record() -> Any:
