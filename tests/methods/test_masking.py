@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.methods.masking import BlockMasks, covers, random_split
@@ -16,6 +14,10 @@ from tests.tiny import tiny_masked_config
 SAMPLES = 10_000
 
 
+def uniform(shape):
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
 def block_masks(grid, **changes):
     keys = dict(
         num_targets=4, target_scale=(0.15, 0.2), target_aspect=(0.75, 1.5), context_scale=(0.85, 1.0), min_context=1
@@ -23,17 +25,19 @@ def block_masks(grid, **changes):
     return BlockMasks(grid=grid, **(keys | changes))
 
 
-@settings(deadline=None, max_examples=6)
-@given(
-    grid=st.sampled_from([4, 7, 14]),
-    num_targets=st.sampled_from([1, 4]),
-    scale=st.tuples(st.floats(0.05, 0.25), st.floats(0.05, 0.25)).map(sorted),
-    aspect=st.tuples(st.floats(0.4, 2.5), st.floats(0.4, 2.5)).map(sorted),
-    seed=st.integers(0, 2**31 - 1),
+@pytest.mark.parametrize(
+    "grid, num_targets, scale, aspect",
+    [(4, 1, (0.2, 0.25), (0.4, 2.5)), (7, 4, (0.05, 0.25), (0.75, 1.5)), (14, 4, (0.15, 0.2), (0.4, 0.5))],
 )
-def test_the_context_never_touches_a_target_block(grid, num_targets, scale, aspect, seed):
-    masks = block_masks(grid, num_targets=num_targets, target_scale=tuple(scale), target_aspect=tuple(aspect))
+def test_the_context_never_touches_a_target_block(grid, num_targets, scale, aspect):
+    masks = block_masks(grid, num_targets=num_targets, target_scale=scale, target_aspect=aspect)
     sample = jax.jit(masks.sample, static_argnums=1)
+    for seed in (0, 1, 2**31 - 1):
+        check_blocks(masks, sample, seed)
+
+
+def check_blocks(masks, sample, seed):
+    grid, num_targets, scale, aspect = masks.grid, masks.num_targets, masks.target_scale, masks.target_aspect
     context, hidden, targets = map(np.asarray, sample(jax.random.key(seed), 8))
     assert context.shape == (8, masks.context_tokens) and masks.context_tokens >= 0.2 * grid**2
     assert targets.shape == (8, num_targets, masks.target_tokens)
@@ -54,7 +58,10 @@ def test_the_context_never_touches_a_target_block(grid, num_targets, scale, aspe
             assert right - left + 1 <= max(1, scale[1] * grid**2 / lowest + 0.51)
 
 
-@pytest.mark.parametrize("name", ["ijepa_cifar10", "hjepa_cifar10_cpu", "hjepa_quick_val", "ijepa_in1k_vitb"])
+@pytest.mark.parametrize(
+    "name",
+    ["ijepa_cifar10", "hjepa_cifar10_cpu", "ijepa_in1k_vitb", pytest.param("hjepa_quick_val", marks=pytest.mark.slow)],
+)
 def test_no_patch_is_forgotten_and_no_row_or_column_is_favoured(name):
     config = load_config(name)
     grid = config.data.view_size // config.model.patch_size
@@ -75,14 +82,14 @@ def test_no_patch_is_forgotten_and_no_row_or_column_is_favoured(name):
 
 def test_few_blocks_are_copies_of_the_first():
     masks = block_masks(8, target_scale=(0.15, 0.25))
-    blocks = masks._leaving_context(masks._target_blocks(jax.random.uniform(jax.random.key(0), (2000, 4, 4, 3))))
+    blocks = jax.jit(lambda draws: masks._leaving_context(masks._target_blocks(draws)))(uniform((2000, 4, 4, 3)))
     copies = np.all(np.asarray(blocks[:, 1:] == blocks[:, :1]), axis=-1)
     assert 0 < copies.mean() < 0.05
 
 
 def test_area_and_aspect_of_blocks_are_independent_and_cover_their_ranges():
     masks = block_masks(32, num_targets=1, target_scale=(0.1, 0.3), target_aspect=(0.5, 2.0))
-    blocks = np.asarray(masks._target_blocks(jax.random.uniform(jax.random.key(0), (2000, 3)))).reshape(-1, 32, 32)
+    blocks = np.asarray(jax.jit(masks._target_blocks)(uniform((2000, 3)))).reshape(-1, 32, 32)
     height, width = blocks.any(axis=2).sum(axis=1), blocks.any(axis=1).sum(axis=1)
     area, aspect = height * width / 32**2, height / width
     assert area.min() < 0.11 and area.max() > 0.29 and aspect.min() < 0.55 and aspect.max() > 1.8
@@ -104,7 +111,7 @@ def test_too_few_patches_left_for_a_context_is_an_error_that_names_the_numbers()
 
 
 def test_random_split_keeps_each_patch_equally_often():
-    visible, hidden = random_split(jax.random.key(0), 4000, 16, 4)
+    visible, hidden = jax.jit(random_split, static_argnums=(1, 2, 3))(jax.random.key(0), 4000, 16, 4)
     assert np.all(np.sort(np.concatenate([visible, hidden], axis=1), axis=1) == np.arange(16))
     often = np.asarray(covers(visible, 16)).mean(axis=0)
     np.testing.assert_allclose(often, 0.25, atol=4.5 * np.sqrt(0.25 * 0.75 / 4000))

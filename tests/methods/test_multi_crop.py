@@ -60,18 +60,16 @@ def test_a_vit_needs_whole_patches_of_every_size():
         cropped(model__name="vit", model__patch_size=8, method__small__crop__size=10)
 
 
-def loss_of(config, wrap=lambda encoder: encoder):
-    """Returns the output of the loss of a fresh model, whose encoder may be wrapped."""
+def loss_of(config):
+    """Returns the loss of a model as a function of its parameters and statistics, and the program."""
     program = build_program(config)
-    state = program.factory.create(0, BATCH)
 
-    @jax.jit
-    def compute(params, stats):
+    def compute(params, stats, wrap=lambda encoder: encoder):
         model = program.factory.merge(params, stats)
         model.encoder = wrap(model.encoder)
         return program.method.loss(model, None, jax.tree.map(jnp.asarray, BATCH), jax.random.key(0), jnp.zeros([]))
 
-    return compute(state.params["model"], state.stats)
+    return compute, program.factory
 
 
 def test_views_of_one_size_pass_the_encoder_together():
@@ -85,9 +83,11 @@ def test_views_of_one_size_pass_the_encoder_together():
             seen.append(images.shape[:2])
             return self.encoder(images, train=train)
 
-    output = loss_of(cropped(), Watched)
+    loss, factory = loss_of(cropped())
+    abstract = factory.abstract
+    output = jax.eval_shape(lambda *state: loss(*state, Watched), abstract.params["model"], abstract.stats)
     assert seen == [(16 * 4, 16), (16 * 3, 8)]  # 2 + 2 views of 16 pixels, 3 of 8
-    assert output.features.shape[0] == 16 and np.isfinite(output.loss)
+    assert output.features.shape[0] == 16 and output.loss.shape == ()
     method = build_program(cropped()).method
     assert jax.eval_shape(method.example_views, BATCH, jax.random.key(0)).shape == (7, 16, 16, 16, 3)
 
@@ -97,7 +97,9 @@ def test_roles_reach_the_loss():
     names = [name.removeprefix("data.augment.") for name in STILL]
     still = STILL | {f"method.{group}.{name}": 0.0 for group in ("small", "tiny") for name in names}
     config = changed_config(cropped(method__per_view_statistics=True), still)
-    as_context = loss_of(config).terms["invariance"]  # 3 of 5 contexts are s away from the mean target
-    as_target = loss_of(changed_config(config, {"method.small.role": "target"})).terms["invariance"]
+    (context, factory), (target, _) = map(loss_of, (config, changed_config(config, {"method.small.role": "target"})))
+    state = factory.create(0, BATCH)
+    both = jax.jit(lambda *state: [loss(*state).terms["invariance"] for loss in (context, target)])
+    as_context, as_target = both(state.params["model"], state.stats)  # 3 of 5 contexts are s away from the mean target
     # The mean of 4 large and 3 small targets is 3 / 7 s away from both contexts.
     np.testing.assert_allclose(as_context / (3 / 5), as_target / (3 / 7) ** 2, rtol=1e-3)

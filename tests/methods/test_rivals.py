@@ -10,6 +10,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.step import loss_function, statistics_of
+from tests.arrays import normal
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of
 from tests.tiny import rival_config
 
@@ -34,8 +35,13 @@ def test_the_loss_of_byol_is_two_minus_twice_the_cosine_for_each_view():
     model = model_of(program)
     output = nnx.jit(program.method.loss)(model, model, BATCH, jax.random.key(0), jnp.int32(0))
     model = model_of(program)
-    z = model.projector(model.encoder(program.method.whole(jnp.asarray(IMAGES)), train=True), train=True)
-    expected = 2 * (2 - 2 * mean_cosine(model.predictor(z, train=True), z))
+
+    @nnx.jit
+    def similarity(model, images):
+        z = model.projector(model.encoder(program.method.whole(images), train=True), train=True)
+        return mean_cosine(model.predictor(z, train=True), z)
+
+    expected = 2 * (2 - 2 * similarity(model, IMAGES))
     np.testing.assert_allclose(output.loss, expected, rtol=1e-4)
     np.testing.assert_allclose(output.terms["similarity"], 1 - expected / 4, rtol=1e-3)
 
@@ -64,7 +70,8 @@ def test_the_centre_follows_the_mean_of_the_teacher_over_both_views():
     program = build_program(config, mesh_of(8))  # the mean is over the images of all devices
     state = program.factory.create(0, BATCH)
     model = program.factory.merge(state.params["model"], state.stats)
-    logits = model.head(model.encoder(program.method.whole(jnp.asarray(IMAGES)), train=True))
+    read = nnx.jit(lambda model, images: model.head(model.encoder(program.method.whole(images), train=True)))
+    logits = read(model, IMAGES)
     assert not state.stats["centre"].any()
     after, metrics = program.train_step(state, BATCH)
     np.testing.assert_allclose(after.stats["centre"], 0.2 * jnp.mean(logits, axis=0), rtol=1e-4, atol=1e-6)
@@ -75,10 +82,11 @@ def test_prototypes_are_directions_and_the_last_layer_starts_late():
     config = rival_config("dino", method__frozen_last_layer=0.25, optim__warmup_lr=1e-2)
     program = build_program(config)
     model = model_of(program)
-    x = jax.random.normal(jax.random.key(0), (4, model.encoder.feature_dim))
-    logits = model.head(x)
-    model.head.last.kernel[...] = model.head.last.kernel[...] * jnp.linspace(0.5, 9.0, 32)
-    np.testing.assert_allclose(model.head(x), logits, rtol=1e-4, atol=1e-6)
+    head = nnx.jit(lambda head, x: head(x))
+    x = normal(0, (4, model.encoder.feature_dim))
+    logits = head(model.head, x)
+    model.head.last.kernel[...] = model.head.last.kernel[...] * np.linspace(0.5, 9.0, 32, dtype=np.float32)
+    np.testing.assert_allclose(head(model.head, x), logits, rtol=1e-4, atol=1e-6)
     assert jnp.abs(logits).max() <= 1 + 1e-5  # cosines
 
     state, frozen = program.factory.create(0, BATCH), program.length.total_steps // 4
@@ -116,7 +124,11 @@ def test_the_teacher_is_sharpest_at_first():
 @pytest.mark.parametrize(
     "method, changes, message",
     [
-        ("byol", {"method__projector": ()}, r"config.method.projector = \(\): needs at least one width"),
+        (
+            "byol",
+            {"method__projector": ()},
+            r"config.method.projector = \(\): needs at least one number, e.g. \(4096, 256\)",
+        ),
         ("simsiam", {"eval__weights": "target"}, "this method keeps no copy of its encoder"),
         ("barlow_twins", {"method__redundancy_weight": -1.0}, r"redundancy_weight = -1.0: must be at least 0"),
         ("dino", {"method__view_groups": ("a",), "method__a__role": "both"}, r"a.role = 'both': the teacher sees"),

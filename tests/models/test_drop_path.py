@@ -9,27 +9,31 @@ from flax import nnx
 from jepa_jax.methods.contract import Ema, Output
 from jepa_jax.methods.image_jepa import ImageJepa
 from jepa_jax.models.vit import Block, ViT
+from tests.arrays import create, normal
 from tests.stepping import BATCH, build_program
 from tests.tiny import tiny_config, tiny_masked_config
 
-X = jax.random.normal(jax.random.key(1), (2000, 3, 8))
+X = normal(1, (2000, 3, 8))
 
 
 def block(rate):
-    return Block(8, 2, drop_path=rate, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    return create(lambda: Block(8, 2, drop_path=rate, dtype=jnp.float32, rngs=nnx.Rngs(0)))
 
 
 def test_without_training_or_rate_no_branch_is_dropped():
-    expected = block(0.0)(X, train=True)
-    np.testing.assert_array_equal(block(0.5)(X), expected)
+    expected = nnx.jit(lambda block, x: block(x, train=True))(block(0.0), X)
+    np.testing.assert_array_equal(nnx.jit(lambda block, x: block(x))(block(0.5), X), expected)
     assert not nnx.state(block(0.0), nnx.RngState)
 
 
 def test_whole_images_are_dropped_and_the_expectation_stays():
-    dropped = block(0.4)
-    branch = dropped.attention(dropped.norm1(X))
-    kept = dropped._kept(branch, None, train=True)
-    skipped = np.all(np.asarray(kept) == 0, axis=(1, 2))
+    @nnx.jit
+    def branches(block, x):
+        branch = block.attention(block.norm1(x))
+        return branch, block._kept(branch, None, train=True)
+
+    branch, kept = map(np.asarray, branches(block(0.4), X))
+    skipped = np.all(kept == 0, axis=(1, 2))
     assert abs(skipped.mean() - 0.4) < 4.5 * np.sqrt(0.24 / 2000)
     np.testing.assert_allclose(kept[~skipped], branch[~skipped] / 0.6, rtol=1e-5)
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.pooling import EncoderOutputs, area_means, area_weights, pooled
 from jepa_jax.program.config import load_config
+from tests.arrays import normal
 from tests.stepping import BATCH, IMAGES, build_program, model_of
 from tests.tiny import tiny_config, tiny_masked_config
 
@@ -32,7 +33,7 @@ def test_areas_have_the_mean_of_what_they_cover(height, width, side):
     rows, columns = area_weights(height, side), area_weights(width, side)
     np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-6)
     expected = np.einsum("ih,jw,bhwd->bijd", rows, columns, cells.astype(np.float64))
-    np.testing.assert_allclose(area_means(jnp.asarray(cells), side), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(area_means, static_argnums=1)(cells, side), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("side", [1, 2, 4])
@@ -40,20 +41,21 @@ def test_gradients_of_areas_are_shared_out_and_bfloat16_is_summed_in_float32(sid
     cells = jnp.asarray(np.random.default_rng(0).normal(3, 1, (4, 8, 8, 16)), jnp.bfloat16)
     wide, rows = np.asarray(cells, np.float64), area_weights(8, side)
     exact = np.einsum("ih,jw,bhwd->bijd", rows, rows, wide)
-    np.testing.assert_allclose(np.asarray(area_means(cells, side), np.float64), exact, rtol=2**-8)  # one rounding
-    gradient = jax.grad(lambda x: jnp.sum(area_means(x, side)[:, 0, 0]))(jnp.asarray(wide, jnp.float32))
+    means = jax.jit(area_means, static_argnums=1)(cells, side)
+    np.testing.assert_allclose(np.asarray(means, np.float64), exact, rtol=2**-8)  # one rounding
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(area_means(x, side)[:, 0, 0])))(wide.astype(np.float32))
     np.testing.assert_allclose(gradient[0, :, :, 0], np.outer(rows[0], rows[0]), rtol=1e-5, atol=1e-7)
 
 
 def test_patches_in_bfloat16_are_pooled_in_float32():
-    program = build_program(tiny_masked_config("ijepa", train__precision="bfloat16"))
-    model = model_of(program)
-    # Not compiled: XLA may keep more digits than bfloat16 has between two operations that it fuses.
-    batch = {"image": jnp.asarray(IMAGES)}
-    patches = model.encoder.patches(program.method.whole(batch["image"]))
-    features = program.method.features(model, batch)
-    assert patches.dtype == jnp.bfloat16 and features.dtype == jnp.float32
-    np.testing.assert_allclose(features, np.asarray(patches, np.float64).mean(axis=1), atol=1e-6)
+    method = build_program(tiny_masked_config("ijepa", train__precision="bfloat16")).method
+    patches = normal(0, (2, 64, 16)).astype(jnp.bfloat16)
+    features = nnx.jit(method.pooled)(EncoderOutputs(patches.reshape(2, 8, 8, 16)))
+    assert features.dtype == jnp.float32
+    np.testing.assert_allclose(features, patches.astype(np.float64).mean(axis=1), atol=1e-6)
+    model = nnx.eval_shape(lambda: method.init(jax.random.key(0), {"image": jnp.asarray(IMAGES)}))
+    read = nnx.eval_shape(lambda model, images: model.encoder.patches(method.whole(images)), model, IMAGES)
+    assert read.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("pool", ["mean", "grid2", "cls"])

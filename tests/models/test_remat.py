@@ -9,22 +9,23 @@ from flax import nnx
 from jepa_jax.compiled.flops import count_flops
 from jepa_jax.models.resnet import ResNet
 from jepa_jax.models.vit import ViT
+from tests.arrays import create, normal
 
 RESNET = {"bottleneck": False, "stem": "cifar", "width": 4}
 BUILDERS = {
-    "resnet": lambda remat: ResNet((2, 1, 1, 1), remat=remat, rngs=nnx.Rngs(0), **RESNET),
+    "resnet": lambda remat: ResNet((2, 1), remat=remat, rngs=nnx.Rngs(0), **RESNET),
     "vit": lambda remat: ViT(16, 2, 2, image_size=16, patch_size=4, remat=remat, rngs=nnx.Rngs(0)),
 }
 
 
 def gradient(build, remat):
     """Returns the gradient of a sum of squared features as a function of parameters and images, and both."""
-    graph, params, rest = nnx.split(build(remat), nnx.Param, ...)
+    graph, params, rest = nnx.split(create(lambda: build(remat)), nnx.Param, ...)
 
     def loss(params, images):
         return jnp.sum(nnx.merge(graph, params, rest, copy=True)(images, train=True) ** 2)
 
-    return jax.grad(loss), params, jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
+    return jax.grad(loss), params, normal(1, (4, 16, 16, 3))
 
 
 @pytest.mark.parametrize("name", BUILDERS)

@@ -7,22 +7,23 @@ import pytest
 from flax import nnx
 
 from jepa_jax.models.vit import ViT, interpolated, sincos_positions
+from tests.arrays import create, normal
 
 
 def ramp(grid):
     """Positions that are their own row and column, [1, grid^2, 2]."""
-    return jnp.asarray(np.stack(np.divmod(np.arange(grid**2), grid), axis=-1), jnp.float32)[None]
+    return np.stack(np.divmod(np.arange(grid**2), grid), axis=-1).astype(np.float32)[None]
 
 
 def test_positions_of_the_same_size_are_the_same():
-    positions = jax.random.normal(jax.random.key(0), (1, 49, 8))
+    positions = jnp.asarray(normal(0, (1, 49, 8)))
     assert interpolated(positions, 7) is positions
     np.testing.assert_array_equal(sincos_positions(7, 8, 7), sincos_positions(7, 8))
 
 
 @pytest.mark.parametrize("old, new", [(7, 14), (7, 16), (16, 7), (6, 18)])
 def test_learned_positions_that_are_coordinates_stay_coordinates(old, new):
-    square = np.asarray(interpolated(ramp(old), new)).reshape(new, new, 2)
+    square = np.asarray(jax.jit(interpolated, static_argnums=1)(ramp(old), new)).reshape(new, new, 2)
     expected = (np.arange(new) + 0.5) * old / new - 0.5  # the centres of the new patches, in old ones
     reach = 2 * max(1.0, old / new)  # of the cubic kernel; beyond it the edge cuts it off
     inside = (expected >= reach - 0.5) & (expected <= old - 0.5 - reach)
@@ -41,10 +42,14 @@ def test_three_times_as_many_fixed_positions_contain_the_old_ones():
 @pytest.mark.parametrize("pool, cls_token", [("cls", True), ("mean", False)])
 def test_an_encoder_reads_images_of_any_size(positions, pool, cls_token):
     options = dict(pool=pool, cls_token=cls_token, positions=positions)
-    encoder = nnx.jit(lambda: ViT(16, 1, 2, image_size=16, patch_size=4, rngs=nnx.Rngs(0), **options))()
-    image = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
-    smaller = jax.image.resize(image, (2, 12, 12, 3), "linear")
-    large, small = encoder(image), encoder(smaller)
+    encoder = create(lambda: ViT(16, 1, 2, image_size=16, patch_size=4, rngs=nnx.Rngs(0), **options))
+
+    @nnx.jit
+    def read(encoder, image, smaller, keep):
+        return encoder(image), encoder(smaller), encoder.embed(image), encoder.embed(image, keep)
+
+    large, small, every, kept = read(
+        encoder, normal(1, (2, 32, 32, 3)), normal(2, (2, 12, 12, 3)), np.array([[0, 5, 63]] * 2)
+    )
     assert large.shape == small.shape == (2, 16)
-    keep = jnp.array([[0, 5, 63]] * 2)
-    np.testing.assert_allclose(encoder.embed(image, keep), encoder.embed(image)[:, [0, 5, 63]], rtol=1e-5)
+    np.testing.assert_allclose(kept, every[:, [0, 5, 63]], rtol=1e-5, atol=1e-6)

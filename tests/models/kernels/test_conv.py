@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jepa_jax.models.kernels.conv import conv2d, max_pool
+from tests.arrays import normal
 
 # kernel, stride, height, width, inputs, outputs, padding
 CASES = (
@@ -80,7 +81,7 @@ def test_a_depthwise_convolution_equals_the_plain_one(stride, padding):
     x, _ = arrays((3, 1, 7, 6, 8, 8, 1))
     kernel = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3, 1, 8)), jnp.float32)
     both = (functools.partial(conv, stride=stride, padding=padding) for conv in (conv2d, reference))
-    actual, expected = (value_and_gradients(conv, x, kernel) for conv in both)
+    actual, expected = (jax.jit(functools.partial(value_and_gradients, conv))(x, kernel) for conv in both)
     assert all(relative_error(a, e) < 1e-5 for a, e in zip(actual, expected, strict=True))
 
 
@@ -93,7 +94,9 @@ def test_bfloat16_stays_bfloat16_and_accumulates_in_float32():
     case = (3, 1, 8, 8, 64, 16, 1)
     x, kernel = arrays(case, jnp.bfloat16)
     actual = jax.jit(functools.partial(value_and_gradients, functools.partial(conv2d, padding=1)))(x, kernel)
-    exact = value_and_gradients(functools.partial(reference, padding=1), *(a.astype(jnp.float32) for a in (x, kernel)))
+    exact = jax.jit(functools.partial(value_and_gradients, functools.partial(reference, padding=1)))(
+        *(a.astype(jnp.float32) for a in (x, kernel))
+    )
     for a, e in zip(actual, exact, strict=True):
         assert a.dtype == jnp.bfloat16
         assert relative_error(a, e) < 2**-7  # one rounding of the result (and of dy), none of the sums
@@ -165,7 +168,7 @@ def test_max_pool_equals_the_window_reduction():
         pools = functools.partial(max_pool, window=3, stride=2, padding=1), reference_pool
         return [(pool(x), jax.vjp(pool, x)[1](dy)[0]) for pool in pools]
 
-    x, dy = jax.random.normal(jax.random.key(0), (2, 9, 12, 8)), jax.random.normal(jax.random.key(1), (2, 5, 6, 8))
+    x, dy = normal(0, (2, 9, 12, 8)), normal(1, (2, 5, 6, 8))
     actual, expected = both(x, dy)
     np.testing.assert_array_equal(actual[0], expected[0])
     np.testing.assert_allclose(actual[1], expected[1], rtol=1e-5, atol=1e-5)
