@@ -9,6 +9,7 @@ See docs/results/cifar10_cpu.md.
 
 
 def get_config() -> dict:
+    muon = dict(name="muon", lr=4e-3, beta2=0.99, weight_decay=0.0, adam_lr_factor=0.5)
     return dict(
         method=dict(name="image_jepa", loss="infonce", views=4, per_view_statistics=False, projector=(512, 128)),
         model=dict(name="patchnet", widths=(96, 160, 256), all_layers=True),
@@ -20,15 +21,6 @@ def get_config() -> dict:
                 crop=dict(size=16, scale=(0.2, 0.8)), jitter=dict(probability=0.8), grayscale=dict(probability=0.2)
             ),
         ),
-        optim=dict(
-            name="muon",
-            lr=4e-3,
-            beta2=0.99,
-            weight_decay=0.0,
-            adam_lr_factor=0.5,
-            epochs=6.0,
-            warmup_epochs=0.3,
-            warmup_lr=0.0,
-        ),
+        optim=dict(**muon, epochs=6.0, warmup_epochs=0.3, warmup_lr=0.0),
         eval=dict(every_epochs=0, knn_every_epochs=0, calibration_images=2000, batch_size=20),
     )

@@ -13,24 +13,18 @@ fixed crops without other augmentation (level 1). Not reproduced here.
 
 def get_config() -> dict:
     return dict(
-        method=dict(name="image_jepa", loss="tcr", views=20, per_view_statistics=False, projector=(4096, 4096, 1024)),
-        model=dict(name="resnet18"),
+        base="image_jepa",
+        method=dict(loss="tcr", views=20, per_view_statistics=False, projector=(4096, 4096, 1024)),
         data=dict(
-            source="cifar10",
-            dir="data/cifar10",
             batch_size=100,
-            pipeline="device",
             augment=dict(
                 crop=dict(scale=(0.25, 0.25), ratio=(1.0, 1.0)),
-                jitter=dict(probability=0.8, saturation=0.4, hue=0.2),
-                grayscale=dict(probability=0.2),
+                jitter=dict(saturation=0.4, hue=0.2),
                 blur=dict(probability=0.1),
-                solarize=dict(probability=0.1),
                 mean=(0.5, 0.5, 0.5),
                 std=(0.5, 0.5, 0.5),
             ),
         ),
-        optim=dict(name="larc", lr=0.3, larc_trust=0.005, weight_decay=1e-4, epochs=30.0, warmup_epochs=0.0),
-        train=dict(precision="bfloat16"),
+        optim=dict(larc_trust=0.005, epochs=30.0, warmup_epochs=0.0, warmup_lr=1e-6),
         eval=dict(crops=32),
     )

@@ -8,25 +8,15 @@ CPU-minutes on one core (docs/results/masked.md).
 
 
 def get_config() -> dict:
+    method = dict(
+        name="ijepa", predictor_width=64, predictor_depth=2, predictor_heads=2, ema_start=0.99, mask=dict(min_context=3)
+    )
+    model = dict(
+        name="vit", width=128, depth=4, heads=4, patch_size=8, cls_token=False, positions="sincos", embedding="whitened"
+    )
     return dict(
-        method=dict(
-            name="ijepa",
-            predictor_width=64,
-            predictor_depth=2,
-            predictor_heads=2,
-            ema_start=0.99,
-            mask=dict(min_context=3),
-        ),
-        model=dict(
-            name="vit",
-            width=128,
-            depth=4,
-            heads=4,
-            patch_size=8,
-            cls_token=False,
-            positions="sincos",
-            embedding="whitened",
-        ),
+        method=method,
+        model=model,
         data=dict(source="cifar10", batch_size=64, augment=dict(crop=dict(scale=(0.3, 1.0)))),
         optim=dict(
             lr=2e-3, beta2=0.95, weight_decay=0.04, weight_decay_end=0.1, epochs=10.0, warmup_epochs=0.5, end_lr=1e-6

@@ -15,24 +15,17 @@ IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 def get_config() -> dict:
     return dict(
-        method=dict(name="ijepa", predictor_width=384, predictor_depth=6, predictor_heads=12),
-        model=dict(name="vit_base", patch_size=16, cls_token=False, positions="sincos"),
+        base="ijepa_cifar10_gpu",
+        method=dict(predictor_width=384, predictor_heads=12),
+        model=dict(name="vit_base", patch_size=16),
         data=dict(
             source="tfds:imagenet2012",
+            dir="",
             image_size=224,
             batch_size=2048,
+            pipeline="grain",
             num_workers=16,
-            augment=dict(crop=dict(scale=(0.3, 1.0)), flip=dict(probability=0.0), **IMAGENET),
+            augment=IMAGENET,
         ),
-        optim=dict(
-            lr=1e-3,
-            warmup_lr=2e-4,
-            end_lr=1e-6,
-            weight_decay=0.04,
-            weight_decay_end=0.4,
-            epochs=600.0,
-            warmup_epochs=40.0,
-        ),
-        train=dict(precision="bfloat16"),
-        eval=dict(weights="target", every_epochs=10, knn_every_epochs=50),
+        optim=dict(warmup_lr=2e-4, epochs=600.0, warmup_epochs=40.0),
     )
