@@ -140,6 +140,8 @@ def checked(name: str, value: Any, key: Key) -> Any:
         raise refuse(f"not one of {', '.join(key.choices)}")
     if key.length is not None and len(result) != key.length:
         raise refuse(f"needs {key.length} numbers")
+    if key.nonempty and not result:
+        raise refuse(f"needs at least one number, e.g. {key.default}")
     for part in result if isinstance(result, tuple) else (result,):
         if isinstance(part, str | bool):
             continue

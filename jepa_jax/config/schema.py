@@ -34,6 +34,7 @@ class Key:
       choices: the only values allowed; empty if the limits decide.
       least, most: limits of a number, or of each number of a tuple.
       length: how many numbers a tuple has; None for any.
+      nonempty: whether a tuple needs at least one number.
       increasing: whether a tuple is (smallest, largest).
       default_from: dotted key whose value is the default, e.g. "data.batch_size"; `default` where there is no such key.
       words: words that stand for a number, e.g. {"auto": -1}.
@@ -48,6 +49,7 @@ class Key:
     least: float | None = None
     most: float | None = None
     length: int | None = None
+    nonempty: bool = False
     increasing: bool = False
     default_from: str = ""
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)

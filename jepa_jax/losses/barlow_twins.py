@@ -6,9 +6,7 @@ taken over the batch axis as the compiled program sees it: under `jit` with a sh
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
-
-Scalar = Float[Array, ""]
+from jaxtyping import Array, Float, Scalar
 
 
 def batch_standardised(z: Float[Array, "b d"], eps: float = 1e-5) -> Float[Array, "b d"]:

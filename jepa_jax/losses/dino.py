@@ -5,9 +5,7 @@ Reference: Caron et al., "Emerging Properties in Self-Supervised Vision Transfor
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
-
-Scalar = Float[Array, ""]
+from jaxtyping import Array, Float, Scalar
 
 
 def dino_loss(

@@ -4,22 +4,12 @@ Reference: van den Oord et al., "Representation Learning with Contrastive Predic
 compared with the mean of its image's other views, so V views cost V products of [B, B].
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
-from jepa_jax.config.schema import Group, key
 from jepa_jax.losses.cosine import unit
 from jepa_jax.losses.roles import ALL, Roles
-
-Scalar = Float[Array, ""]
-
-
-@dataclasses.dataclass(frozen=True)
-class InfoNceKeys(Group):
-    temperature: float = key(0.2, "temperature of the similarities", least=1e-3)
 
 
 def infonce_loss(

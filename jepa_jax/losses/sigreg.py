@@ -5,29 +5,12 @@ Both compare the empirical characteristic function of each slice with that of N(
 the compiler reduces the batch axis, so value and gradient do not depend on how the batch is split.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
-from jepa_jax.config.schema import Group, key
 from jepa_jax.losses.roles import ALL, Roles
 from jepa_jax.losses.vicreg import invariance
-
-Scalar = Float[Array, ""]
-
-
-@dataclasses.dataclass(frozen=True)
-class SigregKeys(Group):
-    sigreg_weight: float = key(0.05, "lambda: weight of SIGReg, with 1 - lambda on invariance", least=0, most=1)
-    num_slices: int = key(256, "random directions per step", least=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class BcsKeys(Group):
-    sigreg_weight: float = key(10.0, "factor of the Gaussian term", least=0)
-    num_slices: int = key(256, "random directions per step", least=1)
 
 
 def random_slices(key: jax.Array, dims: int, count: int) -> Float[Array, "d m"]:

@@ -4,23 +4,12 @@ Reference: Tong, Chen, Ma, LeCun, "EMP-SSL: Towards Self-Supervised Learning in 
 the global one.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
-from jepa_jax.config.schema import Group, key
 from jepa_jax.losses.cosine import unit
 from jepa_jax.losses.roles import ALL, Roles
-
-Scalar = Float[Array, ""]
-
-
-@dataclasses.dataclass(frozen=True)
-class TcrKeys(Group):
-    similarity_weight: float = key(200.0, "weight of the cosine similarity to the mean view", least=0)
-    distortion: float = key(0.2, "eps^2: squared error up to which embeddings are coded", least=1e-6)
 
 
 def coding_rate(z: Float[Array, "b d"], distortion: float) -> Scalar:

@@ -4,28 +4,11 @@ Reference: Bardes, Ponce, LeCun, "VICReg", ICLR 2022. Statistics are taken over 
 sees it: under `jit` with a sharded batch that is the global batch.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
-from jepa_jax.config.schema import Group, key
 from jepa_jax.losses.roles import ALL, Roles
-
-Scalar = Float[Array, ""]
-
-
-@dataclasses.dataclass(frozen=True)
-class VicregKeys(Group):
-    """Weights of the three terms; the defaults are EB-JEPA's."""
-
-    invariance_weight: float = key(1.0, "weight of the agreement of views", least=0)
-    std_weight: float = key(1.0, "weight of the variance of each dimension", least=0)
-    cov_weight: float = key(80.0, "weight of the covariance of dimensions", least=0)
-    covariance_normalisation: str = key(
-        "pairs", "what the sum of squared covariances is divided by: D (D - 1) or D", choices=("pairs", "dimensions")
-    )
 
 
 def invariance(z: Float[Array, "v b d"], roles: Roles = ALL) -> Scalar:

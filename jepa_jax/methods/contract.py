@@ -71,7 +71,7 @@ class Method:
       levels: ways in which features can be read, such as scales, of which 0 is the finest.
       ema: the slow copy that `loss` gets as `target`, if any.
       param_groups: parameters with a rate or decay of their own.
-      pretrained: what is loaded instead of drawn; read when a run starts, not to describe or plan it.
+      pretrained: pretrained variables that replace random ones; read by training only.
     """
 
     Keys: ClassVar[type[NamedGroup]] = NamedGroup

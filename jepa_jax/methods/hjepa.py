@@ -3,7 +3,7 @@
 Level l lives on the patch grid pooled by 2^l, so each of its cells is an area of the image. A level's target is the
 standardised mean of the slow encoder's patches over that area, whether they are hidden or not; its prediction is a
 head's reading of the predicted patches pooled over the same area. A cell counts as much as it is hidden. Features of a
-level above 0 are its targets: heads read what the predictor gives, and mean nothing of what the encoder gives.
+level above 0 are its targets: heads are trained on predictor outputs only, so encoder features bypass them.
 
 A second term keeps the features of images from collapsing: the visible patches of two views of the *same* image, each
 with its own crop, colours and mask, agree in their mean feature, and those means fill the space (VICReg or SIGReg).
@@ -22,9 +22,10 @@ from jaxtyping import Array, Float, Integer
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.losses.jepa import prediction_loss, standardised
-from jepa_jax.losses.sigreg import SigregKeys, random_slices, sigreg_loss
+from jepa_jax.losses.sigreg import random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
+from jepa_jax.methods.image_jepa import SigregKeys
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import Described, JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers

@@ -10,20 +10,54 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from jepa_jax.config.augment import Operations, ViewGroup
 from jepa_jax.config.groups import Config, NamedGroup
-from jepa_jax.config.schema import Problem, following, key
-from jepa_jax.losses.infonce import InfoNceKeys, infonce_loss
+from jepa_jax.config.schema import Group, Problem, following, key
+from jepa_jax.losses.infonce import infonce_loss
 from jepa_jax.losses.roles import Roles
-from jepa_jax.losses.sigreg import BcsKeys, SigregKeys, bcs_loss, random_slices, sigreg_loss
-from jepa_jax.losses.tcr import TcrKeys, tcr_loss
-from jepa_jax.losses.vicreg import VicregKeys, vicreg_loss
+from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg_loss
+from jepa_jax.losses.tcr import tcr_loss
+from jepa_jax.losses.vicreg import vicreg_loss
 from jepa_jax.methods.contract import Batch, Output, Terms
-from jepa_jax.methods.image_method import EncoderWith, ImageMethod
-from jepa_jax.models.heads import Projector
+from jepa_jax.methods.image_method import ProjectorMethod
+
+
+@dataclasses.dataclass(frozen=True)
+class VicregKeys(Group):
+    """Weights of the three terms of VICReg; the defaults are EB-JEPA's."""
+
+    invariance_weight: float = key(1.0, "weight of the agreement of views", least=0)
+    std_weight: float = key(1.0, "weight of the variance of each dimension", least=0)
+    cov_weight: float = key(80.0, "weight of the covariance of dimensions", least=0)
+    covariance_normalisation: str = key(
+        "pairs", "what the sum of squared covariances is divided by: D (D - 1) or D", choices=("pairs", "dimensions")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SigregKeys(Group):
+    sigreg_weight: float = key(0.05, "lambda: weight of SIGReg, with 1 - lambda on invariance", least=0, most=1)
+    num_slices: int = key(256, "random directions per step", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BcsKeys(Group):
+    sigreg_weight: float = key(10.0, "factor of the Gaussian term", least=0)
+    num_slices: int = key(256, "random directions per step", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class InfoNceKeys(Group):
+    temperature: float = key(0.2, "temperature of the similarities", least=1e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class TcrKeys(Group):
+    similarity_weight: float = key(200.0, "weight of the cosine similarity to the mean view", least=0)
+    distortion: float = key(0.2, "eps^2: squared error up to which embeddings are coded", least=1e-6)
+
 
 LOSSES = {"vicreg": VicregKeys, "sigreg": SigregKeys, "bcs": BcsKeys, "infonce": InfoNceKeys, "tcr": TcrKeys}
 WITHOUT_SLICES: dict[str, Callable[..., tuple[jax.Array, Terms]]] = {
@@ -44,7 +78,7 @@ class ImageJepaConfig(NamedGroup):
         members=following(ViewGroup, Operations, "data.augment"),
     )
     per_view_statistics: bool = key(True, "whether batch norm sees one view at a time, or all views of a size at once")
-    projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1)
+    projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1, nonempty=True)
     loss: str = key("vicreg", "what keeps embeddings from collapsing", variants=LOSSES)
 
     @property
@@ -52,8 +86,6 @@ class ImageJepaConfig(NamedGroup):
         return self.views
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        if not self.projector:
-            yield Problem("method.projector", "needs at least one width, e.g. (2048, 2048, 2048)")
         for name, group in config.view_groups.items():
             yield from group.colour_problems(config.data.channels, f"method.{name}")
 
@@ -67,7 +99,7 @@ class MadeViews(NamedTuple):
     group: str  # name of the group of views; "" for those of `data.augment`
 
 
-class ImageJepa(ImageMethod):
+class ImageJepa(ProjectorMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = ImageJepaConfig
@@ -85,12 +117,6 @@ class ImageJepa(ImageMethod):
             for wanted in ("context", "target")
         )
         self._roles = Roles(context, target) if further else Roles()
-
-    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs = nnx.Rngs(params=key)
-        encoder = self.encoder(sample, rngs)
-        projector = Projector(encoder.feature_dim, self.config.projector, dtype=self.dtype, rngs=rngs)
-        return EncoderWith(encoder, projector=projector)
 
     def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         del target, step

@@ -19,8 +19,9 @@ from jepa_jax.data.augment import (
     whole_view,
 )
 from jepa_jax.methods.contract import Batch, Method
+from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, pooled
-from jepa_jax.models.registry import DTYPES, build_encoder
+from jepa_jax.models.registry import DTYPES, PatchEncoder, PoolingEncoder, build_encoder
 
 Images = UInt8[Array, "b H W c"]
 Features = Float[Array, "b f"]
@@ -55,16 +56,8 @@ class ImageMethod(Method):
         return DTYPES[self.run_config.train.precision]
 
     @property
-    def remat(self) -> str:
-        return self.run_config.train.remat
-
-    @property
     def view_size(self) -> int:
         return self.run_config.data.view_size
-
-    @property
-    def channels(self) -> int:
-        return self.run_config.data.channels
 
     def encoder(self, sample: Batch, rngs: nnx.Rngs) -> Any:
         """Returns the encoder that `config.model` describes."""
@@ -111,12 +104,12 @@ class ImageMethod(Method):
         images, augment, encoder = batch["image"], self.run_config.data.augment, model.encoder
 
         def encoded(view: Float[Array, "b h w c"]) -> Features:
-            if not hasattr(encoder, "outputs"):
+            if not isinstance(encoder, PoolingEncoder):
                 return encoder(view, train=train).astype(jnp.float32)
             return self.pooled(encoder.outputs(view, train=train, normalised=normalised))
 
         if level == 0:
-            at_view_size = getattr(encoder, "evaluated_at_view_size", False)
+            at_view_size = isinstance(encoder, PatchEncoder) and encoder.evaluated_at_view_size
             size = self.run_config.eval.image_size or (self.view_size if at_view_size else None)
             return encoded(self.whole(images, size))
         boxes = fixed_boxes(images, augment, self.run_config.eval.crops)
@@ -136,7 +129,7 @@ class ImageMethod(Method):
 
     def encode(self, encoder: Any, view: Float[Array, "b h w c"]) -> tuple[Float[Array, "b d"], Features]:
         """Returns what a projector reads of a view in training, and what the online probe reads of the same pass."""
-        if not hasattr(encoder, "outputs"):
+        if not isinstance(encoder, PoolingEncoder):
             features = encoder(view, train=True)
             return features, features
         outputs = encoder.outputs(view, train=True)
@@ -151,10 +144,31 @@ class ImageMethod(Method):
 
     def feature_map(self, model: Any, batch: Batch) -> Float[Array, "b rows columns f"] | None:
         """Returns features of each patch; None for an encoder without a grid of patches."""
-        if not hasattr(model.encoder, "patches"):
+        if not isinstance(model.encoder, PatchEncoder):
             return None
         return model.encoder.outputs(self.whole(batch["image"], self.view_size)).cells.astype(jnp.float32)
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns two random views of each image."""
         return self.batch_views(batch, key, 2)
+
+
+class ProjectorMethod(ImageMethod):
+    """Learns an encoder through `method.projector`, which only the loss reads."""
+
+    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
+        rngs = nnx.Rngs(params=key)
+        encoder = self.encoder(sample, rngs)
+        return EncoderWith(encoder, **self.heads(encoder.feature_dim, rngs))
+
+    def heads(self, features: int, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+        """Returns the parts behind an encoder with so many features, by name."""
+        return {"projector": Projector(features, self.config.projector, dtype=self.dtype, rngs=rngs)}
+
+
+class PredictorMethod(ProjectorMethod):
+    """Learns an encoder by predicting projections of one view from those of another; see `method.predictor`."""
+
+    def heads(self, features: int, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+        heads, width = super().heads(features, rngs), self.config.projector[-1]
+        return heads | {"predictor": Projector(width, (self.config.predictor, width), dtype=self.dtype, rngs=rngs)}

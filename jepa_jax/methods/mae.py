@@ -56,7 +56,7 @@ class MaskedAutoencoder(MaskedMethod):
         encoder = self.encoder(sample, rngs)
         decoder = Predictor(
             encoder.feature_dim,
-            self.channels * self.patch_size**2,
+            self.run_config.data.channels * self.patch_size**2,
             width=self.config.decoder_width,
             depth=self.config.decoder_depth,
             heads=self.config.decoder_heads,

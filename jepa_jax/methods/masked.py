@@ -25,6 +25,14 @@ Described = Float[Array, "b all numbers"]
 
 
 @dataclasses.dataclass(frozen=True)
+class EmaTargetKeys(Group):
+    """Keys of `method.target = "ema"`."""
+
+    ema_start: float = key(0.996, "momentum of the copy at the first step", **PROBABILITY)
+    ema_end: float = key(1.0, "momentum of the copy at the last step, reached linearly", **PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
 class MaskedConfig(NamedGroup):
     """Base of the groups of masked methods."""
 
@@ -33,14 +41,6 @@ class MaskedConfig(NamedGroup):
     def problems(self, config: Config) -> Iterator[Problem]:
         if not isinstance(config.model, VitConfig):
             yield Problem("model.name", "this method drops patches before the encoder, which takes a ViT; use vit_tiny")
-
-
-@dataclasses.dataclass(frozen=True)
-class EmaTargetKeys(Group):
-    """Keys of `method.target = "ema"`."""
-
-    ema_start: float = key(0.996, "momentum of the copy at the first step", **PROBABILITY)
-    ema_end: float = key(1.0, "momentum of the copy at the last step, reached linearly", **PROBABILITY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class MaskedMethod(ImageMethod):
         return self.view_size // self.patch_size
 
     def predictor_options(self, rngs: nnx.Rngs) -> dict[str, Any]:
-        return {"grid": self.grid, "dtype": self.dtype, "remat": self.remat, "rngs": rngs}
+        return {"grid": self.grid, "dtype": self.dtype, "remat": self.run_config.train.remat, "rngs": rngs}
 
     def view(self, batch: Batch, key: jax.Array, number: int = 0) -> View:
         """Returns one normalised view of each image; `number` counts those that a method takes."""

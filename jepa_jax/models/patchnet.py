@@ -27,7 +27,9 @@ class PatchNetConfig(BatchNormConfig, EncoderGroup):
     patch_size: int = key(6, "pixels per side of a whitened patch", least=2)
     stride: int = key(2, "pixels between two patches", least=1)
     stem_width: int = key(64, "whitening filters", least=1)
-    widths: tuple[int, ...] = key((96, 192, 512), "channels of the learned layers; the last one is 1x1", least=1)
+    widths: tuple[int, ...] = key(
+        (96, 192, 512), "channels of the learned layers; the last one is 1x1", least=1, nonempty=True
+    )
     all_layers: bool = key(False, "whether features are those of all learned layers side by side, or of the last one")
 
     def problems(self, config: Config) -> Iterator[Problem]:
@@ -40,8 +42,6 @@ class PatchNetConfig(BatchNormConfig, EncoderGroup):
             yield Problem("model.patch_size", f"leaves one patch in {view} pixels; use a smaller one")
         if self.stem_width > directions:
             yield Problem("model.stem_width", f"a patch has {directions} principal directions; use at most that")
-        if not self.widths:
-            yield Problem("model.widths", "needs at least one layer")
         if config.train.remat != "none":
             yield Problem("train.remat", "patchnet has nothing to recompute; use none")
 

@@ -1,7 +1,7 @@
 """Encoders by the name that `model.name` gives them."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.models.pooling import EncoderOutputs
 
 MODELS = ClassTable(
     "MODELS",
@@ -26,15 +27,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class Encoder(Protocol):
-    """An nnx.Module that maps normalised images [B, H, W, C] to features [B, feature_dim].
-
-    An encoder that can be pooled in other ways than its own also has `outputs(images, *, train=False,
-    normalised=True) -> EncoderOutputs`, `pools`, the values of `eval.pool` that it allows, and `pool`, the one that
-    `__call__` uses. Without `normalised`, outputs are those before a last layer norm, if there is one.
-
-    `structure(config)`, a class method that an encoder may have, returns the facts that decide which weights fit it, by
-    key of the `model` group and with sizes that `model.name` stands for written out.
-    """
+    """An nnx.Module that maps normalised images [B, H, W, C] to features [B, feature_dim]."""
 
     Keys: ClassVar[type[NamedGroup]]  # its keys of the `model` group
     feature_dim: int
@@ -58,6 +51,40 @@ class Encoder(Protocol):
         ...
 
 
+@runtime_checkable
+class PoolingEncoder(Protocol):
+    """An encoder whose outputs can be pooled in other ways than its own."""
+
+    pools: tuple[str, ...]  # values of `eval.pool` that it allows
+    pool: str  # the one that `__call__` uses
+
+    def outputs(
+        self, images: Float[Array, "b h w c"], *, train: bool = False, normalised: bool = True
+    ) -> EncoderOutputs:
+        """Returns what is pooled; without `normalised`, before a last layer norm, if there is one."""
+        ...
+
+
+@runtime_checkable
+class PatchEncoder(PoolingEncoder, Protocol):
+    """An encoder of square patches, each of which has an output."""
+
+    evaluated_at_view_size: bool  # whether images are resized to the size of views before they are evaluated
+
+    def patches(self, images: Float[Array, "b h w c"]) -> Float[Array, "b n d"]:
+        """Returns the outputs of all patches, row by row."""
+        ...
+
+
+@runtime_checkable
+class StructuredEncoder(Protocol):
+    """An encoder class that knows which of its keys decide which weights fit it."""
+
+    def structure(self, config: Any) -> dict[str, Any]:
+        """Returns these facts by key of the `model` group, with sizes that `model.name` stands for written out."""
+        ...
+
+
 def model_config(name: str) -> type[NamedGroup]:
     """Returns the config group of an encoder: a known name, or "package.module:Class"."""
     return find_class("model.name", name, MODELS, needs="Keys").Keys
@@ -66,7 +93,7 @@ def model_config(name: str) -> type[NamedGroup]:
 def encoder_structure(model: NamedGroup) -> dict[str, Any]:
     """Returns the facts of a `model` group that decide which weights fit; see `Encoder`."""
     encoder = find_class("model.name", model.name, MODELS)
-    if hasattr(encoder, "structure"):
+    if isinstance(encoder, StructuredEncoder):
         return encoder.structure(model)
     free = ("init_from", "pool", "drop_path")
     return {name: value for name, value in vars(model).items() if name not in free}
@@ -87,7 +114,7 @@ def build_encoder(config: Config, sample: Float[Array, "n h w c"], rngs: nnx.Rng
         remat=config.train.remat,
         rngs=rngs,
     )
-    pools = getattr(encoder, "pools", ("mean",))
+    pools = encoder.pools if isinstance(encoder, PoolingEncoder) else ("mean",)
     if config.eval.pool not in pools:
         raise UserError(
             f"config.eval.pool = {config.eval.pool!r}: the outputs of model.name = {config.model.name} cannot be "
