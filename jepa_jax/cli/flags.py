@@ -175,7 +175,7 @@ def config_from(arguments: argparse.Namespace, *, needs_data: bool = False) -> "
 
 def planned_config_from(arguments: argparse.Namespace) -> "Config":
     """Returns the config as `config_from` does, with what its recipe sets for GPUs."""
-    from jepa_jax.config.recipe import as_on_gpus
+    from jepa_jax.config.recipe import assume_gpus
 
-    with as_on_gpus():
+    with assume_gpus():
         return config_from(arguments)

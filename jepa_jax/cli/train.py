@@ -43,7 +43,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def set_place(arguments: argparse.Namespace) -> None:
-    """Hands the flags that say which of several processes this is on to the variables that `runtime` reads."""
+    """Copies --coordinator, --num_processes and --process_id into the environment."""
     flags = ("coordinator", "num_processes", "process_id")
     given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
     if given and len(given) < len(flags):

@@ -50,7 +50,11 @@ class DataConfig(Group):
         (), "shorter lengths to pad to, ascending; one compilation each", least=1, entry=int
     )
     seed: int = key(0, "seed of the elements that synthetic sources generate", least=0)
-    on_error: str = key("refuse", "unreadable image: stop, or take the next one and count", choices=("refuse", "skip"))
+    on_error: str = key(
+        "refuse",
+        "on an unreadable image: stop (refuse), or use the next image and count it (skip)",
+        choices=("refuse", "skip"),
+    )
     batch_size: int = key(256, "images per update, over all devices and accumulation steps", least=2)
     num_workers: int = key(
         0,
@@ -59,7 +63,7 @@ class DataConfig(Group):
         words={"auto": -1},
     )
     worker_timeout: float = key(
-        300.0, "seconds without a batch after which a worker counts as stuck; above the time of any batch", least=0.1
+        300.0, "seconds without a batch after which a worker is restarted; more than any batch takes", least=0.1
     )
     prefetch: int = key(2, "batches kept ready on the device", least=1)
     pipeline: str = key(
@@ -67,7 +71,7 @@ class DataConfig(Group):
     )
     statistics: str = key(
         "config",
-        "mean and std of data.augment: as the config says, or of the set, computed of 1,000 images and kept beside it",
+        "mean and std of data.augment: as in the config, or computed from 1,000 images of the set and stored beside it",
         choices=("config", "set"),
     )
     augment: AugmentConfig = subgroup(AugmentConfig)
@@ -87,7 +91,7 @@ class DataConfig(Group):
 
     def problems(self, config: "Config") -> Iterator[Problem]:
         if self.validation and self.on_error == "skip":
-            yield Problem("data.on_error", "an image of the other part might stand in; with data.validation, refuse")
+            yield Problem("data.on_error", "skip could mix validation images into training; use refuse")
         if 0 < self.shorter_side < self.image_size:
             yield Problem("data.shorter_side", f"below data.image_size = {self.image_size}; use that or more, or 0")
         if self.crops == "loader" and self.pipeline == "device":
@@ -98,7 +102,7 @@ class DataConfig(Group):
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Group):
-    """How the run is computed and kept."""
+    """Seeds, precision, memory and checkpoints."""
 
     seed: int = key(0, "seed of initial weights, order of data and augmentation", least=0)
     max_steps: int = key(0, "length of the run and of its schedule in steps; 0 = optim.epochs", least=0)
@@ -120,11 +124,10 @@ class TrainConfig(Group):
     checkpoint_keep: int = key(1, "how many checkpoints are kept", least=1)
     keep_best: str = key(
         "",
-        "figure after epochs by which the best state is kept and evaluated, of training or validation data: "
-        "validation_loss, probe_held_out_accuracy, or another that the evaluators offer; empty = the last state",
+        "metric whose best state is kept: validation_loss, probe_held_out_accuracy, ...; empty = keep the last state",
     )
     patience: int = key(0, "evaluations of train.keep_best without improvement that end a run; 0 = never", least=0)
-    min_delta: float = key(0.0, "what an improvement must exceed to count for train.patience", least=0)
+    min_delta: float = key(0.0, "smallest improvement that resets train.patience", least=0)
 
     def problems(self, config: "Config") -> Iterator[Problem]:
         batch = config.data.batch_size
@@ -133,12 +136,12 @@ class TrainConfig(Group):
         elif batch // self.accum_steps < 2:
             yield Problem("train.accum_steps", f"leaves one image per part of data.batch_size = {batch}; use less")
         if self.patience and not self.keep_best:
-            yield Problem("train.patience", "needs train.keep_best, the figure that has to improve")
+            yield Problem("train.patience", "needs train.keep_best, the metric that has to improve")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Group):
-    """What a run measures of its encoder."""
+    """How the encoder is evaluated."""
 
     weights: str = key("online", "the encoder as trained, or its slowly following copy", choices=("online", "target"))
     pool: str = key(
@@ -172,7 +175,7 @@ class EvalConfig(Group):
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig(Group):
-    """What is measured of the run itself."""
+    """Profiling of the run."""
 
     enabled: bool = key(True, "whether to account for the time of every epoch and name what limits it")
     trace_every_epochs: int = key(1, "epochs between traces that split the device's time; 0 = never", least=0)
@@ -208,7 +211,7 @@ class MeshConfig(Group):
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig(Group):
-    """Where figures go."""
+    """Where metrics are written."""
 
     every_steps: int = key(20, "steps between two rows of metrics.jsonl", least=1)
     tensorboard: bool = key(True, "whether to write TensorBoard events")
@@ -237,8 +240,7 @@ class EncoderGroup(NamedGroup):
 
     init_from: str = key(
         "",
-        "weights that the encoder starts from: a folder or .safetensors file of public or exported weights, "
-        "hub:OWNER/NAME, or the folder of a run; empty = random",
+        "initial weights: a folder or .safetensors file, hub:OWNER/NAME, or the folder of a run; empty = random",
     )
 
 

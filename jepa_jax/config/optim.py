@@ -25,6 +25,8 @@ class DecayKeys(Group):
 
 @dataclasses.dataclass(frozen=True)
 class AdamwKeys(DecayKeys):
+    """Decay rates of the moments of AdamW."""
+
     beta1: float = key(0.9, "decay of the first moment", **PROBABILITY)
     beta2: float = key(0.999, "decay of the second moment", **PROBABILITY)
 
@@ -43,7 +45,7 @@ class MuonKeys(AdamwKeys):
     nesterov: bool = key(True, "whether momentum looks ahead")
     ns_steps: int = key(5, "Newton-Schulz iterations that orthogonalise an update", least=1, most=20)
     update_rms: float = key(0.2, "root mean square of a kernel's update at rate 1; 0.2 is typical of AdamW", least=1e-6)
-    adam_lr_factor: float = key(1.0, "rate of what is no kernel, as a multiple of lr", least=0)
+    adam_lr_factor: float = key(1.0, "learning-rate factor for biases, norms and tokens", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ScheduleFreeKeys(Group):
     """The rate stays at its peak after the warm-up; evaluations read an average of the iterates."""
 
     beta1: float = key(
-        0.9, "how far gradients are taken towards the average, from the newest iterate", least=0.01, most=1
+        0.9, "point between newest iterate (0) and average (1) at which gradients are taken", least=0.01, most=1
     )
     beta2: float = key(0.999, "decay of the second moment", **PROBABILITY)
 
@@ -86,8 +88,8 @@ class OptimConfig(Group):
     clip_norm: float = key(0.0, "largest norm of the gradient; 0 = no limit", least=0)
     layer_decay: float = key(
         1.0,
-        "rate of each block of the encoder as a multiple of the next one's; 1 = all the same; for encoders that start "
-        "from trained weights",
+        "learning-rate factor from each block of the encoder to the one before it; 1 = equal rates; for encoders that "
+        "start from trained weights",
         least=0.01,
         most=1,
     )

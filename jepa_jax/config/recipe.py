@@ -6,20 +6,19 @@ sets; the entry `base` names another recipe to start from. Its docstring says ho
 """
 
 import ast
-import contextlib
-import contextvars
 import difflib
 import functools
 import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.machine import has_nvidia_driver
+from jepa_jax.base.scope import Scope
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # In a clone the recipes lie beside the package, in an installed wheel inside it.
@@ -64,20 +63,10 @@ def recipe_path(reference: str) -> pathlib.Path:
 def by_machine(gpu: T, cpu: T) -> T:
     """Returns the first value where JAX may use an NVIDIA driver, and in plans; the second one elsewhere."""
     has_gpu = has_nvidia_driver() and os.environ.get("JAX_PLATFORMS", "") != "cpu"
-    return gpu if has_gpu or _for_gpus.get() else cpu
+    return gpu if has_gpu or assume_gpus else cpu
 
 
-_for_gpus = contextvars.ContextVar("for_gpus", default=False)
-
-
-@contextlib.contextmanager
-def as_on_gpus() -> Iterator[None]:
-    """Reads recipes as a machine with GPUs does: plans are for GPUs, wherever they are made."""
-    token = _for_gpus.set(True)
-    try:
-        yield
-    finally:
-        _for_gpus.reset(token)
+assume_gpus = Scope("assume_gpus")  # in which recipes are read for plans, which are for GPUs wherever they are made
 
 
 def summary_of(path: pathlib.Path) -> str:

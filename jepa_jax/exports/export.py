@@ -17,7 +17,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
 from jepa_jax.exports.model_card import model_card
-from jepa_jax.models.kernels.attention import portable
+from jepa_jax.models.kernels.attention import without_gpu_kernels
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
 from jepa_jax.models.vit import ViT, sincos_positions
@@ -225,7 +225,7 @@ def stablehlo_files(encoder: FrozenEncoder) -> Files:
 
     (batch,) = jax.export.symbolic_shape("b")
     shape = (batch, encoder.image_size, encoder.image_size, encoder.channels)
-    with portable():
+    with without_gpu_kernels():
         function = jax.export.export(jax.jit(features), platforms=PLATFORMS)
         artifact = function(jax.ShapeDtypeStruct(shape, jnp.uint8))
     described = {

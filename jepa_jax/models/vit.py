@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
-from jepa_jax.models.kernels.attention import attention, with_gradient_made_once
+from jepa_jax.models.kernels.attention import attention, store_gradient
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.mlp import mlp
 from jepa_jax.models.kernels.norm import LayerNorm
@@ -40,10 +40,14 @@ SIZES = {  # width, depth, heads
 
 @dataclasses.dataclass(frozen=True)
 class CustomVitKeys(Group):
+    """Sizes of a ViT that has no size of its own by name."""
+
     width: int = key(128, "numbers per token", least=4)
     depth: int = key(4, "blocks", least=1)
     heads: int = key(4, "attention heads", least=1)
-    mlp_width: int = key(0, "numbers between the two layers of each block's perceptron; 0 = 4 x model.width", least=0)
+    mlp_width: int = key(
+        0, "numbers between the two layers of the perceptron (MLP) of each block; 0 = 4 x model.width", least=0
+    )
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if self.width % self.heads or self.width % 4:
@@ -127,7 +131,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Tokens) -> Tokens:
         batch, length, width = x.shape
-        projected = with_gradient_made_once(self.qkv(x))
+        projected = store_gradient(self.qkv(x))
         q, k, v = jnp.split(projected.reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
         return self.out(attention(q, k, v).reshape(batch, length, width))
 

@@ -4,7 +4,7 @@ import pytest
 
 from jepa_jax.base import machine
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.recipe import LadderStep, as_on_gpus, by_machine, read_ladder, read_recipe
+from jepa_jax.config.recipe import LadderStep, assume_gpus, by_machine, read_ladder, read_recipe
 
 RECIPE = """
 LADDER = (("small", {}, 2.7), ("large", {"data.batch_size": 32}, (12, 14)), ("wide", {"model.width": 96}))
@@ -39,7 +39,7 @@ def test_recipes_by_machine_follow_the_driver_and_not_its_tools(tmp_path, monkey
     assert by_machine("gpu", "cpu") == "gpu"
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert by_machine("gpu", "cpu") == "cpu"
-    with as_on_gpus():
+    with assume_gpus():
         assert by_machine("gpu", "cpu") == "gpu"
     assert by_machine("gpu", "cpu") == "cpu"
 

@@ -5,10 +5,7 @@ matrix products with a gradient that reuses the softmax of the forward pass; on 
 fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
 """
 
-import contextlib
-import contextvars
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +13,14 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
-from jepa_jax.models.kernels.linear import made_once
+from jepa_jax.base.scope import Scope
+from jepa_jax.models.kernels.linear import materialize
 from jepa_jax.models.remat import product
 
 FUSED_LENGTH, FUSED_BLOCK = 64, 64  # tokens from which on, and in blocks of which, the kernel for GPUs works
-NOTHING = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
-
-
-_portable = contextvars.ContextVar("portable", default=False)
-
-
-@contextlib.contextmanager
-def portable() -> Iterator[None]:
-    """Traces attention without kernels of our own for GPUs: what is exported must run where this package is not."""
-    token = _portable.set(True)
-    try:
-        yield
-    finally:
-        _portable.reset(token)
+MASKED_SCORE = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
+# The scope in which exported programs are traced, which run without this package.
+without_gpu_kernels = Scope("without_gpu_kernels")
 
 
 def attention(
@@ -48,16 +35,16 @@ def attention(
 
 
 @jax.custom_vjp
-def with_gradient_made_once(x: Array) -> Array:
-    """Returns x: queries, keys and values in one array. On CPUs XLA would make its gradient again in each reader."""
+def store_gradient(x: Array) -> Array:
+    """Returns x; on CPUs its gradient is stored once instead of computed again in each reader."""
     return x
 
 
-def _with_gradient_made_once_backward(_: None, dx: Array) -> tuple[Array]:
-    return (lax.platform_dependent(dx, cpu=made_once, default=lambda dx: dx),)
+def _store_gradient_backward(_: None, dx: Array) -> tuple[Array]:
+    return (lax.platform_dependent(dx, cpu=materialize, default=lambda dx: dx),)
 
 
-with_gradient_made_once.defvjp(lambda x: (x, None), _with_gradient_made_once_backward)
+store_gradient.defvjp(lambda x: (x, None), _store_gradient_backward)
 
 
 def _plain(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
@@ -68,14 +55,14 @@ def _on_cpu(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     batch, length, heads, width = q.shape
     dtype = q.dtype
     q, k, v = (_by_head(x.astype(jnp.float32)) for x in (q * (1 / math.sqrt(width)), k, v))
-    bias = jnp.zeros(()) if mask is None else jnp.repeat(jnp.where(mask, 0.0, NOTHING), heads, axis=0)[:, None, :]
+    bias = jnp.zeros(()) if mask is None else jnp.repeat(jnp.where(mask, 0.0, MASKED_SCORE), heads, axis=0)[:, None, :]
     mixed = _heads(q, k, v, bias).reshape(batch, heads, length, width)
     return jnp.swapaxes(mixed, 1, 2).astype(dtype)
 
 
 def _on_cuda(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """Computes blocks of scores in fast memory (a Triton kernel): the matrix of all scores is never written."""
-    if _portable.get() or mask is not None or q.shape != k.shape or q.shape[1] < FUSED_LENGTH:
+    if without_gpu_kernels or mask is not None or q.shape != k.shape or q.shape[1] < FUSED_LENGTH:
         return _plain(q, k, v, mask)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:
@@ -114,7 +101,7 @@ def _weights(q: Array, k: Array, bias: Array) -> Array:
 
 
 def _heads_forward(q: Array, k: Array, v: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
-    # An array that products read is made once, not again in each of them.
+    # The barrier stores the weights once, instead of computing them again in each product.
     weights = lax.optimization_barrier(_weights(q, k, bias))
     out = _on_all_cores(_product(weights, v, 2, 1))
     return out, (q, k, v, weights, out)

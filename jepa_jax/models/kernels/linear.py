@@ -65,12 +65,12 @@ def _plain_gradients(x: Array, kernel: Array, bias: Array | None, dy: Array) -> 
 
 def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
     rows, drows = (array.reshape(-1, array.shape[-1]) for array in (x, dy))
-    # XLA has no fast code for a product whose first operand is transposed, so the narrower one is transposed before, as
-    # an array of its own. The barrier keeps XLA from transposing the product instead.
+    # XLA has no fast code for a product whose first operand is transposed, so the narrower one is transposed and
+    # stored before. The barrier keeps XLA from transposing the product instead.
     narrow, wide = (rows, drows) if rows.shape[1] <= drows.shape[1] else (drows, rows)
-    dkernel = lax.optimization_barrier(_sums(made_once(narrow.T), wide, 1, 0))
-    dkernel = (dkernel if narrow is rows else made_once(dkernel.T)).astype(kernel.dtype)
-    # Of a sum in bfloat16 XLA makes a tree of roundings, which took a fifth of a step.
+    dkernel = lax.optimization_barrier(_sums(materialize(narrow.T), wide, 1, 0))
+    dkernel = (dkernel if narrow is rows else materialize(dkernel.T)).astype(kernel.dtype)
+    # XLA rounds partial sums in bfloat16 one by one, which took a fifth of a step.
     dbias = None if bias is None else jnp.sum(drows.astype(bias.dtype), axis=0)
     dx = _sums(drows, kernel.astype(dy.dtype), 1, 1).astype(x.dtype)
     return dx.reshape(x.shape), dkernel, dbias
@@ -82,10 +82,11 @@ def _sums(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
     return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=wide)
 
 
-def made_once(x: Array) -> Array:
-    """Returns x as an array of its own, for CPUs: XLA drops barriers before it fuses for the last time, but no layouts.
+def materialize(x: Array) -> Array:
+    """Forces XLA on CPUs to store x instead of computing it again in each reader.
 
-    XLA does not divide an array with a given layout over devices; there, it has to be a barrier.
+    XLA drops optimization barriers before its last fusion, but keeps layout constraints. It does not partition arrays
+    with such a constraint, so that on several devices x gets a barrier.
     """
     if jax.sharding.get_abstract_mesh().size > 1:
         return lax.optimization_barrier(x)
