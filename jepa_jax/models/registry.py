@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
-from jepa_jax.models.pooling import EncoderOutputs
+from jepa_jax.models.pooling import PooledEncoder
 
 MODELS = ClassTable(
     "MODELS",
@@ -52,17 +52,11 @@ class Encoder(Protocol):
 
 
 @runtime_checkable
-class PoolingEncoder(Protocol):
-    """An encoder whose outputs can be pooled in other ways than its own."""
+class PoolingEncoder(PooledEncoder, Protocol):
+    """An encoder that says which values of `eval.pool` it allows."""
 
-    pools: tuple[str, ...]  # values of `eval.pool` that it allows
+    pools: tuple[str, ...]
     pool: str  # the one that `__call__` uses
-
-    def outputs(
-        self, images: Float[Array, "b h w c"], *, train: bool = False, normalised: bool = True
-    ) -> EncoderOutputs:
-        """Returns what is pooled; without `normalised`, before a last layer norm, if there is one."""
-        ...
 
 
 @runtime_checkable
