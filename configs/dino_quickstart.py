@@ -6,19 +6,23 @@ Cost: 2.8 CPU-minutes. Linear probe of the teacher 50.2 %, 50.7 % on held-out tr
 no collapse warning (one seed, two busy cores).
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="quickstart",
-        method=dict(
-            name="dino",
-            head=(256,),
-            bottleneck=64,
-            prototypes=256,
-            teacher_temperature=0.04,
-            frozen_last_layer=0.05,
-            ema_start=0.97,
-        ),
-        optim=dict(epochs=10.0, clip_norm=3.0),
-        eval=dict(weights="target", every_epochs=5, knn_every_epochs=0),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import quickstart
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(quickstart.get_config(), method__name="dino")
+    config.method.head = (256,)
+    config.method.bottleneck = 64
+    config.method.prototypes = 256
+    config.method.teacher_temperature = 0.04
+    config.method.frozen_last_layer = 0.05
+    config.method.ema_start = 0.97
+    config.optim.epochs = 10.0
+    config.optim.clip_norm = 3.0
+    config.eval.weights = "target"
+    config.eval.every_epochs = 5
+    config.eval.knn_every_epochs = 0
+    return config

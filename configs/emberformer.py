@@ -6,11 +6,19 @@ Everything else as in emberformer_small, which says what is as published. Public
 --config.model.decoder_weights=PATH of nvidia/segformer-b2-finetuned-ade-512-512.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="emberformer_small",
-        model=dict(width=128, heads=8, depth=6, mlp_width=512, decoder_size="b2"),
-        data=dict(batch_size=32),
-        eval=dict(batch_size=32),
-    )
+from jepa_jax.configs import emberformer_small
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = emberformer_small.get_config()
+    config.model.width = 128
+    config.model.heads = 8
+    config.model.depth = 6
+    config.model.mlp_width = 512
+    config.model.decoder_size = "b2"
+    config.data.batch_size = 32
+    config.optim.reference_batch = config.data.batch_size
+    config.eval.batch_size = 32
+    return config

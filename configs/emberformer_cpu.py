@@ -3,37 +3,42 @@
 jepa-jax train --config=emberformer_cpu --workdir=runs/emberformer_cpu
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="emberformer", spatial_lr=3e-3, loss=dict(bce=1.0, positive_weight=1.0)),
-        model=dict(
-            name="emberformer",
-            patch_size=2,
-            width=32,
-            depth=2,
-            heads=4,
-            mlp_width=64,
-            dropout=0.0,
-            fire_input="pixels",
-            wind_input="vector",
-            decoder="unet",
-            decoder_widths=(32, 64),
-            refine_width=32,
-            refine_inputs=True,
-        ),
-        data=dict(
-            source="wildfire",
-            image_size=32,
-            num_train=16384,
-            num_test=1024,
-            max_frames=6,
-            frame_buckets=(4,),
-            validation=0.0625,
-            batch_size=32,
-        ),
-        optim=dict(lr=3e-3, weight_decay=1e-4, epochs=3.0, warmup_epochs=0.1, clip_norm=1.0),
-        train=dict(keep_best="validation_new_average_precision"),
-        eval=dict(batch_size=32),
-        log=dict(pictures_every_epochs=1),
-    )
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("emberformer", "emberformer", model__decoder="unet")
+    config.method.spatial_lr = 3e-3
+    config.method.loss.bce = 1.0
+    config.method.loss.positive_weight = 1.0
+    config.model.patch_size = 2
+    config.model.width = 32
+    config.model.depth = 2
+    config.model.heads = 4
+    config.model.mlp_width = 64
+    config.model.dropout = 0.0
+    config.model.fire_input = "pixels"
+    config.model.wind_input = "vector"
+    config.model.decoder_widths = (32, 64)
+    config.model.refine_width = 32
+    config.model.refine_inputs = True
+    config.data.source = "wildfire"
+    config.data.image_size = 32
+    config.data.num_train = 16384
+    config.data.num_test = 1024
+    config.data.max_frames = 6
+    config.data.frame_buckets = (4,)
+    config.data.validation = 0.0625
+    config.data.batch_size = 32
+    config.optim.reference_batch = config.data.batch_size
+    config.optim.lr = 3e-3
+    config.optim.weight_decay = 1e-4
+    config.optim.epochs = 3.0
+    config.optim.warmup_epochs = 0.1
+    config.optim.clip_norm = 1.0
+    config.train.keep_best = "validation_new_average_precision"
+    config.eval.batch_size = 32
+    config.log.pictures_every_epochs = 1
+    return config

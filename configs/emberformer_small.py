@@ -11,6 +11,10 @@ of 98 % (an F1 of about .41) and expected .75 to .80; nothing was measured here.
 Public weights of the decoder: --config.model.decoder_weights=PATH of nvidia/segformer-b0-finetuned-ade-512-512.
 """
 
+import ml_collections
+
+from jepa_jax.config import default_config
+
 WIDE = {"data.batch_size": 32, "model.width": 128, "model.depth": 6, "model.heads": 8, "model.mlp_width": 512}
 # The sizes of the authors, with the GB that they guess on an RTX 3090; of the last one they then saw 23.8.
 LADDER: tuple = (
@@ -23,16 +27,24 @@ LADDER: tuple = (
 )
 
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="emberformer"),
-        model=dict(name="emberformer"),
-        data=dict(
-            source="fire_sequences", dir="data/fires", image_size=400, max_frames=20, frame_buckets=(6, 11),
-            validation=0.1111, batch_size=8, num_workers=4,
-        ),
-        optim=dict(lr=1e-3, weight_decay=1e-4, epochs=20.0, clip_norm=1.0),
-        train=dict(keep_best="validation_f1", patience=3, min_delta=0.002),
-        eval=dict(batch_size=8),
-        log=dict(pictures_every_epochs=1),
-    )  # fmt: skip
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("emberformer", "emberformer")
+    config.data.source = "fire_sequences"
+    config.data.dir = "data/fires"
+    config.data.image_size = 400
+    config.data.max_frames = 20
+    config.data.frame_buckets = (6, 11)
+    config.data.validation = 0.1111
+    config.data.batch_size = 8
+    config.optim.reference_batch = config.data.batch_size
+    config.data.num_workers = 4
+    config.optim.lr = 1e-3
+    config.optim.weight_decay = 1e-4
+    config.optim.epochs = 20.0
+    config.optim.clip_norm = 1.0
+    config.train.keep_best = "validation_f1"
+    config.train.patience = 3
+    config.train.min_delta = 0.002
+    config.eval.batch_size = 8
+    config.log.pictures_every_epochs = 1
+    return config

@@ -10,21 +10,29 @@ those over random augmented crops. `evaluate` measures both the whole image (lev
 fixed crops without other augmentation (level 1). Not reproduced here.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="image_jepa",
-        method=dict(loss="tcr", views=20, per_view_statistics=False, projector=(4096, 4096, 1024)),
-        data=dict(
-            batch_size=100,
-            augment=dict(
-                crop=dict(scale=(0.25, 0.25), ratio=(1.0, 1.0)),
-                jitter=dict(saturation=0.4, hue=0.2),
-                blur=dict(probability=0.1),
-                mean=(0.5, 0.5, 0.5),
-                std=(0.5, 0.5, 0.5),
-            ),
-        ),
-        optim=dict(larc_trust=0.005, epochs=30.0, warmup_epochs=0.0, warmup_lr=1e-6),
-        eval=dict(crops=32),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import image_jepa
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(image_jepa.get_config(), method__loss="tcr")
+    config.method.views = 20
+    config.method.per_view_statistics = False
+    config.method.projector = (4096, 4096, 1024)
+    config.data.batch_size = 100
+    config.optim.reference_batch = config.data.batch_size
+    config.data.augment.crop.scale = (0.25, 0.25)
+    config.data.augment.crop.ratio = (1.0, 1.0)
+    config.data.augment.jitter.saturation = 0.4
+    config.data.augment.jitter.hue = 0.2
+    config.data.augment.blur.probability = 0.1
+    config.data.augment.mean = (0.5, 0.5, 0.5)
+    config.data.augment.std = (0.5, 0.5, 0.5)
+    config.optim.larc_trust = 0.005
+    config.optim.epochs = 30.0
+    config.optim.warmup_epochs = 0.0
+    config.optim.warmup_lr = 1e-6
+    config.eval.crops = 32
+    return config

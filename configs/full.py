@@ -7,11 +7,17 @@ rapid's, with its weak covariance penalty. They report above 80 % after about 3 
 they do not state. Never trained here: no accuracy is claimed for this config.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="rapid",
-        data=dict(batch_size=512),
-        optim=dict(lr=0.3, epochs=800.0, warmup_epochs=10.0),
-        eval=dict(knn_every_epochs=20),
-    )
+from jepa_jax.configs import rapid
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = rapid.get_config()
+    config.data.batch_size = 512
+    config.optim.reference_batch = config.data.batch_size
+    config.optim.lr = 0.3
+    config.optim.epochs = 800.0
+    config.optim.warmup_epochs = 10.0
+    config.eval.knn_every_epochs = 20
+    return config

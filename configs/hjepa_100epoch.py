@@ -6,13 +6,20 @@
 and never got there. Loss weights of the regulariser, crop and flip are ours, the rest is the published run's.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="hjepa_quick_val",
-        method=dict(predictor_depth=6, predictor_heads=12, level_weights=(1.0, 0.5, 0.25)),
-        model=dict(name="vit_small"),
-        data=dict(batch_size=24),
-        optim=dict(epochs=100.0),
-        eval=dict(every_epochs=5, knn_every_epochs=10),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import hjepa_quick_val
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(hjepa_quick_val.get_config(), model__name="vit_small")
+    config.method.predictor_depth = 6
+    config.method.predictor_heads = 12
+    config.method.level_weights = (1.0, 0.5, 0.25)
+    config.data.batch_size = 24
+    config.optim.reference_batch = config.data.batch_size
+    config.optim.epochs = 100.0
+    config.eval.every_epochs = 5
+    config.eval.knn_every_epochs = 10
+    return config

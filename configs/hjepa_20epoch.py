@@ -6,10 +6,14 @@
 did not reach it. Its settings, except for the loss weights of the regulariser, crop and flip, which are ours.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="hjepa_quick_val",
-        method=dict(predictor_depth=4, predictor_heads=6),
-        optim=dict(epochs=20.0),
-    )
+from jepa_jax.configs import hjepa_quick_val
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = hjepa_quick_val.get_config()
+    config.method.predictor_depth = 4
+    config.method.predictor_heads = 6
+    config.optim.epochs = 20.0
+    return config

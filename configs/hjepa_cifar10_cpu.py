@@ -7,19 +7,19 @@ CPU-minutes on busy cores. The encoder and optimizer of ijepa_cifar10, 5 epochs.
 apart: with another encoder, a regulariser cost more than it brought (docs/results/masked.md).
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="ijepa_cifar10",
-        method=dict(
-            name="hjepa",
-            level_weights=(1.0, 0.5),
-            predictor_depth=1,
-            predictor_heads=2,
-            ema_start=0.99,
-            regulariser="none",
-            mask=dict(min_context=3),
-        ),
-        optim=dict(epochs=5.0),
-        eval=dict(every_epochs=5),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import ijepa_cifar10
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(ijepa_cifar10.get_config(), method__name="hjepa", method__regulariser="none")
+    config.method.level_weights = (1.0, 0.5)
+    config.method.predictor_depth = 1
+    config.method.predictor_heads = 2
+    config.method.ema_start = 0.99
+    config.method.mask.min_context = 3
+    config.optim.epochs = 5.0
+    config.eval.every_epochs = 5
+    return config

@@ -7,12 +7,28 @@ The published run collapsed; its VICReg term was never used. Ours is, and the co
 Loss weights of the regulariser, crop and flip are ours, the rest is the published run's.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="hjepa", predictor_depth=2, predictor_heads=4, mask=dict(target_scale=(0.15, 0.25))),
-        model=dict(name="vit_tiny", patch_size=16),
-        data=dict(source="cifar10", batch_size=32, augment=dict(crop=dict(size=224, scale=(0.3, 1.0)))),
-        optim=dict(lr=1e-4, beta2=0.95, weight_decay=0.04, clip_norm=3.0, epochs=5.0, end_lr=1e-6),
-        eval=dict(weights="target", knn_every_epochs=5),
-    )
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("hjepa", "vit_tiny")
+    config.method.predictor_depth = 2
+    config.method.predictor_heads = 4
+    config.method.mask.target_scale = (0.15, 0.25)
+    config.model.patch_size = 16
+    config.data.source = "cifar10"
+    config.data.batch_size = 32
+    config.optim.reference_batch = config.data.batch_size
+    config.data.augment.crop.size = 224
+    config.data.augment.crop.scale = (0.3, 1.0)
+    config.optim.lr = 1e-4
+    config.optim.beta2 = 0.95
+    config.optim.weight_decay = 0.04
+    config.optim.clip_norm = 3.0
+    config.optim.epochs = 5.0
+    config.optim.end_lr = 1e-6
+    config.eval.weights = "target"
+    config.eval.knn_every_epochs = 5
+    return config

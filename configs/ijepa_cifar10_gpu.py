@@ -7,27 +7,35 @@ weight decay, momentum of the target. Patch size, batch, rate and length are our
 recipe. Never trained to its end here: no accuracy is claimed. ijepa_cifar10 trains in minutes on a CPU.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="ijepa", predictor_width=192, predictor_depth=6, predictor_heads=6),
-        model=dict(name="vit_small", patch_size=4, cls_token=False, positions="sincos"),
-        data=dict(
-            source="cifar10",
-            dir="data/cifar10",
-            batch_size=512,
-            pipeline="device",
-            augment=dict(crop=dict(scale=(0.3, 1.0)), flip=dict(probability=0.0)),
-        ),
-        optim=dict(
-            lr=1e-3,
-            weight_decay=0.04,
-            weight_decay_end=0.4,
-            epochs=300.0,
-            warmup_epochs=15.0,
-            warmup_lr=1e-4,
-            end_lr=1e-6,
-        ),
-        train=dict(precision="bfloat16"),
-        eval=dict(weights="target", every_epochs=10, knn_every_epochs=50),
-    )
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("ijepa", "vit_small")
+    config.method.predictor_width = 192
+    config.method.predictor_depth = 6
+    config.method.predictor_heads = 6
+    config.model.patch_size = 4
+    config.model.cls_token = False
+    config.model.positions = "sincos"
+    config.data.source = "cifar10"
+    config.data.dir = "data/cifar10"
+    config.data.batch_size = 512
+    config.optim.reference_batch = config.data.batch_size
+    config.data.pipeline = "device"
+    config.data.augment.crop.scale = (0.3, 1.0)
+    config.data.augment.flip.probability = 0.0
+    config.optim.lr = 1e-3
+    config.optim.weight_decay = 0.04
+    config.optim.weight_decay_end = 0.4
+    config.optim.epochs = 300.0
+    config.optim.warmup_epochs = 15.0
+    config.optim.warmup_lr = 1e-4
+    config.optim.end_lr = 1e-6
+    config.train.precision = "bfloat16"
+    config.eval.weights = "target"
+    config.eval.every_epochs = 10
+    config.eval.knn_every_epochs = 50
+    return config

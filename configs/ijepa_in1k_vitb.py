@@ -10,22 +10,27 @@ shared: crops come from a centre crop instead of the whole photograph, masks hav
 predicts all targets, and initial weights follow Xavier's rule.
 """
 
-IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+import ml_collections
+
+from jepa_jax.config import with_choices
+from jepa_jax.configs import ijepa_cifar10_gpu
 
 
-def get_config() -> dict:
-    return dict(
-        base="ijepa_cifar10_gpu",
-        method=dict(predictor_width=384, predictor_heads=12),
-        model=dict(name="vit_base", patch_size=16),
-        data=dict(
-            source="tfds:imagenet2012",
-            dir="",
-            image_size=224,
-            batch_size=2048,
-            pipeline="grain",
-            num_workers=16,
-            augment=IMAGENET,
-        ),
-        optim=dict(warmup_lr=2e-4, epochs=600.0, warmup_epochs=40.0),
-    )
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(ijepa_cifar10_gpu.get_config(), model__name="vit_base")
+    config.method.predictor_width = 384
+    config.method.predictor_heads = 12
+    config.model.patch_size = 16
+    config.data.source = "tfds:imagenet2012"
+    config.data.dir = ""
+    config.data.image_size = 224
+    config.data.batch_size = 2048
+    config.optim.reference_batch = config.data.batch_size
+    config.data.pipeline = "grain"
+    config.data.num_workers = 16
+    config.data.augment.mean = (0.485, 0.456, 0.406)
+    config.data.augment.std = (0.229, 0.224, 0.225)
+    config.optim.warmup_lr = 2e-4
+    config.optim.epochs = 600.0
+    config.optim.warmup_epochs = 40.0
+    return config

@@ -11,18 +11,25 @@ augmentation. No accuracy is published for them; the 90.12 % of EB-JEPA's VICReg
 and begins at its warm-up value, and the probe is solved after training. Not trained to its end here.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="image_jepa", loss="vicreg"),
-        model=dict(name="resnet18"),
-        data=dict(
-            source="cifar10",
-            dir="data/cifar10",
-            batch_size=256,
-            pipeline="device",
-            augment=dict(jitter=dict(probability=0.8), grayscale=dict(probability=0.2), solarize=dict(probability=0.1)),
-        ),
-        optim=dict(name="larc", lr=0.3, weight_decay=1e-4, epochs=300.0, warmup_epochs=10.0, warmup_lr=3e-5),
-        train=dict(precision="bfloat16"),
-    )
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("image_jepa", "resnet18", method__loss="vicreg", optim__name="larc")
+    config.data.source = "cifar10"
+    config.data.dir = "data/cifar10"
+    config.data.batch_size = 256
+    config.optim.reference_batch = config.data.batch_size
+    config.data.pipeline = "device"
+    config.data.augment.jitter.probability = 0.8
+    config.data.augment.grayscale.probability = 0.2
+    config.data.augment.solarize.probability = 0.1
+    config.optim.lr = 0.3
+    config.optim.weight_decay = 1e-4
+    config.optim.epochs = 300.0
+    config.optim.warmup_epochs = 10.0
+    config.optim.warmup_lr = 3e-5
+    config.train.precision = "bfloat16"
+    return config

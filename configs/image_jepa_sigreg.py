@@ -7,9 +7,13 @@ which EB-JEPA publishes 91.02 %, the best of a sweep by its online probe. Not re
 image_jepa. LeJEPA's form of the loss: --config.method.loss=sigreg.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="image_jepa",
-        method=dict(loss="bcs", projector=(2048, 2048, 128)),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import image_jepa
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(image_jepa.get_config(), method__loss="bcs")
+    config.method.projector = (2048, 2048, 128)
+    return config

@@ -10,10 +10,16 @@ The settings that a public throughput sweep recommends for an RTX A6000 with 8 p
 A batch is all images of an update: the two parts have 512 each. Never trained here: no accuracy is claimed.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="image_jepa",
-        data=dict(batch_size=1024, num_workers=8, pipeline="grain"),
-        train=dict(accum_steps=2),
-    )
+from jepa_jax.configs import image_jepa
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = image_jepa.get_config()
+    config.data.batch_size = 1024
+    config.optim.reference_batch = config.data.batch_size
+    config.data.num_workers = 8
+    config.data.pipeline = "grain"
+    config.train.accum_steps = 2
+    return config

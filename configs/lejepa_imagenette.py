@@ -10,12 +10,24 @@ projector; crops are taken from a centre crop of 256 pixels (with data.crops=loa
 instead of float16. Not reproduced here.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="lejepa_in1k",
-        method=dict(small=dict(crop=dict(size=96))),
-        model=dict(name="vit_small", patch_size=16),
-        data=dict(source="folder", dir="data/imagenette", batch_size=128, num_workers=8),
-        optim=dict(lr=4e-4, epochs=200.0, warmup_epochs=2.0, warmup_lr=4e-6, end_lr=4e-6),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import lejepa_in1k
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(lejepa_in1k.get_config(), model__name="vit_small")
+    config.method.small.crop.size = 96
+    config.model.patch_size = 16
+    config.data.source = "folder"
+    config.data.dir = "data/imagenette"
+    config.data.batch_size = 128
+    config.optim.reference_batch = config.data.batch_size
+    config.data.num_workers = 8
+    config.optim.lr = 4e-4
+    config.optim.epochs = 200.0
+    config.optim.warmup_epochs = 2.0
+    config.optim.warmup_lr = 4e-6
+    config.optim.end_lr = 4e-6
+    return config

@@ -7,30 +7,38 @@ and the end of the cosine are those that LeJEPA's authors recommend for a ViT. E
 length are ours; crops are taken from a centre crop of 256 pixels. For 8 GPUs. Never trained: no accuracy is claimed.
 """
 
-AUGMENT = dict(
-    crop=dict(size=224, scale=(0.3, 1.0)),
-    jitter=dict(probability=0.8),
-    grayscale=dict(probability=0.2),
-    blur=dict(probability=0.5),
-    solarize=dict(probability=0.2),
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
-)
+import ml_collections
+
+from jepa_jax.config import default_config
 
 
-def get_config() -> dict:
-    return dict(
-        method=dict(
-            name="image_jepa",
-            loss="sigreg",
-            num_slices=1024,
-            view_groups=("small",),
-            small=dict(count=6, crop=dict(size=98, scale=(0.05, 0.3))),
-            per_view_statistics=False,
-            projector=(2048, 2048, 512),
-        ),
-        model=dict(name="vit_base", patch_size=14, pool="cls"),
-        data=dict(source="tfds:imagenet2012", image_size=256, batch_size=512, num_workers=16, augment=AUGMENT),
-        optim=dict(lr=5e-4, weight_decay=0.05, epochs=100.0, warmup_epochs=10.0, end_lr=5e-7),
-        train=dict(precision="bfloat16"),
-    )
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("image_jepa", "vit_base", method__loss="sigreg", method__view_groups=("small",))
+    config.method.num_slices = 1024
+    config.method.small.count = 6
+    config.method.small.crop.size = 98
+    config.method.small.crop.scale = (0.05, 0.3)
+    config.method.per_view_statistics = False
+    config.method.projector = (2048, 2048, 512)
+    config.model.patch_size = 14
+    config.model.pool = "cls"
+    config.data.source = "tfds:imagenet2012"
+    config.data.image_size = 256
+    config.data.batch_size = 512
+    config.optim.reference_batch = config.data.batch_size
+    config.data.num_workers = 16
+    config.data.augment.crop.size = 224
+    config.data.augment.crop.scale = (0.3, 1.0)
+    config.data.augment.jitter.probability = 0.8
+    config.data.augment.grayscale.probability = 0.2
+    config.data.augment.blur.probability = 0.5
+    config.data.augment.solarize.probability = 0.2
+    config.data.augment.mean = (0.485, 0.456, 0.406)
+    config.data.augment.std = (0.229, 0.224, 0.225)
+    config.optim.lr = 5e-4
+    config.optim.weight_decay = 0.05
+    config.optim.epochs = 100.0
+    config.optim.warmup_epochs = 10.0
+    config.optim.end_lr = 5e-7
+    config.train.precision = "bfloat16"
+    return config

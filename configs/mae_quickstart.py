@@ -6,19 +6,38 @@ Held-out reconstructions have 0.47 of the error of each image's visible mean; li
 one seed, 12 CPU-minutes on two busy cores (docs/results/masked.md).
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="mae", mask_ratio=0.5, norm_pix=False, decoder_width=64, ema_momentum=0.99),
-        model=dict(name="vit", width=64, depth=3, heads=4, patch_size=4, positions="sincos"),
-        data=dict(
-            source="shapes",
-            num_train=4096,
-            num_test=1024,
-            batch_size=16,
-            augment=dict(crop=dict(probability=0.0, scale=(0.3, 1.0)), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)),
-        ),
-        optim=dict(lr=2e-3, beta2=0.95, weight_decay=0.05, epochs=30.0, end_lr=1e-6),
-        eval=dict(weights="target", every_epochs=10),
-        log=dict(every_steps=32, pictures_every_epochs=10),
-    )
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("mae", "vit")
+    config.method.mask_ratio = 0.5
+    config.method.norm_pix = False
+    config.method.decoder_width = 64
+    config.method.ema_momentum = 0.99
+    config.model.width = 64
+    config.model.depth = 3
+    config.model.heads = 4
+    config.model.patch_size = 4
+    config.model.positions = "sincos"
+    config.data.source = "shapes"
+    config.data.num_train = 4096
+    config.data.num_test = 1024
+    config.data.batch_size = 16
+    config.optim.reference_batch = config.data.batch_size
+    config.data.augment.crop.probability = 0.0
+    config.data.augment.crop.scale = (0.3, 1.0)
+    config.data.augment.mean = (0.5, 0.5, 0.5)
+    config.data.augment.std = (0.25, 0.25, 0.25)
+    config.optim.lr = 2e-3
+    config.optim.beta2 = 0.95
+    config.optim.weight_decay = 0.05
+    config.optim.epochs = 30.0
+    config.optim.end_lr = 1e-6
+    config.eval.weights = "target"
+    config.eval.every_epochs = 10
+    config.log.every_steps = 32
+    config.log.pictures_every_epochs = 10
+    return config

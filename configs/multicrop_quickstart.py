@@ -7,13 +7,16 @@ the same command with --config=quickstart --config.method.views=2, with as many 
 Two views were ahead when both had about 2.5 CPU-minutes (docs/results/methods.md).
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="quickstart",
-        method=dict(
-            views=2,
-            view_groups=("small",),
-            small=dict(count=6, crop=dict(size=8, scale=(0.05, 0.3))),
-        ),
-    )
+from jepa_jax.config import with_choices
+from jepa_jax.configs import quickstart
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(quickstart.get_config(), method__view_groups=("small",))
+    config.method.views = 2
+    config.method.small.count = 6
+    config.method.small.crop.size = 8
+    config.method.small.crop.scale = (0.05, 0.3)
+    return config

@@ -7,24 +7,30 @@ out. Mean and standard deviation are those of the photographs, and the workers a
 crops and schedules are those of ijepa_in1k_vitb. No accuracy is claimed: it depends on the photographs.
 """
 
+import ml_collections
+
+from jepa_jax.config import with_choices
 from jepa_jax.config.recipe import by_machine
+from jepa_jax.configs import ijepa_in1k_vitb
 
 
-def get_config() -> dict:
-    return dict(
-        base="ijepa_in1k_vitb",
-        method=dict(predictor_width=192, predictor_depth=4, predictor_heads=6),
-        model=dict(name=by_machine("vit_small", "vit_tiny")),
-        data=dict(
-            source="folder",
-            dir="data/photos",
-            crops="loader",
-            statistics="set",
-            shorter_side=256,
-            batch_size=by_machine(128, 16),
-            num_workers=-1,
-        ),
-        optim=dict(lr=5e-4, warmup_lr=1e-5, epochs=100.0, warmup_epochs=5.0),
-        train=dict(precision=by_machine("bfloat16", "float32")),
-        eval=dict(max_images=5000),
-    )
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(ijepa_in1k_vitb.get_config(), model__name=by_machine("vit_small", "vit_tiny"))
+    config.method.predictor_width = 192
+    config.method.predictor_depth = 4
+    config.method.predictor_heads = 6
+    config.data.source = "folder"
+    config.data.dir = "data/photos"
+    config.data.crops = "loader"
+    config.data.statistics = "set"
+    config.data.shorter_side = 256
+    config.data.batch_size = by_machine(128, 16)
+    config.optim.reference_batch = config.data.batch_size
+    config.data.num_workers = -1
+    config.optim.lr = 5e-4
+    config.optim.warmup_lr = 1e-5
+    config.optim.epochs = 100.0
+    config.optim.warmup_epochs = 5.0
+    config.train.precision = by_machine("bfloat16", "float32")
+    config.eval.max_images = 5000
+    return config

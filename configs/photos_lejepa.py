@@ -8,24 +8,25 @@ standard deviation are those of the photographs, and the workers are as many as 
 schedules are those of lejepa_imagenette. No accuracy is claimed: it depends on the photographs.
 """
 
+import ml_collections
+
+from jepa_jax.config import with_choices
 from jepa_jax.config.recipe import by_machine
+from jepa_jax.configs import lejepa_imagenette
 
 
-def get_config() -> dict:
-    return dict(
-        base="lejepa_imagenette",
-        method=dict(small=dict(count=by_machine(6, 2))),
-        model=dict(name=by_machine("vit_small", "vit_tiny")),
-        data=dict(
-            dir="data/photos",
-            image_size=224,
-            crops="loader",
-            statistics="set",
-            shorter_side=256,
-            batch_size=by_machine(128, 16),
-            num_workers=-1,
-        ),
-        optim=dict(epochs=100.0),
-        train=dict(precision=by_machine("bfloat16", "float32")),
-        eval=dict(max_images=5000),
-    )
+def get_config() -> ml_collections.ConfigDict:
+    config = with_choices(lejepa_imagenette.get_config(), model__name=by_machine("vit_small", "vit_tiny"))
+    config.method.small.count = by_machine(6, 2)
+    config.data.dir = "data/photos"
+    config.data.image_size = 224
+    config.data.crops = "loader"
+    config.data.statistics = "set"
+    config.data.shorter_side = 256
+    config.data.batch_size = by_machine(128, 16)
+    config.optim.reference_batch = config.data.batch_size
+    config.data.num_workers = -1
+    config.optim.epochs = 100.0
+    config.train.precision = by_machine("bfloat16", "float32")
+    config.eval.max_images = 5000
+    return config

@@ -6,25 +6,36 @@ Cost: 2 to 3 CPU-minutes, 1 min 20 s to 2 min 20 s on 2 cores. Linear probe 72 t
 with different initial weights or builds).
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        method=dict(name="image_jepa", loss="sigreg", views=4, per_view_statistics=False, projector=(256, 64)),
-        model=dict(name="resnet10", width=16),
-        data=dict(
-            source="shapes",
-            num_train=4096,
-            num_test=1024,
-            batch_size=128,
-            augment=dict(
-                crop=dict(size=16, scale=(0.2, 0.6)),
-                jitter=dict(probability=0.8),
-                grayscale=dict(probability=0.2),
-                mean=(0.5, 0.5, 0.5),
-                std=(0.25, 0.25, 0.25),
-            ),
-        ),
-        optim=dict(lr=2e-3, weight_decay=1e-4, epochs=8.0, warmup_lr=1e-5, probe_lr=1e-2),
-        eval=dict(every_epochs=2, knn_every_epochs=4, calibration_images=1024, batch_size=64),
-        log=dict(every_steps=8),
-    )
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("image_jepa", "resnet10", method__loss="sigreg")
+    config.method.views = 4
+    config.method.per_view_statistics = False
+    config.method.projector = (256, 64)
+    config.model.width = 16
+    config.data.source = "shapes"
+    config.data.num_train = 4096
+    config.data.num_test = 1024
+    config.data.batch_size = 128
+    config.optim.reference_batch = config.data.batch_size
+    config.data.augment.crop.size = 16
+    config.data.augment.crop.scale = (0.2, 0.6)
+    config.data.augment.jitter.probability = 0.8
+    config.data.augment.grayscale.probability = 0.2
+    config.data.augment.mean = (0.5, 0.5, 0.5)
+    config.data.augment.std = (0.25, 0.25, 0.25)
+    config.optim.lr = 2e-3
+    config.optim.weight_decay = 1e-4
+    config.optim.epochs = 8.0
+    config.optim.warmup_lr = 1e-5
+    config.optim.probe_lr = 1e-2
+    config.eval.every_epochs = 2
+    config.eval.knn_every_epochs = 4
+    config.eval.calibration_images = 1024
+    config.eval.batch_size = 64
+    config.log.every_steps = 8
+    return config

@@ -10,11 +10,19 @@ patches with no learning at all reach 60.6 % (profiling/bench_baselines.py); cif
 another encoder.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="image_jepa",
-        method=dict(projector=(4096, 4096, 4096), std_weight=25.0, cov_weight=1.0),
-        data=dict(batch_size=3072),
-        optim=dict(lr=0.707, epochs=50.0, warmup_epochs=5.0),
-    )
+from jepa_jax.configs import image_jepa
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = image_jepa.get_config()
+    config.method.projector = (4096, 4096, 4096)
+    config.method.std_weight = 25.0
+    config.method.cov_weight = 1.0
+    config.data.batch_size = 3072
+    config.optim.reference_batch = config.data.batch_size
+    config.optim.lr = 0.707
+    config.optim.epochs = 50.0
+    config.optim.warmup_epochs = 5.0
+    return config

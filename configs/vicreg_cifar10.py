@@ -7,11 +7,18 @@ solo-learn, which publishes 92.07 % online linear probe. Unlike it: crops are re
 and compute is in bfloat16 instead of float16. Not reproduced here. One GPU.
 """
 
+import ml_collections
 
-def get_config() -> dict:
-    return dict(
-        base="image_jepa",
-        method=dict(invariance_weight=25.0, std_weight=25.0, cov_weight=1.0, covariance_normalisation="dimensions"),
-        optim=dict(epochs=1000.0),
-        eval=dict(every_epochs=10, knn_every_epochs=50),
-    )
+from jepa_jax.configs import image_jepa
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = image_jepa.get_config()
+    config.method.invariance_weight = 25.0
+    config.method.std_weight = 25.0
+    config.method.cov_weight = 1.0
+    config.method.covariance_normalisation = "dimensions"
+    config.optim.epochs = 1000.0
+    config.eval.every_epochs = 10
+    config.eval.knn_every_epochs = 50
+    return config

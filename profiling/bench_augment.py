@@ -5,7 +5,6 @@
 Figures are medians of the repeats, per second of wall time and per second of CPU time.
 """
 
-import argparse
 import os
 import platform
 import statistics
@@ -18,7 +17,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 if TYPE_CHECKING:
     from jepa_jax.config.augment import AugmentConfig
@@ -55,7 +54,7 @@ def rates(step: Callable[..., Any], key: Any, images: Any, views: int, seconds: 
     return done / (time.perf_counter() - wall), done / (time.process_time() - cpu)
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     import jax
 
     from jepa_jax.data.augment import augment_views

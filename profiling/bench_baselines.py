@@ -8,7 +8,6 @@ image (512 numbers) or over its quadrants (2,048 numbers). The ridge penalty is 
 training set.
 """
 
-import argparse
 import sys
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 PATCH, FILTERS, THRESHOLD = 6, 256, 0.5
 HELD_OUT = 5_000
@@ -91,7 +90,7 @@ def ridge_accuracy(train: np.ndarray, train_labels: np.ndarray, test: np.ndarray
     return percent_right(weights, test, test_labels)
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.config.groups import DataConfig
     from jepa_jax.data.sources import open_splits
     from jepa_jax.runtime.allocator import keep_freed_memory

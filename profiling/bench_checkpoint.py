@@ -9,7 +9,6 @@ buffers that are still being read. Steps that share cores with the thread that w
 as `slower_steps_percent`. At the end a checkpoint is verified, and read by Orbax alone.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import statistics
@@ -21,7 +20,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 LARGEST = 768 * 3072  # numbers in an array
 BAR_MS = 200.0
@@ -124,7 +123,7 @@ def bench(millions: int, saves: int, steps: int, folder: pathlib.Path) -> dict[s
     }
 
 
-def run_bench(arguments: argparse.Namespace, console: Console) -> Result:
+def run_bench(arguments: Arguments, console: Console) -> Result:
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(arguments.folder or temporary) / "checkpoints"
         figures = bench(arguments.millions, arguments.saves, arguments.steps, folder)

@@ -11,7 +11,6 @@ Without --photos, pictures of shapes are used, which compress better than photog
 PILToTensor alone. `decode_bound` is what as many threads deliver if nothing but the decoding takes time.
 """
 
-import argparse
 import io
 import json
 import os
@@ -31,7 +30,7 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 VIEWS = 2
 TORCH_SCRIPT = pathlib.Path(__file__).with_name("torchvision_loader.py")
@@ -73,7 +72,7 @@ def originals(photos: str | None, count: int) -> Iterator[bytes]:
                     yield content.read()
 
 
-def make_photos(folder: pathlib.Path, arguments: argparse.Namespace) -> None:
+def make_photos(folder: pathlib.Path, arguments: Arguments) -> None:
     """Writes enlarged photographs into two class folders."""
     from PIL import Image
 
@@ -93,7 +92,7 @@ def make_photos(folder: pathlib.Path, arguments: argparse.Namespace) -> None:
         image.save(place / "0.jpg")
 
 
-def own_rate(source: str, folder: pathlib.Path, arguments: argparse.Namespace) -> float:
+def own_rate(source: str, folder: pathlib.Path, arguments: Arguments) -> float:
     """Returns the views per second that our loader delivers, on the device."""
     import jax
 
@@ -118,7 +117,7 @@ def own_rate(source: str, folder: pathlib.Path, arguments: argparse.Namespace) -
         return VIEWS * arguments.batches * arguments.batch_size / (time.perf_counter() - start)
 
 
-def torch_rate(variant: str, folder: pathlib.Path, arguments: argparse.Namespace) -> dict[str, Any] | None:
+def torch_rate(variant: str, folder: pathlib.Path, arguments: Arguments) -> dict[str, Any] | None:
     """Returns what `torchvision_loader.py` prints; None if it cannot run."""
     numbers = (arguments.size, arguments.batch_size, arguments.workers, arguments.batches)
     command = [arguments.torch_python, str(TORCH_SCRIPT), str(folder / "train"), *map(str, numbers), variant]
@@ -128,7 +127,7 @@ def torch_rate(variant: str, folder: pathlib.Path, arguments: argparse.Namespace
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def decode_rate(folder: pathlib.Path, arguments: argparse.Namespace) -> float:
+def decode_rate(folder: pathlib.Path, arguments: Arguments) -> float:
     """Returns the views per second of as many threads as there are workers, if nothing but decoding took time."""
     from jepa_jax.data.photos.decode import Photo
 
@@ -139,7 +138,7 @@ def decode_rate(folder: pathlib.Path, arguments: argparse.Namespace) -> float:
         return VIEWS * len(contents) / (time.perf_counter() - start)
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.config.groups import DataConfig
     from jepa_jax.data.readers.folder import FolderSource
     from jepa_jax.data.readers.shards import write_shards

@@ -10,7 +10,6 @@ Last line: JSON with `bare_us`, `loop_us`, `profiled_us` (medians over rounds, m
 step), `overhead_us` and `profiled_overhead_us`.
 """
 
-import argparse
 import contextlib
 import cProfile
 import dataclasses
@@ -26,7 +25,7 @@ from bench_overhead import Arm
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 STEPS = 64  # in a turn
 SMALL = {
@@ -65,7 +64,7 @@ def microseconds(turn: Callable[[], Any]) -> tuple[float, float]:
     return (time.thread_time() - cpu) / STEPS * 1e6, (time.perf_counter() - wall) / STEPS * 1e6
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.base.console import QuietConsole
     from jepa_jax.profiling.compilations import CompiledStep
     from jepa_jax.program.config import changed_config, load_config

@@ -9,7 +9,6 @@ it writes. The small case has steps of a few milliseconds, where the costs per s
 over pairs of epochs of CPU time (all threads of the process) with its 95 % interval; wall time is printed too.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import pathlib
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 if TYPE_CHECKING:
     from jepa_jax.profiling.compilations import CompiledStep
@@ -210,7 +209,7 @@ def case_lines(case: str, result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.runtime.provenance import environment
 
     cases = arguments.cases.split(",")

@@ -17,7 +17,6 @@ Last line: JSON with `collectives` (by method and devices), `as_expected` and `p
 as expected.
 """
 
-import argparse
 import dataclasses
 import os
 import pathlib
@@ -27,7 +26,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.files import write_atomically
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.runtime import platforms
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -172,7 +171,7 @@ def plan_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     )

@@ -10,7 +10,6 @@ step are in metrics.jsonl.
 Last line: JSON with `compilations` and `starts` (seconds; the first one is cold).
 """
 
-import argparse
 import os
 import pathlib
 import subprocess
@@ -23,7 +22,7 @@ from random_images import build_on_random_images
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 LIMIT = 600.0  # seconds for a start
 
@@ -80,7 +79,7 @@ def start(name: str, cache: pathlib.Path) -> float:
             process.wait()
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     compilations, starts = [], []
     for name in filter(None, arguments.configs.split(",")):
         row = compilation(name)

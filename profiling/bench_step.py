@@ -8,7 +8,6 @@ make steps fast on a CPU (models/conv.py and runtime/allocator.py). Rates are th
 contains all rounds.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import platform
@@ -22,7 +21,7 @@ from random_images import build_on_random_images
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.cli.flags import Arguments, Parser, config_from
 
 if TYPE_CHECKING:
     import jax
@@ -33,10 +32,7 @@ if TYPE_CHECKING:
 def add_flags(parser: Parser) -> None:
     parser.add_config()
     parser.add_flag("batch_size", "N", "images per step", 64, least=2)
-    parser.add_argument(
-        "--precision", default="float32", choices=["float32", "bfloat16"],
-        help="what the model computes in (default: float32)",
-    )  # fmt: skip
+    parser.add_choice("precision", ("float32", "bfloat16"), "what the model computes in", default="float32")
     parser.add_flag("repeats", "N", "timed rounds, each of which runs both programs once", 5, least=1)
     parser.add_flag("steps", "N", "steps per round", 1, least=1)
 
@@ -111,7 +107,7 @@ def time_rounds(
     return rounds
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     import jax
 
     from jepa_jax.program.config import changed_config

@@ -12,7 +12,6 @@ Last line: JSON with `ratio_wall` and `ratio_cpu` (by config), `attention_gflops
 all rounds.
 """
 
-import argparse
 import contextlib
 import importlib.util
 import multiprocessing
@@ -28,7 +27,7 @@ from bench_step import StepProgram, plain_convolution
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 BATCH, LENGTH, WIDTH, HEADS, DEPTH, PIXELS = 32, 197, 192, 3, 12, 224
 PART_REPEATS = 20
@@ -265,7 +264,7 @@ def bench_timm(rounds: int, steps: int, console: Console) -> dict[str, Any] | No
     return {"seconds": wall, "cpu_seconds": cpu, "rounds": times}
 
 
-def bench(arguments: argparse.Namespace, console: Console) -> Result:
+def bench(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.program.config import load_config
     from jepa_jax.runtime.provenance import environment
     from jepa_jax.runtime.start import setup

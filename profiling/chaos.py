@@ -15,7 +15,6 @@ The last line is JSON: `kills`, `equal` (whether all runs were), `leftovers` (ho
 Exit code 0 only if all held.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -38,7 +37,7 @@ import psutil
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_PROCESS_LOST
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 ROOT = pathlib.Path(__file__).parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -291,7 +290,7 @@ def shared_memory() -> set[str]:
     return {path.name for path in SHARED_MEMORY.glob("*")} if SHARED_MEMORY.is_dir() else set()
 
 
-def check(arguments: argparse.Namespace, console: Console) -> Result:
+def check(arguments: Arguments, console: Console) -> Result:
     rng, memory_before = random.Random(arguments.seed), shared_memory()
     processes, workers = (map(int, text.split(",")) for text in (arguments.processes, arguments.workers))
     variants = list(itertools.product(processes, workers))

@@ -12,7 +12,6 @@ be faster, so the loss is larger by what three repeats cannot show. `false alarm
 in which another one is said to be faster than the config; at most 5 % may be.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.statistics import fit_speeds
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.experiments.recommendation import SHOWN, choose
 from jepa_jax.experiments.rows import OK, Figures, SweepRow, TrialResult
 from jepa_jax.experiments.settings import Combination
@@ -71,7 +70,7 @@ def losses(kind: str, noise: float, sweeps: int, *, with_config: bool) -> Iterat
         yield 1 - float(speeds[rows.index(found.best)] / speeds.max()), found.verdict == SHOWN
 
 
-def check_choice(arguments: argparse.Namespace, console: Console) -> Result:
+def check_choice(arguments: Arguments, console: Console) -> Result:
     sweeps = arguments.sweeps
     rows, lines = [], []
     for noise, most in MOST_LOSS.items():

@@ -9,7 +9,6 @@ Then an optimizer does its work twice, which must show as a larger share of the 
 over the rounds, those from recordings the median.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from random_images import build_on_random_images
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 if TYPE_CHECKING:
     import optax
@@ -186,7 +185,7 @@ def doubled_optimizer(rounds: int) -> dict[str, float]:
     }
 
 
-def check(arguments: argparse.Namespace, console: Console) -> Result:
+def check(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.runtime.allocator import keep_freed_memory
     from jepa_jax.runtime.start import start_compile_cache
 

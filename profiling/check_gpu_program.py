@@ -14,14 +14,13 @@ Last line: JSON with `bytes_moved`, `waste_bytes` (transpose, convert and copy),
 `rows`.
 """
 
-import argparse
 import collections
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, planned_config_from
+from jepa_jax.cli.flags import Arguments, Parser, planned_config_from
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def compiled_text(config: "Config", gpu: str) -> str:
     return compile_lowered(trace_step(program, batch).lower()).as_text()
 
 
-def check(arguments: argparse.Namespace, console: Console) -> Result:
+def check(arguments: Arguments, console: Console) -> Result:
     platforms.prepare_to_plan()
     config = planned_config_from(arguments)
     console.line(f"compiling {config.data.batch_size} images per step for {arguments.gpu}")

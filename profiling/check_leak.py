@@ -7,14 +7,13 @@ keeps arrays of the first steps only, which is no leak. The result tells for eac
 measured slope over the true one. Exit code 1 if a leak was missed, was off by over 20 %, or was flagged without cause.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.cli.flags import Arguments, Parser, config_from
 
 LEAKS = ("device arrays", "numpy arrays", "objects")
 KINDS = ("nothing", *LEAKS, "once")
@@ -42,7 +41,7 @@ def keeper(kind: str, num_bytes: int) -> Callable[[Any, Any], None]:
     return lambda batch, metrics: kept.append(makers[kind]())
 
 
-def check_leaks(arguments: argparse.Namespace, console: Console) -> Result:
+def check_leaks(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.experiments.measurement import measure
     from jepa_jax.experiments.settings import Combination, TrialRequest
 

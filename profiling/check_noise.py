@@ -11,7 +11,6 @@ to be complete, and one of them a tenth of that time longer (profiling/faulty_sw
 Measurements are kept, and the same command continues. Exit code 1 if anything failed.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -26,13 +25,13 @@ from faulty_sweep import VARIABLE, WAITS
 from jepa_jax.base.console import Console
 from jepa_jax.base.statistics import compare_speeds, fit_speeds
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
+from jepa_jax.config.resolve import resolve
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.sweep import measured_or_run
-from jepa_jax.program.config import resolve_config
 
 FAULTY_SWEEP = pathlib.Path(__file__).with_name("faulty_sweep.py")
 OVERLAP = 0.9
@@ -49,7 +48,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("slow_repeats", "N", "repeats of each of the two", 24, least=2)
 
 
-def check_noise(arguments: argparse.Namespace, console: Console) -> Result:
+def check_noise(arguments: Arguments, console: Console) -> Result:
     folder = pathlib.Path(arguments.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     given = {name: getattr(arguments, name) for name in ("repeats", "max_batches")}
@@ -100,7 +99,7 @@ def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repe
     os.environ[VARIABLE] = f"{1 - SLOWED}:wait,{SLOWED}:slow"
     trial.TRIAL_COMMAND = (sys.executable, str(FAULTY_SWEEP))
     runner = Runner(folder, grace=trial.STOP_SECONDS)
-    own = Combination.of(resolve_config(header["config"]))
+    own = Combination.of(resolve(header["config"]))
     counts = {name: header[name] for name in ("max_batches", "warmup_batches")}
     rows = []
     for workers in (0, 1):

@@ -8,7 +8,6 @@ over measured speed: as fitted, with all rows of the same model, image size and 
 in all versions), and with all rows of the model and mode left out. Compilations are kept; the fit takes a minute.
 """
 
-import argparse
 import csv
 import math
 import pathlib
@@ -19,7 +18,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically, write_json
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.runtime import platforms
 
 INFER_BATCH = 256  # that forward passes are compiled at: their kernels scale with the batch, see `scaling`
@@ -54,7 +53,7 @@ def engine_of(row: dict[str, str]) -> str:
     return row["engine"] if row["engine"] != "eager" else f"eager {row['layout']}"
 
 
-def check_predictions(arguments: argparse.Namespace, console: Console) -> Result:
+def check_predictions(arguments: Arguments, console: Console) -> Result:
     platforms.prepare_to_plan()
     from fit_speed import effect_names, fit, left_out_errors
 

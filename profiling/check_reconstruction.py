@@ -6,7 +6,6 @@
 A ratio below 1 means that the model guesses hidden patches better than each image's mean visible colour does.
 """
 
-import argparse
 import sys
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.evals.inference import FrozenEncoder, load_run
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.mae import MaskedAutoencoder
@@ -63,7 +62,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run of method mae", required=True)
 
 
-def check(arguments: argparse.Namespace, console: Console) -> Result:
+def check(arguments: Arguments, console: Console) -> Result:
     result = held_out_reconstruction(load_run(arguments.workdir).encoder)
     errors = f"error {result['error']:.4f}, of the visible mean {result['visible_mean_error']:.4f}"
     ratio = f"ratio {result['ratio']:.3f} over {result['images']:,} held-out images"

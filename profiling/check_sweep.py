@@ -8,7 +8,6 @@ with the right reasons, no trial measured twice and none left running. Takes abo
 anything failed.
 """
 
-import argparse
 import collections
 import json
 import os
@@ -24,7 +23,7 @@ import psutil
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 ROOT = pathlib.Path(__file__).parents[1]
 FAULTS = {9: "out_of_memory", 5: "crash", 7: "hang"}  # 9 has the largest batch: no other trial is skipped for it
@@ -79,7 +78,7 @@ def kill_half_way(command: list[str], output: pathlib.Path, log: pathlib.Path) -
     return measured(output), children
 
 
-def check_sweep(arguments: argparse.Namespace, console: Console) -> Result:
+def check_sweep(arguments: Arguments, console: Console) -> Result:
     folder = pathlib.Path(arguments.output_dir or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "sweep.json"

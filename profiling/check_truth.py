@@ -12,7 +12,6 @@ that is wrong is wrong every time.
 Prints a table; the last line is a JSON object. Exit code 1 if a check failed.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -30,6 +29,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.files import write_atomically
+from jepa_jax.cli.flags import Parser
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import Splits, open_data
@@ -256,14 +256,12 @@ def repeated(check: Callable[[pathlib.Path], Iterator[Comparison]], most: int) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="0,2", help="numbers of loading processes, comma-separated")
-    parser.add_argument(
-        "--shares", default="0.8,0.5,0.2", help="of waiting for data, largest first: buffers stay empty"
-    )
-    parser.add_argument("--step_seconds", type=float, default=0.2, help="of each step, long against a machine's delays")
-    parser.add_argument("--attempts", type=int, default=3, help="of each check")
-    arguments = parser.parse_args()
+    parser = Parser("check_truth", __doc__ or "")
+    parser.add_flag("workers", "LIST", "numbers of loading processes", "0,2")
+    parser.add_flag("shares", "LIST", "of waiting for data, largest first: buffers stay empty", "0.8,0.5,0.2")
+    parser.add_flag("step_seconds", "SECONDS", "of each step, long against a machine's delays", 0.2)
+    parser.add_flag("attempts", "N", "of each check", 3)
+    arguments = parser.parse(sys.argv[1:])
     shares = [float(share) for share in arguments.shares.split(",")]
     checks: list[Callable[[pathlib.Path], Iterator[Comparison]]] = [
         functools.partial(check_waits, workers=int(workers), shares=shares, step_seconds=arguments.step_seconds)

@@ -11,7 +11,6 @@ third of the sweep's trials (of combinations with the same program and pipeline 
 of the trials beside it; otherwise 1.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -25,7 +24,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.statistics import FASTER, SAME, compare_speeds, speed_interval
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, override_flags
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
@@ -99,11 +98,11 @@ def distinct_executions(rows: list[dict[str, Any]]) -> int:
     return len(set(known)) + len(prints) - len(known)
 
 
-def check_tune(arguments: argparse.Namespace, console: Console) -> Result:
+def check_tune(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.experiments.tuned_file import read_tuned
 
     folder, rounds = pathlib.Path(arguments.output_dir), arguments.rounds
-    shared = (f"--config={arguments.config}", *override_flags(arguments))
+    shared = (f"--config={arguments.config}", *arguments.override_flags)
     lists = tuple(f"--{name}={getattr(arguments, name)}" for name in LISTS)
     tuned = run("tune", *shared, *lists, f"--budget={arguments.budget}", f"--output_dir={folder / 'tune'}", "--resume")
     sweep = run(

@@ -6,7 +6,6 @@ Plans are kept (see docs/guides/plan.md), so that a second run compiles only wha
 other configs stay as they are. Configs that were not planned are named.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import re
@@ -19,7 +18,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("largest", "look for the largest batches, which takes most of the time", default=True)
 
 
-def make_page(arguments: argparse.Namespace, console: Console) -> Result:
+def make_page(arguments: Arguments, console: Console) -> Result:
     platforms.prepare_to_plan()
     names = arguments.only.split(",") if arguments.only else list(WANTED)
     if unknown := set(names) - set(WANTED):

@@ -5,7 +5,7 @@ import pathlib
 import re
 import shlex
 
-from jepa_jax.cli.flags import OVERRIDE, Parser
+from jepa_jax.cli.flags import Parser
 from jepa_jax.cli.main import COMMANDS, find
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -64,7 +64,7 @@ def unknown_flags(page, text):
             find(command[1]).add_flags(parser)
         flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
         exists = command[0] == "python" or command[1] in COMMANDS
-        if not exists or not all(parser.has_flag(flag) or flag.startswith(OVERRIDE) for flag in flags):
+        if not exists or not all(known(parser, flag) for flag in flags):
             yield line
 
 
@@ -78,6 +78,13 @@ def commands(text):
                 yield line, words[:cut]
             if cut < len(words):
                 yield line, [words[0], *words[cut + 1 :]]
+
+
+def known(parser, flag):
+    """Returns whether a command has a flag, also of the config, of absl or of jax."""
+    name = flag.removeprefix("--").replace("-", "_")
+    names = (name, name.removeprefix("no"), name.removeprefix("no_"))
+    return any(map(parser.has_flag, names)) or name.startswith(("config.", "noconfig.", "jax_")) or name == "flagfile"
 
 
 def long_lines(page, text):

@@ -1,17 +1,17 @@
 """The frame of every sub-command: flags in, a result out, errors as one message and an exit code."""
 
-import argparse
+import ast
 import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.base.signals import Interrupted, signals_exit
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser, suggestion
 from jepa_jax.runtime.platforms import import_jax
 
 PROGRAM = "jepa-jax"
@@ -51,7 +51,7 @@ class Command:
     name: str
     documentation: str
     add_flags: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace, Console], Result]
+    run: Callable[[Arguments, Console], Result]
     expand: Callable[[Parser, Sequence[str]], Sequence[str]] = lambda parser, argv: argv
     uses_jax: bool = True
     program: str = PROGRAM
@@ -73,6 +73,7 @@ class Command:
                 arguments = self.parse(sys.argv[1:] if argv is None else argv)
                 if self.uses_jax:
                     import_jax()
+                    set_jax_flags(arguments.jax_flags)
             result = self.run(arguments, console)
         except Interrupted as stop:
             return stop.exit_code
@@ -87,13 +88,27 @@ class Command:
         show(result, console, as_json=arguments.json is True)
         return result.exit_code
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parse(self, argv: Sequence[str]) -> Arguments:
         """Returns the flags of the command; --help prints them and exits with code 0."""
         parser = Parser(f"{self.program} {self.name}", self.documentation)
         self.add_flags(parser)
-        if parser.get_default("json") is None:
+        if not parser.has_flag("json"):
             parser.add_switch("json", "print the result as JSON also on a terminal")
         return parser.parse(self.expand(parser, argv))
+
+
+def set_jax_flags(values: Mapping[str, str]) -> None:
+    """Sets options of jax that were given as `--jax_NAME=VALUE`."""
+    if not values:
+        return
+    import jax
+
+    for name, text in values.items():
+        known = jax.config.values
+        if name not in known:
+            raise UserError(f"--{name}: jax has no such option; {suggestion(name, known, PROGRAM)}")
+        is_text = known[name] is None or isinstance(known[name], str)
+        jax.config.update(name, text if is_text else ast.literal_eval(text.capitalize()))
 
 
 def show(result: Result, console: Console, *, as_json: bool) -> None:

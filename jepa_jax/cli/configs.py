@@ -1,13 +1,11 @@
 """Commands about configs: `configs` lists the shipped ones, `describe` measures one, `reference` explains every key."""
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from
-from jepa_jax.config.recipe import shipped_recipes, summary_of
+from jepa_jax.cli.flags import Arguments, Parser, config_from
 
 ABOUT_CONFIGS = """Lists the configs that come with the package, with the first line of their documentation.
 
@@ -27,7 +25,9 @@ def add_no_flags(parser: Parser) -> None:
     """Leaves the parser as it is."""
 
 
-def list_configs(arguments: argparse.Namespace, console: Console) -> Result:
+def list_configs(arguments: Arguments, console: Console) -> Result:
+    from jepa_jax.config.recipe import shipped_recipes, summary_of
+
     summaries = {name: summary_of(path) for name, path in shipped_recipes().items()}
     width = max(map(len, summaries))
     lines = [f"{name:<{width}}  {summary}" for name, summary in summaries.items()]
@@ -38,7 +38,7 @@ def add_describe_flags(parser: Parser) -> None:
     parser.add_config()
 
 
-def run_describe(arguments: argparse.Namespace, console: Console) -> Result:
+def run_describe(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.config.schema import flatten
     from jepa_jax.program.describe import describe
 
@@ -68,7 +68,7 @@ def facts_text(facts: Mapping[str, Any]) -> str:
     )
 
 
-def print_reference(arguments: argparse.Namespace, console: Console) -> Result:
+def print_reference(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.reports.config_reference import config_reference
 
     return Result([], config_reference())

@@ -6,11 +6,9 @@ Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keep
 --pool, in a folder of its own such as eval_grid2/). The same command continues an evaluation that was interrupted.
 """
 
-import argparse
-
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 
 def add_flags(parser: Parser) -> None:
@@ -24,7 +22,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("untrained", "also measure the encoder as it was before its first step", default=True)
 
 
-def run_evaluate(arguments: argparse.Namespace, console: Console) -> Result:
+def run_evaluate(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.evals.evaluate import evaluate, without_large_parts
     from jepa_jax.evals.evaluators import Limits
     from jepa_jax.reports.evaluation_page import evaluation_markdown, write_evaluation

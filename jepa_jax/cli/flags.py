@@ -1,43 +1,72 @@
-"""Command lines: flags, suggestions for mistyped ones, and `--config.group.key=value` overrides."""
+"""Flags of commands: absl's own, with `--config` as `ml_collections.config_flags` reads it."""
 
-import argparse
 import difflib
 import pathlib
+import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jepa_jax.base.errors import UserError
+from absl import flags
+
+from jepa_jax.base.errors import EXIT_OK, UserError
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
 
-OVERRIDE = "--config."
+CONFIG_HELP = (
+    "name of a shipped config (jepa-jax configs lists them), FILE.py, either with :ARGUMENT, or the config.json of a "
+    "run; --config.group.key=VALUE changes a key"
+)
+CONFIG_FLAG = re.compile(r"--?(no)?config(\..*|=.*|)", re.DOTALL)
+INDENT: Any = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+JAX_FLAG = re.compile(r"--(no)?(jax_\w+)(?:=(.*))?")
 
 
-class Parser(argparse.ArgumentParser):
-    """Parses the flags of one command; raises UserError with a suggestion where argparse would exit."""
+class Arguments(SimpleNamespace):
+    """The values of a command's flags and words.
 
-    def __init__(self, prog: str, description: str = "", *, add_help: bool = True):
-        super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            add_help=add_help,
-        )
+    Attributes:
+      config: the recipe that `--config` names, where the command takes one.
+      override_flags: the flags that change keys of the config, as they were given.
+      jax_flags: values of `--jax_...` flags.
+    """
+
+    config: str
+    override_flags: list[str]
+    jax_flags: dict[str, str]
+
+
+class Words(NamedTuple):
+    """Arguments that are no flags."""
+
+    name: str
+    help: str
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    most: int | None = 1  # None for any number
+
+
+class Parser:
+    """Declares and parses the flags of one command; an invalid flag raises UserError with a suggestion."""
+
+    def __init__(self, program: str, description: str = ""):
+        self.program, self.description = program, description
+        self._values = flags.FlagValues()
+        self._values.set_gnu_getopt()
+        self._shown: dict[str, str] = {}  # metavar of each flag, in the order of --help
+        self._limits: dict[str, tuple[float | None, float | None]] = {}
+        self._words: list[Words] = []
+        self._rest: Words | None = None
+        self._config_default: str | None = None
+        self._takes_config = False
 
     def add_config(self, default: str | None = None) -> None:
-        """Adds --config, which must be given if it has no default; `parse` then also takes --config.group.key=value."""
-        self.add_flag(
-            "config",
-            "NAME",
-            "name of a shipped config (jepa-jax configs lists them), FILE.py or FILE.py:ARGUMENT; "
-            "--config.group.key=VALUE changes a key",
-            default,
-            required=default is None,
-        )
-        self.set_defaults(overrides={})
+        """Adds --config, which must be given if it has no default, and --config.group.key=VALUE."""
+        self._takes_config, self._config_default = True, default
 
     def add_flag(
         self,
@@ -46,81 +75,174 @@ class Parser(argparse.ArgumentParser):
         help: str,
         default: Any = None,
         *,
-        kind: Callable[[str], Any] | None = None,
+        kind: type | None = None,
         least: float | None = None,
         most: float | None = None,
         required: bool = False,
+        short: str | None = None,
     ) -> None:
-        """Adds --name=VALUE of type `kind` (default: that of `default`), within limits; --help shows the default."""
-        kind = kind or (str if default is None else type(default))
-        shown = f"{help} (default: {default})" if default not in (None, "") else help
-        self.add_argument(
-            f"--{name}", metavar=metavar, help=shown.replace("%", "%%"), default=default, required=required,
-            type=lambda text: within_limits(text, kind, least, most),
-        )  # fmt: skip
+        """Adds --name=VALUE of type `kind` (default: that of `default`), within limits."""
+        define: dict[type, Callable[..., Any]] = {
+            str: flags.DEFINE_string,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+        }
+        options = {"flag_values": self._values, "required": required, "short_name": short}
+        define[kind or (str if default is None else type(default))](name, default, help, **options)
+        self._shown[name] = f"={metavar}"
+        self._limits[name] = (least, most)
+
+    def add_choice(self, name: str, choices: Sequence[str], help: str, default: str) -> None:
+        """Adds --name=VALUE with one of a few values."""
+        flags.DEFINE_enum(name, default, choices, help, flag_values=self._values)
+        self._shown[name] = f"={'|'.join(choices)}"
+
+    def add_list(self, name: str, metavar: str, help: str) -> None:
+        """Adds --name=VALUE, which may be repeated; the value is the list of all."""
+        flags.DEFINE_multi_string(name, None, help, flag_values=self._values)
+        self._shown[name] = f"={metavar}"
 
     def add_switch(self, name: str, help: str, default: bool = False) -> None:
-        """Adds a flag that is on or off: --name, --noname, --no-name or --name=true."""
-        shown = f"{help} (default: true; --no{name} switches it off)" if default else help
-        self.add_argument(f"--{name}", action="store_const", const=True, default=default, help=shown)
-        off = (f"--no{name}", f"--no-{name}")
-        self.add_argument(*off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+        """Adds a flag that is on or off: --name, --noname or --name=true."""
+        flags.DEFINE_boolean(name, default, help, flag_values=self._values)
+        self._shown[name] = ""
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Returns the flags of `argv`; overrides of config keys are in `overrides`, as text.
+    def add_switch_or_value(self, name: str, metavar: str, help: str) -> None:
+        """Adds --name, whose value is True, or --name=VALUE."""
+        flags.DEFINE_string(name, None, help, flag_values=self._values)
+        self._values[name].boolean = True  # absl then takes no word after it for its value
+        self._shown[name] = f"[={metavar}]"
+
+    def add_rest(self, name: str, help: str) -> None:
+        """Adds what follows `--` on the command line, as a list of words."""
+        self._rest = Words(name, help)
+
+    def add_words(
+        self, name: str, help: str, *, choices: Sequence[str] = (), least: int = 1, most: int | None = 1
+    ) -> None:
+        """Adds arguments without a flag: one word, or a list if `most` is not 1."""
+        self._words.append(Words(name, help, tuple(choices), least, most))
+
+    def has_flag(self, name: str) -> bool:
+        return name in self._values or (name == "config" and self._takes_config)
+
+    def parse(self, argv: Sequence[str]) -> Arguments:
+        """Returns the values of the command line; --help prints the flags and exits with code 0.
 
         Raises:
-            UserError: an unknown, missing or invalid flag, or a word that belongs to none.
+          UserError: an unknown, missing or invalid flag, or a word that belongs to none.
         """
-        overrides: dict[str, str] = {}
-        if "overrides" in self._defaults:
-            argv, overrides = split_overrides(argv)
-        for argument in argv:
-            flag = argument.partition("=")[0]
-            if flag.startswith("--") and not self.has_flag(flag):
-                raise UserError(f"{flag}: no such flag; {suggestion(flag, self._option_string_actions, self.prog)}")
-        arguments, rest = self.parse_known_intermixed_args([self._plain_switch(argument) for argument in argv])
-        if rest:
-            raise UserError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
-        if overrides:
-            arguments.overrides = overrides
+        argv, rest = self._before_rest(argv)
+        own, config_argv, jax_flags = self._sorted(self._values.read_flags_from_files(argv, force_gnu=False))
+        if asked := {"-h", "--help", "--helpfull"} & set(own):
+            print(self.help_text(full="--helpfull" in asked))
+            sys.exit(EXIT_OK)
+        try:
+            words = self._values([self.program, *own])[1:]
+        except flags.UnrecognizedFlagError as error:
+            known = [f"--{name}" for name in [*self._values, *(["config"] if self._takes_config else [])]]
+            near = suggestion(f"--{error.flagname}", known, self.program)
+            raise UserError(f"--{error.flagname}: no such flag; {near}") from None
+        except flags.Error as error:
+            message = re.sub(r"\('(.*)', '.*'\)", r"\1", str(error))  # of booleans
+            message = re.sub(r".*Flag (--\w+) must have a value other than None\.", r"missing: \1", message)
+            raise UserError(f"{message.removeprefix('flag ')}; see {self.program} --help") from None
+        arguments = Arguments(**{name: self._value(name) for name in self._shown}, **rest, jax_flags=jax_flags)
+        self._check_limits(arguments)
+        self._take_words(arguments, words)
+        if self._takes_config:
+            self._take_config(arguments, config_argv)
         return arguments
 
-    def _plain_switch(self, argument: str) -> str:
-        """Returns --name or --noname for a switch that is written --name=true or --name=false."""
+    def _value(self, name: str) -> Any:
+        flag = self._values[name]
+        is_switch = flag.boolean and flag.value in ("true", "false")  # of `add_switch_or_value`
+        return flag.value == "true" if is_switch else flag.value
+
+    def _before_rest(self, argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+        """Returns the command line before `--`, and what follows by the name that `add_rest` gave it."""
+        argv = list(argv)
+        if self._rest is None:
+            return argv, {}
+        if "--" not in argv:
+            return argv, {self._rest.name: []}
+        cut = argv.index("--")
+        return argv[:cut], {self._rest.name: argv[cut + 1 :]}
+
+    def _sorted(self, argv: Sequence[str]) -> tuple[list[str], list[str], dict[str, str]]:
+        """Returns a command line in three parts: the command's own flags, those of the config, those of jax."""
+        own: list[str] = []
+        config: list[str] = []
+        of_jax: dict[str, str] = {}
+        rest = list(argv)
+        while rest:
+            argument = rest.pop(0)
+            if self._takes_config and CONFIG_FLAG.fullmatch(argument):
+                if "=" not in argument and rest and not rest[0].startswith("-"):  # its value is the next word
+                    argument = f"{argument}={rest.pop(0)}"
+                config.append(argument)
+            elif match := JAX_FLAG.fullmatch(argument):
+                negated, name, value = match.groups()
+                of_jax[name] = "False" if negated else "True" if value is None else value
+            else:
+                own.append(self._with_underscores(argument))
+        return own, config, of_jax
+
+    def _with_underscores(self, argument: str) -> str:
+        """Returns a flag that is written with hyphens as it is declared: --batch-size, --no-variants."""
         flag, equals, value = argument.partition("=")
-        action = self._option_string_actions.get(flag)
-        if not equals or action is None or action.nargs != 0:
+        name = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or "-" not in flag[2:]:
             return argument
-        try:
-            return flag if boolean(value) else f"--no{flag[2:]}"
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"{flag}: {error}") from None
+        if name.startswith("no_") and name[3:] in self._values:
+            return f"--no{name[3:]}"
+        return f"--{name}{equals}{value}" if name in self._values else argument
 
-    def has_flag(self, flag: str) -> bool:
-        return flag in self._option_string_actions
+    def _check_limits(self, arguments: Arguments) -> None:
+        for name, (least, most) in self._limits.items():
+            value = getattr(arguments, name)
+            if value is not None and ((least is not None and value < least) or (most is not None and value > most)):
+                limits = {"at least": least, "at most": most}
+                words = " and ".join(f"{word} {end:g}" for word, end in limits.items() if end is not None)
+                raise UserError(f"--{name}={value}: must be {words}; see {self.program} --help")
 
-    def error(self, message: str) -> NoReturn:
-        message = message.removeprefix("argument ").replace("the following arguments are required:", "missing:")
-        raise UserError(f"{message}; see {self.prog} --help")
+    def _take_words(self, arguments: Arguments, words: Sequence[str]) -> None:
+        rest = list(words)
+        for one in self._words:
+            taken, rest = (rest, []) if one.most is None else (rest[: one.most], rest[one.most :])
+            if len(taken) < one.least:
+                raise UserError(f"{one.name}: missing; see {self.program} --help")
+            if one.choices and (wrong := [word for word in taken if word not in one.choices]):
+                raise UserError(f"{one.name} = {wrong[0]!r}: not one of {', '.join(one.choices)}")
+            setattr(arguments, one.name, taken if one.most != 1 else next(iter(taken), None))
+        if rest:
+            raise UserError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
 
+    def _take_config(self, arguments: Arguments, argv: Sequence[str]) -> None:
+        given = [argument.partition("=")[2] for argument in argv if re.match(r"--?config=", argument)]
+        given = given or [default for default in [self._config_default] if default]
+        if not given:
+            raise UserError(f"missing: --config; see {self.program} --help")
+        arguments.config = given[-1]
+        arguments.override_flags = [argument for argument in argv if re.match(r"--?(no)?config\.", argument)]
 
-def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Splits a command line into flags of the command and config overrides, `{"optim.lr": "0.1"}`."""
-    own: list[str] = []
-    overrides: dict[str, str] = {}
-    rest = iter(argv)
-    for argument in rest:
-        if not argument.startswith(OVERRIDE):
-            own.append(argument)
-            continue
-        key, equals, value = argument.removeprefix(OVERRIDE).partition("=")
-        if not equals:
-            value = next(rest, "--")
-            if value.startswith("--"):
-                raise UserError(f"{argument}: no value; write {argument}=VALUE")
-        overrides[key] = value
-    return own, overrides
+    def help_text(self, *, full: bool = False) -> str:
+        """Returns what --help prints: what the command does, then its flags; `full` adds the flags of absl."""
+        rows = [(one.name, one.help) for one in [*self._words, *filter(None, [self._rest])]]
+        if self._takes_config:
+            default = "" if self._config_default is None else f" (default: {self._config_default})"
+            rows.append(("--config=NAME", CONFIG_HELP + default))
+        for name, metavar in self._shown.items():
+            flag = self._values[name]
+            default = "" if flag.default in (None, "", False) else f" (default: {flag.default_as_str})"
+            off = f"; --no{name} switches it off" if flag.boolean and flag.default else ""
+            rows.append((f"--{name}{metavar}", f"{flag.help}{default}{off}"))
+        rows.append(("--flagfile=FILE", "reads flags from a file"))
+        rows.append(("--jax_NAME=VALUE", "sets an option of jax"))
+        rows.append(("--helpfull", "also shows the flags of absl"))
+        lines = [line for name, help in rows for line in (f"  {name}", textwrap.fill(help, 112, **INDENT))]
+        more = ["", flags.FLAGS.get_help()] if full else []
+        return "\n".join([f"usage: {self.program} [flags]", "", self.description.strip(), "", "flags:", *lines, *more])
 
 
 def suggestion(word: str, known: Iterable[str], program: str) -> str:
@@ -130,50 +252,33 @@ def suggestion(word: str, known: Iterable[str], program: str) -> str:
     return f"did you mean {names[close[0]]}?" if close else f"{program} --help lists them"
 
 
-def boolean(text: str) -> bool:
-    """Returns the value of a switch written as --name=true or --name=false."""
-    values = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return values[text.lower()]
-
-
-def within_limits(text: str, kind: Callable[[str], Any], least: float | None, most: float | None) -> Any:
-    """Returns the value of a flag, or raises what argparse turns into an error message."""
-    try:
-        value = kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}") from None
-    if (least is not None and not value >= least) or (most is not None and not value <= most):
-        limits = {"at least": least, "at most": most}
-        words = " and ".join(f"{word} {end:g}" for word, end in limits.items() if end is not None)
-        raise argparse.ArgumentTypeError(f"{text}: must be {words}")
-    return value
-
-
-def config_name(arguments: argparse.Namespace) -> str:
+def config_name(arguments: Arguments) -> str:
     """Returns the name of the config without folder, suffix and argument: `rapid` of `configs/rapid.py:small`."""
     return pathlib.Path(arguments.config.partition(":")[0]).stem
 
 
-def fields_from(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+def fields_from(arguments: Arguments, cls: type) -> dict[str, Any]:
     """Returns the flags that are called like fields of the dataclass `cls`."""
-    return {field.name: getattr(arguments, field.name) for field in fields(cls) if hasattr(arguments, field.name)}
+    return {field.name: vars(arguments)[field.name] for field in fields(cls) if field.name in vars(arguments)}
 
 
-def override_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the config overrides as they are written on a command line, to pass them on to other processes."""
-    return tuple(f"{OVERRIDE}{key}={value}" for key, value in arguments.overrides.items())
+def given_keys(arguments: Arguments) -> dict[str, str]:
+    """Returns the overrides of the config as text, by dotted key."""
+    from jepa_jax.config.flags import key_and_text
+
+    return dict(map(key_and_text, arguments.override_flags))
 
 
-def config_from(arguments: argparse.Namespace, *, needs_data: bool = False) -> "Config":
+def config_from(arguments: Arguments, *, needs_data: bool = False) -> "Config":
     """Returns the config that --config and its overrides describe; UserError lists everything that is wrong."""
+    from jepa_jax.config.flags import parse_config
     from jepa_jax.program.config import load_config, with_set_statistics
 
-    return with_set_statistics(load_config(arguments.config, arguments.overrides), needs_data=needs_data)
+    config = load_config(parse_config(arguments.config, arguments.override_flags))
+    return with_set_statistics(config, needs_data=needs_data)
 
 
-def planned_config_from(arguments: argparse.Namespace) -> "Config":
+def planned_config_from(arguments: Arguments) -> "Config":
     """Returns the config as `config_from` does, with what its recipe sets for GPUs."""
     from jepa_jax.config.recipe import assume_gpus
 

@@ -12,7 +12,6 @@ process was lost, or else that of the first one that failed.
 or reaches its time limit saves a checkpoint and is queued again (docs/guides/many_devices.md).
 """
 
-import argparse
 import os
 import pathlib
 import signal
@@ -27,13 +26,13 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.processes import has_ended, wait_until
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 GRACE_SECONDS = 60.0  # for a checkpoint, after another process has failed
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("-n", "--processes", type=int, required=True, metavar="N", help="how many processes to start")
+    parser.add_flag("processes", "N", "how many processes to start; also -n N", kind=int, required=True, short="n")
     parser.add_flag(
         "devices",
         "K",
@@ -43,27 +42,17 @@ def add_flags(parser: Parser) -> None:
     )
     parser.add_switch("slurm", "submit the processes as one SLURM job")
     parser.add_flag("slurm_options", "FLAGS", "flags of sbatch, separated by spaces", "")
-    parser.set_defaults(json=False)  # the result is that of the command
-    parser.usage = "%(prog)s -n N [--devices=K] -- train [flags of train]"
+    parser.add_rest("command", "train [flags of train], after --")
 
 
-def after_dashes(parser: Parser, argv: Sequence[str]) -> Sequence[str]:
-    """Returns the command line with what follows `--` in one piece, so that its flags are not taken for ours."""
-    if "--" not in argv:
-        if any(flag in argv for flag in ("--help", "-h")):
-            return argv
-        raise UserError("launch: give the command to start after --, e.g. launch -n 2 -- train --config=quickstart ...")
-    cut = list(argv).index("--")
-    parser.set_defaults(command=list(argv[cut + 1 :]))
-    return argv[:cut]
-
-
-def run_launch(arguments: argparse.Namespace, console: Console) -> Result:
+def run_launch(arguments: Arguments, console: Console) -> Result:
     command, count = arguments.command, arguments.processes
     if count < 1:
         raise UserError(f"-n {count}: must be at least 1; see jepa-jax launch --help")
+    if not command:
+        raise UserError("launch: give the command to start after --, e.g. launch -n 2 -- train --config=quickstart ...")
     if command[:1] != ["train"]:
-        raise UserError(f"launch: {' '.join(command[:1]) or 'nothing'} after --: only train uses several processes")
+        raise UserError(f"launch: {command[0]} after --: only train uses several processes")
     if arguments.slurm:
         from jepa_jax.experiments.slurm import make_executor
 
@@ -132,5 +121,5 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-LAUNCH = Command("launch", __doc__, add_flags, run_launch, expand=after_dashes, uses_jax=False)
+LAUNCH = Command("launch", __doc__, add_flags, run_launch, uses_jax=False)
 main = LAUNCH.main

@@ -13,7 +13,6 @@ memory by parts, operations, predicted speed, changes that save memory, rules of
 Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
 """
 
-import argparse
 from typing import Any
 
 from jepa_jax.base.console import Console
@@ -22,17 +21,16 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_name, fields_from, planned_config_from
+from jepa_jax.cli.flags import Arguments, Parser, config_name, fields_from, planned_config_from
 from jepa_jax.runtime import platforms
 
 
 def add_flags(parser: Parser) -> None:
     parser.add_config()
-    parser.add_argument(
-        "--gpu",
-        action="append",
-        metavar="LIST",
-        help="names from the table of GPUs, separated by commas or repeated; here: the card of this machine, all: the "
+    parser.add_list(
+        "gpu",
+        "LIST",
+        "names from the table of GPUs, separated by commas or repeated; here: the card of this machine, all: the "
         "whole table (default: rtx4090)",
     )
     parser.add_flag("topology", "AxBxC", "slices x hosts x GPUs per host", "1x1x1")
@@ -44,14 +42,7 @@ def add_flags(parser: Parser) -> None:
     )
     parser.add_flag("memory_budget", "GIB", "that the advice of --frontier keeps to; 0 = the card", 0.0, least=0)
     parser.add_flag("gpu_table", "FILE", "TOML file with more GPUs; see jepa_jax/runtime/hardware.toml", default="")
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="FILE",
-        help="print JSON also on a terminal; with a FILE, also write the plans there",
-    )
+    parser.add_switch_or_value("json", "FILE", "print JSON also on a terminal; with a FILE, also write the plans there")
     parser.add_flag("html", "FILE", "also write a page")
     parser.add_switch("fsdp", "also split parameters and optimizer state over all devices")
     parser.add_switch("variants", "also plan remat, accumulation and the other precision", default=True)
@@ -64,7 +55,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("check", "compare with what can be measured here: FLOPs; on a GPU also the peak memory")
 
 
-def run_plan(arguments: argparse.Namespace, console: Console) -> Result:
+def run_plan(arguments: Arguments, console: Console) -> Result:
     if not (arguments.check and has_nvidia_driver()):
         platforms.prepare_to_plan()
 

@@ -10,7 +10,6 @@ checksums. statistics keeps mean and standard deviation of each channel beside t
 them. Exit codes: 0 ready, 2 not possible (the message says what to do), 130 interrupted.
 """
 
-import argparse
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.data.download import RemoteFile, download
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ Progress = Callable[[int, int], None]  # called with what is done and the whole
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("name", choices=[*sorted(ARCHIVES), "shards", "statistics"], help="what to prepare")
-    parser.add_argument("input", nargs="?", help="the data, for shards and statistics: what data.dir would be")
+    parser.add_words("name", "what to prepare", choices=[*sorted(ARCHIVES), "shards", "statistics"])
+    parser.add_words("input", "the data, for shards and statistics: what data.dir would be", least=0)
     parser.add_flag("dir", "DIR", "folder to write to, for cifar10 and shards; created if missing")
     parser.add_flag("source", "NAME", "data.source of the input; by default folder, or parquet where such files are")
     parser.add_flag("image_size", "N", "for statistics: pixels per side that images are delivered at", 224, least=4)
@@ -47,7 +46,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("images", "N", "for statistics: how many images to read; 0 = all", 1000, least=0)
 
 
-def prepare_data(arguments: argparse.Namespace, console: Console) -> Result:
+def prepare_data(arguments: Arguments, console: Console) -> Result:
     if arguments.name in ARCHIVES:
         return prepare_archive(arguments.name, pathlib.Path(required(arguments, "dir")).expanduser())
     prepare = {"shards": prepare_shards, "statistics": prepare_statistics}[arguments.name]
@@ -55,7 +54,7 @@ def prepare_data(arguments: argparse.Namespace, console: Console) -> Result:
         return prepare(arguments, on_progress)
 
 
-def required(arguments: argparse.Namespace, name: str) -> str:
+def required(arguments: Arguments, name: str) -> str:
     """Returns a flag or argument that this kind of preparation needs."""
     if not (value := getattr(arguments, name)):
         shown = "--dir" if name == "dir" else "the folder of the data"
@@ -81,7 +80,7 @@ def prepare_archive(name: str, directory: pathlib.Path) -> Result:
     return Result([{"source": name, "dir": str(directory), **counts}], text)
 
 
-def prepare_shards(arguments: argparse.Namespace, on_progress: Progress) -> Result:
+def prepare_shards(arguments: Arguments, on_progress: Progress) -> Result:
     """Packs the images of a source into shards and compares them with their checksums."""
     from jepa_jax.data.photos.source import PhotoSource
     from jepa_jax.data.readers.shards import verify_shards, write_shards
@@ -104,7 +103,7 @@ def prepare_shards(arguments: argparse.Namespace, on_progress: Progress) -> Resu
     return Result([{"source": "shards", "dir": str(output), "shards": shards, **counts}], text)
 
 
-def prepare_statistics(arguments: argparse.Namespace, on_progress: Progress) -> Result:
+def prepare_statistics(arguments: Arguments, on_progress: Progress) -> Result:
     """Computes mean and standard deviation of each channel of the train split and keeps them beside the data."""
     import dataclasses
 
@@ -122,7 +121,7 @@ def prepare_statistics(arguments: argparse.Namespace, on_progress: Progress) -> 
     return Result([{"file": str(file), **dataclasses.asdict(found)}], text)
 
 
-def input_data(arguments: argparse.Namespace) -> "DataConfig":
+def input_data(arguments: Arguments) -> "DataConfig":
     """Returns the settings by which the input is read."""
     from jepa_jax.config.groups import DataConfig
 

@@ -1,6 +1,5 @@
 """Commands that read runs: `show-summary`, `compare`, `compare-profiles`, and `checkpoint`, which looks for damage."""
 
-import argparse
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 ABOUT_SUMMARY = """Prints what a finished run reached: accuracies beside those of its baselines, feature quality, speed.
 
@@ -34,7 +33,7 @@ def add_workdir(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
 
 
-def show_summary(arguments: argparse.Namespace, console: Console) -> Result:
+def show_summary(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.program.workdir import Workdir
 
     folder = Workdir(arguments.workdir)
@@ -71,11 +70,11 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
 
 
 def add_compare_flags(parser: Parser) -> None:
-    parser.add_argument("workdirs", nargs="*", metavar="DIR", help="folders of two or more runs")
+    parser.add_words("workdirs", "folders of two or more runs", least=0, most=None)
     parser.add_flag("output", "FILE", "page to write; by default comparison.html beside the first run")
 
 
-def compare_runs(arguments: argparse.Namespace, console: Console) -> Result:
+def compare_runs(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.reports.comparison_page import comparison_text, write_comparison
 
     result = write_comparison(arguments.workdirs, arguments.output)
@@ -86,10 +85,10 @@ def compare_runs(arguments: argparse.Namespace, console: Console) -> Result:
 
 
 def add_profile_flags(parser: Parser) -> None:
-    parser.add_argument("workdirs", nargs="*", metavar="DIR", help="folders of two runs, or their profile.json")
+    parser.add_words("workdirs", "folders of two runs, or their profile.json", least=0, most=None)
 
 
-def run_compare_profiles(arguments: argparse.Namespace, console: Console) -> Result:
+def run_compare_profiles(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.profiling.profile_changes import changes_json, compare_profiles, read_profile
     from jepa_jax.reports.profile_section import changes_table
 
@@ -100,11 +99,11 @@ def run_compare_profiles(arguments: argparse.Namespace, console: Console) -> Res
 
 
 def add_checkpoint_flags(parser: Parser) -> None:
-    parser.add_argument("action", choices=["verify"], help="what to do")
-    parser.add_argument("workdir", metavar="DIR", help="folder of a run")
+    parser.add_words("action", "what to do", choices=["verify"])
+    parser.add_words("workdir", "folder of a run")
 
 
-def verify_checkpoints(arguments: argparse.Namespace, console: Console) -> Result:
+def verify_checkpoints(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.program.checksums import step_folders, verify
     from jepa_jax.program.workdir import Workdir
 

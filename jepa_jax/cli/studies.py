@@ -1,6 +1,5 @@
 """The two commands that train many times: `lr-search` over learning rates, `tradeoff` over numbers of epochs."""
 
-import argparse
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, override_flags
+from jepa_jax.cli.flags import Arguments, Parser
 
 TRAIN_COMMAND = (sys.executable, "-m", "jepa_jax", "train")
 ABOUT_RUNS = """
@@ -48,19 +47,19 @@ def add_tradeoff_flags(parser: Parser) -> None:
     parser.add_flag("epochs", "LIST", "numbers of epochs (optim.epochs), separated by commas", "5,10,15,25,40")
 
 
-def search_rates(arguments: argparse.Namespace, console: Console) -> Result:
+def search_rates(arguments: Arguments, console: Console) -> Result:
     lrs = parse_numbers("lrs", arguments.lrs)
     return conduct_study("lr_search", arguments, lrs, [arguments.epochs], fixed={"epochs": arguments.epochs})
 
 
-def compare_epochs(arguments: argparse.Namespace, console: Console) -> Result:
+def compare_epochs(arguments: Arguments, console: Console) -> Result:
     epochs = parse_numbers("epochs", arguments.epochs, int, smallest=1)
     return conduct_study("epoch_tradeoff", arguments, [None], epochs, fixed={})
 
 
 def conduct_study(
     kind: str,
-    arguments: argparse.Namespace,
+    arguments: Arguments,
     lrs: Sequence[float | None],
     epochs: Sequence[int],
     fixed: Mapping[str, Any],
@@ -70,7 +69,7 @@ def conduct_study(
     from jepa_jax.experiments.study import Study, plan_runs, run_study, warmup_share
     from jepa_jax.reports.experiment_page import study_markdown, write_study
 
-    overrides = override_flags(arguments)
+    overrides = tuple(arguments.override_flags)
     study = Study(
         kind=kind,
         config=arguments.config,

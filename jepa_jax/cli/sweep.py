@@ -14,7 +14,6 @@ Exit codes: 0 at least one combination was measured, 1 none was, 2 something to 
 measured is kept).
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name
+from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name
 
 if TYPE_CHECKING:
     from jepa_jax.experiments.sweep import Sweep
@@ -69,23 +68,22 @@ def add_flags(parser: Parser) -> None:
 
 def expand_study(parser: Parser, argv: Sequence[str]) -> list[str]:
     """Replaces --study=FILE by the flags of that file, in front, so that those on the command line win."""
-    finder = Parser(parser.prog, add_help=False)
-    finder.add_flag("study", "FILE", "")
-    found, rest = finder.parse_known_args(argv)
-    return [*study_flags(parser, found.study), *rest] if found.study else rest
+    studies = [argument for argument in argv if argument.startswith("--study=")]
+    rest = [argument for argument in argv if argument not in studies]
+    return [flag for study in studies for flag in study_flags(parser, study.partition("=")[2])] + rest
 
 
 def study_flags(parser: Parser, path: str) -> list[str]:
     """Returns the entries of a study file as flags."""
     entries = read_toml(pathlib.Path(path), f"--study={path}", "see profiling/sweeps/")
     for key in entries:
-        if not (parser.has_flag(f"--{key}") or key.startswith("config.")):
-            raise UserError(f"--study={path}: {key} is neither a flag of {parser.prog} nor config.group.key")
+        if not (parser.has_flag(key) or key.startswith("config.")):
+            raise UserError(f"--study={path}: {key} is neither a flag of {parser.program} nor config.group.key")
     return [f"--{key}={','.join(map(str, value)) if isinstance(value, list) else value}"
             for key, value in entries.items()]  # fmt: skip
 
 
-def sweep_from(arguments: argparse.Namespace) -> "Sweep":
+def sweep_from(arguments: Arguments) -> "Sweep":
     """Returns the sweep that the flags describe."""
     from jepa_jax.experiments.settings import grid_values
     from jepa_jax.experiments.sweep import Sweep
@@ -111,7 +109,7 @@ def sweep_from(arguments: argparse.Namespace) -> "Sweep":
     )
 
 
-def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
+def gpus_from(arguments: Arguments) -> tuple[int, ...] | None:
     """Returns the GPUs that --gpus names; rejects flags that contradict each other."""
     from jepa_jax.base.text import parse_numbers
     from jepa_jax.runtime.gpus import list_gpus
@@ -131,7 +129,7 @@ def gpus_from(arguments: argparse.Namespace) -> tuple[int, ...] | None:
     return tuple(gpus)
 
 
-def measure_grid(arguments: argparse.Namespace, console: Console) -> Result:
+def measure_grid(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.experiments.sweep import collect, run_sweep, submit_array, summarise
     from jepa_jax.reports.experiment_page import write_sweep
 

@@ -10,7 +10,6 @@ Exit codes: 0 finished, 2 something to fix (the message says what), 3 the loss d
 checkpoint.
 """
 
-import argparse
 import os
 
 import jepa_jax
@@ -19,19 +18,19 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import signals_exit
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from
+from jepa_jax.cli.flags import Arguments, Parser, config_from, given_keys
 from jepa_jax.cli.runs import summary_text
 
 
 def add_flags(parser: Parser) -> None:
     parser.add_config()
     parser.add_flag("workdir", "DIR", "folder of the run: config, metrics, checkpoints, report", required=True)
-    parser.add_argument(
-        "--resume",
+    parser.add_choice(
+        "resume",
+        ("auto", "never", "must"),
+        "auto: continue from the newest checkpoint if there is one; never: refuse a folder that holds a run; must: "
+        "refuse a folder without one",
         default="auto",
-        choices=["auto", "never", "must"],
-        help="auto: continue from the newest checkpoint if there is one; never: refuse a folder that holds a run; "
-        "must: refuse a folder without one (default: auto)",
     )
     parser.add_flag(
         "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
@@ -42,7 +41,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("process_id", "I", "number of this one, from 0", kind=int, least=0)
 
 
-def set_place(arguments: argparse.Namespace) -> None:
+def set_place(arguments: Arguments) -> None:
     """Copies --coordinator, --num_processes and --process_id into the environment."""
     flags = ("coordinator", "num_processes", "process_id")
     given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
@@ -53,14 +52,14 @@ def set_place(arguments: argparse.Namespace) -> None:
         os.environ.update({name: str(value) for name, value in zip(PLACE_VARIABLES, given.values(), strict=True)})
 
 
-def run_train(arguments: argparse.Namespace, console: Console) -> Result:
+def run_train(arguments: Arguments, console: Console) -> Result:
     set_place(arguments)
     with signals_exit():
         config = config_from(arguments, needs_data=True)
     if arguments.tuned:
         from jepa_jax.experiments.tuned_file import use_tuned
 
-        config = use_tuned(config, arguments.tuned, arguments.overrides, console)
+        config = use_tuned(config, arguments.tuned, given_keys(arguments), console)
     summary = jepa_jax.train(config, arguments.workdir, resume=arguments.resume, console=console)
     from jepa_jax.runtime.peers import is_first
 

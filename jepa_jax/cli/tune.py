@@ -8,12 +8,11 @@ tune.json and tune.html. Exit codes: 0 found, 1 nothing could be measured, 2 som
 (what was measured is kept, --resume continues).
 """
 
-import argparse
 import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser, config_from, config_name, fields_from, override_flags
+from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
 
 LISTS = {
     "batch_sizes": "batch sizes to choose from; by default any",
@@ -48,7 +47,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("resume", "continue a search that was interrupted")
 
 
-def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
+def run_tune(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.experiments.tune import TuneOptions, tune
     from jepa_jax.reports.experiment_page import sweep_page
     from jepa_jax.reports.page import write_page
@@ -63,7 +62,7 @@ def run_tune(arguments: argparse.Namespace, console: Console) -> Result:
     write_page(result["html"], sweep_page(document))
     lines = list(document["conclusion"]["text"])
     if result["tuned"]:
-        same = " ".join([f"--config={arguments.config}", *override_flags(arguments)])
+        same = " ".join([f"--config={arguments.config}", *arguments.override_flags])
         lines.append(f"Train with: jepa-jax train {same} --workdir=DIR --tuned={result['tuned']}")
     return Result([result], "\n".join(lines), code)
 

@@ -1,13 +1,12 @@
 """The commands `export` and `embed`: an encoder, or the features of images, for use elsewhere."""
 
-import argparse
 import dataclasses
 import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Parser
+from jepa_jax.cli.flags import Arguments, Parser
 
 ABOUT_EXPORT = """Writes the encoder of a run as safetensors, for transformers, or as StableHLO.
 
@@ -37,7 +36,7 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_flag("output", "DIR", "folder to write", required=True)
 
 
-def run_export(arguments: argparse.Namespace, console: Console) -> Result:
+def run_export(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.exports.export import export_encoder
 
     made = export_encoder(arguments.workdir, arguments.format, arguments.output)
@@ -60,7 +59,7 @@ def add_embed_flags(parser: Parser) -> None:
     parser.add_flag("neighbours", "IMAGES", "names below --input, with commas, or `sample` for some of them", "")
 
 
-def run_embed(arguments: argparse.Namespace, console: Console) -> Result:
+def run_embed(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.exports.embed import embed_folder, list_images, open_embedder, shown
     from jepa_jax.reports.neighbours_page import queries, write_neighbours
 

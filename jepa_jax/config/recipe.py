@@ -1,8 +1,8 @@
-"""Recipes: config files that say what they change, shipped with the package or written by the user.
+"""Recipes: config files, shipped with the package or written by the user.
 
-A recipe is a Python file whose `get_config()` returns nested dicts (or an ml_collections.ConfigDict) of the keys it
-sets; the entry `base` names another recipe to start from. Its docstring says how to run it and what to expect.
-`LADDER` may list sizes to compare: (name, changed keys) or (name, changed keys, memory in GB claimed elsewhere).
+A recipe is a Python file whose `get_config()` returns an `ml_collections.ConfigDict`; keys that it leaves out get their
+defaults. Its docstring says how to run it and what to expect. `LADDER` may list sizes to compare: (name, changed keys)
+or (name, changed keys, memory in GB claimed elsewhere).
 """
 
 import ast
@@ -16,13 +16,19 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from ml_collections import ConfigDict
+
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.scope import Scope
+from jepa_jax.config.config_dicts import completed
+from jepa_jax.config.schema import flatten, nested
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # In a clone the recipes lie beside the package, in an installed wheel inside it.
 FOLDERS = (PACKAGE.parent / "configs", PACKAGE / "configs")
+STATISTICS = ("data.augment.mean", "data.augment.std")
 LADDER_FORM = "a list of (name, {key: value}) or (name, {key: value}, GB or (from GB, to GB))"
 
 T = TypeVar("T")
@@ -74,14 +80,45 @@ def summary_of(path: pathlib.Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
 
-def read_recipe(reference: str) -> dict[str, Any]:
-    """Returns what the `get_config` of a recipe returns; `file.py:argument` passes an argument to it."""
-    argument = reference.partition(".py:")[2]
-    values = _from_file(reference, lambda module: module.get_config(*([argument] if argument else [])))
-    values = values.to_dict() if hasattr(values, "to_dict") else values
-    if not isinstance(values, Mapping):
-        raise UserError(f"--config={reference}: get_config() returns {type(values).__name__}; return nested dicts")
-    return dict(values)
+def split_argument(reference: str) -> tuple[str, str]:
+    """Returns the recipe and the argument of `rapid:argument` or `file.py:argument`; "" without one."""
+    name, _, argument = reference.partition(":")
+    return (name, argument) if name in shipped_recipes() or name.endswith(".py") else (reference, "")
+
+
+def read_recipe(reference: str) -> ConfigDict:
+    """Returns what the `get_config` of a recipe returns, complete.
+
+    Args:
+      reference: the name of a shipped recipe or the path of a .py file, either with `:argument`, which is passed to
+        `get_config`; or the config.json of a run.
+    """
+    if reference.endswith(".json") and pathlib.Path(reference).expanduser().is_file():
+        return completed(nested(flatten(read_json(pathlib.Path(reference).expanduser(), "name that of a run"))))
+    arguments = filter(None, [split_argument(reference)[1]])
+    config = _from_file(reference, lambda module: module.get_config(*arguments))
+    if not isinstance(config, Mapping | ConfigDict):
+        kind = type(config).__name__
+        raise UserError(f"--config={reference}: get_config() returns {kind}; return an ml_collections.ConfigDict")
+    if "base" in config:
+        start = f"start from jepa_jax.configs.{config['base']}.get_config() instead"
+        raise UserError(f"--config={reference}: base = {config['base']!r} is no longer read; {start}")
+    result = completed(config)
+    if "reference_batch" not in config.get("optim", {}):  # the rate of a recipe is meant for the batch of the recipe
+        result.optim.reference_batch = result.optim.reference_batch
+    return result
+
+
+def statistics_problems(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong if `given` keys are statistics that those of the data set would replace."""
+    if config.data.statistics != "set":
+        return []
+    fix = "leave it out, or set data.statistics = config and give both"
+    return [
+        f"config.{name} = {given[name]}: data.statistics = set takes mean and std from the data; {fix}"
+        for name in STATISTICS
+        if name in given
+    ][:1]
 
 
 def read_ladder(reference: str) -> list[LadderStep]:
@@ -100,8 +137,7 @@ def _ladder_step(name: str, changes: Mapping[str, Any], claimed: Any = ()) -> La
 
 def _from_file(reference: str, read: Callable[[ModuleType], T]) -> T:
     """Returns what `read` finds in the file of a recipe."""
-    path_text, _, argument = reference.partition(".py:")
-    path = recipe_path(path_text + (".py" if argument else ""))
+    path = recipe_path(split_argument(reference)[0])
     spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
     if spec is None or spec.loader is None:  # by its name, Python does not know what to do with it
         raise UserError(f"--config={reference}: no .py file; name a shipped config or a file such as configs/rapid.py")

@@ -95,9 +95,10 @@ class TrialRequest:
 
     def configuration(self) -> Config:
         """Returns the config that is measured; raises UserError if the settings do not go together."""
-        from jepa_jax.program.config import changed_config, resolve_config  # imports jax
+        from jepa_jax.config.resolve import resolve
+        from jepa_jax.program.config import changed_config  # imports jax
 
-        return changed_config(resolve_config(self.config), self.combination.as_overrides())
+        return changed_config(resolve(self.config), self.combination.as_overrides())
 
 
 def grid_values(config: Config, texts: Mapping[str, str | None]) -> dict[str, list[Any]]:

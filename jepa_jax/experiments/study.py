@@ -19,6 +19,7 @@ from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, number, percent
+from jepa_jax.config.flags import parse_config
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.experiments.engine import (
@@ -117,8 +118,7 @@ def check(study: Study, runs: Sequence[StudyRun], resume: bool = True) -> None:
     for override in study.overrides:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
-    overrides = dict(flag.removeprefix("--config.").split("=", 1) for flag in study.overrides)
-    check_probe(load_config(study.config, overrides))
+    check_probe(load_config(parse_config(study.config, study.overrides)))
     load_rows(study, resume)
 
 

@@ -8,21 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jepa_jax.base.classes import ClassTable, find_class
+from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.owners import MODELS
 from jepa_jax.models.pooling import PooledEncoder
 
-MODELS = ClassTable(
-    "MODELS",
-    {
-        **dict.fromkeys(
-            ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet"), "jepa_jax.models.resnet:ResNet"
-        ),
-        **dict.fromkeys(("vit_tiny", "vit_small", "vit_base", "vit_large", "vit"), "jepa_jax.models.vit:ViT"),
-        "patchnet": "jepa_jax.models.patchnet:PatchNet",
-    },
-)
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -77,11 +68,6 @@ class StructuredEncoder(Protocol):
     def structure(self, config: Any) -> dict[str, Any]:
         """Returns these facts by key of the `model` group, with sizes that `model.name` stands for written out."""
         ...
-
-
-def model_config(name: str) -> type[NamedGroup]:
-    """Returns the config group of an encoder: a known name, or "package.module:Class"."""
-    return find_class("model.name", name, MODELS, needs="Keys").Keys
 
 
 def encoder_structure(model: NamedGroup) -> dict[str, Any]:

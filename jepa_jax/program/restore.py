@@ -8,10 +8,10 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
+from jepa_jax.config.resolve import resolve
 from jepa_jax.data.contract import Spec, abstract_batch, image_spec
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import open_whole
-from jepa_jax.program.config import resolve_config
 from jepa_jax.program.step import TrainState, with_evaluated_statistics
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.start import start_compile_cache
@@ -28,7 +28,7 @@ def run_config(workdir: str | pathlib.Path) -> Config:
         if values.get("format") == "stablehlo":
             fix = "give the folder of the run; the README.md beside says how this one is used"
         raise UserError(f"{folder.path}: holds exported or public weights, not a run; {fix}")
-    config = resolve_config(values, lenient=True)
+    config = resolve(values, lenient=True)
     if not folder.has_checkpoint():
         raise UserError(f"{folder.path}: holds no checkpoint yet; train first, or check the path")
     return config

@@ -9,9 +9,9 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, read_json, remove_leftovers
 from jepa_jax.base.processes import only_one, same_file
+from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import differing_keys
 from jepa_jax.program.checksums import step_folders
-from jepa_jax.program.config import resolve_config
 
 RESUME = ("auto", "never", "must")
 # Keys, or beginnings of keys, that change how a run is executed but not its result: a resumed run may change them.
@@ -65,7 +65,7 @@ class Workdir:
 
     def _refuse_another(self, config: dict[str, Any]) -> None:
         free = tuple(f"config.{key}" for key in FREE_ON_RESUME)
-        stored = resolve_config(self.read_config(), lenient=True)  # perhaps of an earlier version
+        stored = resolve(self.read_config(), lenient=True)  # perhaps of an earlier version
         differing = [line for line in differing_keys(stored, config) if not line.startswith(free)]
         if differing:
             listing = "\n  ".join(differing)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from jepa_jax.config.groups import COMMON
+from jepa_jax.config.owners import TABLES, named_group
 from jepa_jax.config.schema import Group, Key, declarations
-from jepa_jax.methods.registry import METHODS, method_config
-from jepa_jax.models.registry import MODELS, model_config
 
 HEADER = """# Config keys
 
@@ -19,10 +18,10 @@ def config_reference() -> str:
     parts = [HEADER]
     for group, cls in COMMON.items():
         parts += section(f"## `{group}`", f"{group}.", cls)
-    for group, known, find in (("method", METHODS, method_config), ("model", MODELS, model_config)):
+    for group, known in TABLES.items():
         by_class: dict[type[Group], list[str]] = {}
         for name in known:
-            by_class.setdefault(find(name), []).append(name)
+            by_class.setdefault(named_group(group, name), []).append(name)
         for cls, names in by_class.items():
             parts += section(f"## `{group}.name` = {', '.join(f'`{name}`' for name in names)}", f"{group}.", cls)
     return "\n".join(parts) + "\n"

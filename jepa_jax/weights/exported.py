@@ -11,8 +11,9 @@ from flax import nnx
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.owners import MODELS, named_group
 from jepa_jax.config.schema import flatten, nested, with_variants
-from jepa_jax.models.registry import DTYPES, MODELS, model_config
+from jepa_jax.models.registry import DTYPES
 from jepa_jax.weights.family import needed
 from jepa_jax.weights.names import load_into
 
@@ -37,7 +38,7 @@ def model_group(config: Mapping[str, Any], origin: object) -> Any:
     """Returns the `model` group of an exported config.json."""
     values = flatten(needed(config, "model", origin))
     name = values["name"]
-    group: Any = with_variants(model_config(name), values)
+    group: Any = with_variants(named_group("model", name), values)
     return group(**nested(values))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.cli.flags import Parser, config_from, config_name, override_flags, planned_config_from
+from jepa_jax.cli.flags import Parser, config_from, config_name, given_keys, planned_config_from
 from jepa_jax.cli.sweep import add_flags, expand_study
 
 
@@ -46,10 +46,10 @@ def test_overrides_are_collected_and_the_last_one_wins():
             "c=d",
         ]
     )
-    assert parsed.overrides == {"optim.lr": "2", "a.b": "c=d"} and parsed.count == 4
+    assert given_keys(parsed) == {"optim.lr": "2", "a.b": "c=d"} and parsed.count == 4
     assert config_name(parsed) == "rapid"
-    assert override_flags(parsed) == ("--config.optim.lr=2", "--config.a.b=c=d")
-    assert parser_with(config=True).parse(["--config=rapid"]).overrides == {}
+    assert parsed.override_flags == ["--config.optim.lr=1", "--config.optim.lr=2", "--config.a.b=c=d"]
+    assert parser_with(config=True).parse(["--config=rapid"]).override_flags == []
 
 
 def config_of(*flags):
@@ -84,13 +84,37 @@ def test_a_study_file_stands_for_its_flags_and_the_command_line_wins(tmp_path):
         True,
         4,
     )
-    assert parsed.overrides == {"optim.lr": "0.5", "data.seed": "1"}
+    assert given_keys(parsed) == {"optim.lr": "0.5", "data.seed": "1"}
 
     study.write_text("batch_size = 3\n")
     with pytest.raises(UserError, match="study.toml: batch_size is neither a flag"):
         expand_study(parser, [f"--study={study}"])
     with pytest.raises(UserError, match="none.toml: cannot be read"):
-        expand_study(parser, ["--study", str(tmp_path / "none.toml")])
+        expand_study(parser, [f"--study={tmp_path / 'none.toml'}"])
+
+
+def test_flags_are_read_from_a_file_and_those_of_jax_are_kept_apart(tmp_path):
+    (tmp_path / "flags").write_text("--count=7\n--config=quickstart\n--config.optim.lr=0.5\n")
+    parsed = parser_with(config=True).parse([f"--flagfile={tmp_path / 'flags'}", "--jax_debug_nans", "--nojax_x=1"])
+    assert (parsed.count, parsed.config, given_keys(parsed)) == (7, "quickstart", {"optim.lr": "0.5"})
+    assert parsed.jax_flags == {"jax_debug_nans": "True", "jax_x": "False"}
+
+
+def test_a_choice_brings_its_keys_and_references_follow_overrides():
+    config = config_of("--config=quickstart", "--config.method.loss=vicreg", "--config.method.cov_weight=3")
+    assert (config.method.loss, config.method.cov_weight) == ("vicreg", 3.0)
+    config = config_of("--config=quickstart", "--config.method.name=byol", "--config.optim.weight_decay=0.25")
+    assert (config.method.name, config.optim.weight_decay_end) == ("byol", 0.25)
+    config = config_of("--config=quickstart", "--config.data.num_workers=auto", "--config.method.projector=8,4")
+    assert (config.data.num_workers, config.method.projector) == (-1, (8, 4))
+
+
+def test_all_mistakes_are_said_in_one_answer():
+    wrong = ("optim.learning_rate=1", "data.batch_size=0", "method.loss=none", "train.seed=x", "nothing.here=1")
+    with pytest.raises(UserError) as error:
+        config_of("--config=quickstart", *(f"--config.{one}" for one in wrong))
+    assert len(str(error.value).splitlines()) == len(wrong)
+    assert "did you mean config.optim.lr?" in str(error.value)
 
 
 def test_a_config_is_required_unless_there_is_a_default():
@@ -105,11 +129,11 @@ def test_switches_stand_before_and_between_other_words():
     parser = Parser("test")
     parser.add_switch("json", "JSON")
     parser.add_flag("output", "FILE", "where")
-    parser.add_argument("runs", nargs="*")
+    parser.add_words("runs", "folders", least=0, most=None)
     arguments = parser.parse(["--json", "a", "--output=x", "b"])
     assert (arguments.json, arguments.output, arguments.runs) == (True, "x", ["a", "b"])
     assert parser.parse(["--json=false", "a"]).json is False
-    with pytest.raises(UserError, match="--json: 'maybe' is neither true nor false"):
+    with pytest.raises(UserError, match="--json=maybe: Non-boolean argument"):
         parser.parse(["--json=maybe"])
 
 

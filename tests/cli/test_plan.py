@@ -14,7 +14,11 @@ LADDER = (("small", {}, 1.5), ("large", {"data.batch_size": 64}))
 
 
 def get_config():
-    return {"base": "quickstart", "data.batch_size": 16}
+    from jepa_jax.configs import quickstart
+
+    config = quickstart.get_config()
+    config.data.batch_size = 16
+    return config
 """
 
 

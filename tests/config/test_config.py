@@ -6,16 +6,27 @@ import pathlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.recipe import shipped_recipes, summary_of
-from jepa_jax.config.resolve import nearest_key
+from jepa_jax.config import default_config, with_choices
+from jepa_jax.config.checks import nearest_key
+from jepa_jax.config.recipe import read_recipe, shipped_recipes, summary_of
+from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import config_hash, differing_keys, flatten, nested
-from jepa_jax.program.config import changed_config, load_config, resolve_config
+from jepa_jax.program.config import changed_config, load_config
 from tests.tiny import tiny_config
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+FOLLOWING = """
+from jepa_jax.configs import quickstart
+
+def get_config():
+    config = quickstart.get_config()
+    config.eval.batch_size = config.data.get_ref("batch_size")
+    config.optim.reference_batch = config.data.get_ref("batch_size")
+    return config
+"""
 SNAPSHOTS = json.loads((GOLDEN / "configs.json").read_text())
 
 
@@ -28,7 +39,7 @@ def test_a_recipe_is_short_equals_its_snapshot_and_takes_other_encoders_and_loss
     """A changed default shows here; `python -m tests.config.write_snapshots` writes them anew after review."""
     text, config = path.read_text(), load_config(name)
     assert differing_keys(SNAPSHOTS[name], config) == []
-    assert len(text.splitlines()) <= 40 and summary_of(path).endswith(".")
+    assert len(text.splitlines()) <= 60 and summary_of(path).endswith(".")
     assert f"--config={name} " in text and json.loads(json.dumps(config.to_dict()))
     if config.method.name == "image_jepa":
         switched = load_config(name, {"method.loss": "infonce", "model.name": "vit_tiny", "optim.name": "sgd"})
@@ -56,14 +67,44 @@ def test_a_default_that_follows_another_key_follows_its_override():
     assert config.optim.weight_decay_end == 0.3 and config.optim.reference_batch == 128
 
 
-def test_a_recipe_may_stand_on_another_file(tmp_path):
-    (tmp_path / "low.py").write_text("def get_config():\n    return dict(base='quickstart', optim=dict(lr=0.5))\n")
-    (tmp_path / "high.py").write_text("def get_config():\n    return dict(base='low.py', train=dict(seed=3))\n")
-    config = load_config(str(tmp_path / "high.py"))
-    assert (config.optim.lr, config.train.seed) == (0.5, 3)
-    (tmp_path / "loop.py").write_text("def get_config():\n    return dict(base='loop.py')\n")
-    with pytest.raises(UserError, match="is based on itself"):
-        load_config(str(tmp_path / "loop.py"))
+def test_the_former_way_to_start_from_a_recipe_is_refused_with_the_new_one(tmp_path):
+    (tmp_path / "mine.py").write_text("def get_config():\n    return dict(base='quickstart', optim=dict(lr=0.5))\n")
+    with pytest.raises(UserError, match=r"start from jepa_jax\.configs\.quickstart\.get_config\(\) instead"):
+        load_config(str(tmp_path / "mine.py"))
+
+
+def test_a_reference_of_a_recipe_follows_overrides(tmp_path):
+    (tmp_path / "mine.py").write_text(FOLLOWING)
+    config = load_config(str(tmp_path / "mine.py"), {"data.batch_size": 32})
+    assert (config.eval.batch_size, config.optim.reference_batch) == (32, 32)
+    assert config.optim.weight_decay_end == config.optim.weight_decay
+
+
+def test_placeholders_must_be_filled():
+    config = default_config("image_jepa", "resnet10")
+    config.optim.lr = config_dict.placeholder(float)
+    config.data.dir = config_dict.FieldReference(None, field_type=str, required=True)
+    with pytest.raises(UserError) as error:
+        load_config(config)
+    assert [line.split(":")[0] for line in str(error.value).splitlines()] == ["config.data.dir", "config.optim.lr"]
+    config.optim.lr, config.data.dir = 0.5, "data"
+    assert load_config(config).optim.lr == 0.5
+
+
+def test_configs_are_config_dicts_that_others_can_use():
+    config = read_recipe("rapid")
+    assert isinstance(config, ConfigDict) and config.optim.lr == 0.707
+    assert json.loads(config.to_json()) == json.loads(json.dumps(SNAPSHOTS["rapid"]))
+    assert config.copy_and_resolve_references().lock().is_locked
+    with pytest.raises(TypeError):
+        config.optim.lr = "fast"
+    byol = with_choices(config, method__name="byol")
+    assert "std_weight" not in byol.method and "ema_start" in byol.method and "std_weight" in config.method
+
+
+def test_the_config_of_a_run_is_read_again(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SNAPSHOTS["quickstart"]))
+    assert differing_keys(load_config(str(tmp_path / "config.json")), SNAPSHOTS["quickstart"]) == []
 
 
 def test_a_patch_larger_than_the_view_is_named():
@@ -202,21 +243,22 @@ def test_colour_needs_three_channels():
 def test_a_config_of_an_earlier_version_is_read_without_its_unread_keys():
     old = flatten(tiny_config()) | {"method.temperature": 0.2, "optim.momentum": 0.9}
     with pytest.raises(UserError, match="method.temperature: only read with method.loss = infonce"):
-        resolve_config(old)
-    assert differing_keys(resolve_config(nested(old), lenient=True), tiny_config()) == []
+        resolve(old)
+    assert differing_keys(resolve(nested(old), lenient=True), tiny_config()) == []
 
 
-def test_a_config_dict_is_a_recipe_too(tmp_path):
+def test_a_recipe_may_leave_keys_out_and_take_an_argument(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("from ml_collections import ConfigDict\ndef get_config(lr='0.5'):\n    return ConfigDict(dict("
-                    "base='quickstart', optim=dict(lr=float(lr))))\n")  # fmt: skip
+                    "method=dict(name='mae'), model=dict(name='vit_tiny'), optim=dict(lr=float(lr))))\n")  # fmt: skip
     assert load_config(str(path)).optim.lr == 0.5
     assert load_config(f"{path}:0.25").optim.lr == 0.25
     assert isinstance(ConfigDict(load_config(str(path)).to_dict()).optim.lr, float)
 
 
 @pytest.mark.parametrize(
-    "content, message", [("x = (", "cannot be loaded"), ("def get_config(): return 3", "nested dicts")]
+    "content, message",
+    [("x = (", "cannot be loaded"), ("def get_config(): return 3", "return an ml_collections.ConfigDict")],
 )
 def test_a_broken_recipe_is_named(tmp_path, content, message):
     path = tmp_path / "mine.py"

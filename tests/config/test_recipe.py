@@ -11,7 +11,7 @@ LADDER = (("small", {}, 2.7), ("large", {"data.batch_size": 32}, (12, 14)), ("wi
 
 
 def get_config(name="none"):
-    return {"run": name}
+    return {"method": {"name": "image_jepa"}, "model": {"name": "resnet10"}, "data": {"dir": name}}
 """
 
 
@@ -24,7 +24,7 @@ def test_a_ladder_has_steps_with_one_claim_a_range_or_none(tmp_path):
         LadderStep("wide", {"model.width": 96}, ()),
     ]
     assert read_ladder(f"{path}:argument") == read_ladder(str(path))
-    assert read_recipe(f"{path}:argument") == {"run": "argument"}
+    assert read_recipe(f"{path}:argument").data.dir == "argument"
 
 
 def test_recipes_by_machine_follow_the_driver_and_not_its_tools(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_a_ladder_of_another_form_is_refused_with_the_form(tmp_path, ladder):
 
 
 def test_a_file_that_is_no_python_is_refused(tmp_path):
-    path = tmp_path / "config.json"
+    path = tmp_path / "config.yaml"
     path.write_text("{}")
-    with pytest.raises(UserError, match=r"config\.json: no \.py file"):
+    with pytest.raises(UserError, match=r"config\.yaml: no \.py file"):
         read_recipe(str(path))

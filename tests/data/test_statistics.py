@@ -79,14 +79,6 @@ def test_given_statistics_are_used_where_those_of_the_set_are_not_asked_for():
     assert given.data.augment.mean == (0.4,) * 3
 
 
-def test_a_recipe_that_gives_statistics_beside_those_of_the_set_is_refused(tmp_path):
-    recipe = tmp_path / "mine.py"
-    values = {"base": "photos_lejepa", "data": {"augment": {"mean": [0.4] * 3}}}
-    recipe.write_text(f"def get_config():\n    return {values}\n")
-    with pytest.raises(UserError, match="config.data.augment.mean = .*data.statistics = set takes mean and std"):
-        load_config(str(recipe))
-
-
 def test_training_needs_the_set_that_its_statistics_are_of(tmp_path):
     changes = {"data.dir": str(tmp_path / "absent")}
     config = with_set_statistics(load_config("photos_lejepa", changes), needs_data=False)

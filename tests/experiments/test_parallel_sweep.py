@@ -97,7 +97,7 @@ def test_flags_that_contradict_each_other_are_refused(monkeypatch):
     def parse(*flags):
         parser = Parser("sweep")
         add_flags(parser)
-        return gpus_from(parser.parse_args(["--config=x", "--output_json=y", *flags]))
+        return gpus_from(parser.parse(["--config=x", "--output_json=y", *flags]))
 
     assert parse() is None and parse("--gpus=0,3") == (0, 3)
     with pytest.raises(UserError, match="--gpu_index and --gpus contradict each other"):

@@ -21,8 +21,12 @@ from tests.runs import unlabelled
 
 # What the stand-in does is chosen by optim.lr. Like train.py it goes on from its own checkpoint.
 CONFIG = """
+from jepa_jax.configs import quickstart
+
 def get_config():
-    return {"base": "quickstart", "optim": {"epochs": 300.0, "warmup_epochs": 10.0}}
+    config = quickstart.get_config()
+    config.optim.epochs, config.optim.warmup_epochs = 300.0, 10.0
+    return config
 """
 STAND_IN = """
 import json, os, pathlib, signal, sys, time

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jepa_jax.config.owners import METHODS
 from jepa_jax.config.recipe import shipped_recipes
 from jepa_jax.data.contract import abstract_on, image_spec
 from jepa_jax.data.facts import data_facts
 from jepa_jax.methods.contract import Method, Output, ParamGroup
-from jepa_jax.methods.registry import METHODS
 from jepa_jax.program.build import build_program as build
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters, in_words, note_gradients

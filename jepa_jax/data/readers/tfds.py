@@ -100,7 +100,7 @@ def _open_builder(name: str, directory: str) -> Any:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise UserError(
-            f"config.data.source = tfds:{name}: needs a package that is missing ({error}); pip install 'jepa_jax[tfds]'"
+            f"config.data.source = tfds:{name}: needs a package that is missing ({error}); install it"
         ) from error
     if not directory or not pathlib.Path(directory).expanduser().is_dir():
         raise UserError(f"config.data.dir = {directory!r}: no such folder; give the data_dir of the prepared {name}")

@@ -1,0 +1,160 @@
+"""Complete `ml_collections.ConfigDict`s, made from the declarations of the keys."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import RequiredValueError
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.config.checks import checked_value
+from jepa_jax.config.owners import known_keys
+from jepa_jax.config.schema import Entry, Key, flatten
+
+
+def default_config(method: str = "image_jepa", model: str = "resnet18", **choices: Any) -> ConfigDict:
+    """Returns a config with every key that these choices have, at its default.
+
+    Args:
+      method: value of `method.name`.
+      model: value of `model.name`.
+      **choices: further keys that decide which keys there are, with "." written "__".
+
+    Example:
+      config = default_config("image_jepa", "resnet10", method__loss="sigreg", optim__name="adamw")
+      config.optim.lr = 1e-3
+    """
+    config = ConfigDict()
+    values = {"method__name": method, "model__name": model, **choices}
+    set_values(config, {name.replace("__", "."): value for name, value in values.items()})
+    return completed(config)
+
+
+def with_choices(config: ConfigDict, **choices: Any) -> ConfigDict:
+    """Returns a copy with other choices: keys that only the old ones have give way to those of the new ones.
+
+    Args:
+      config: a complete config.
+      **choices: keys that decide which keys there are, with "." written "__".
+
+    Example:
+      config = with_choices(quickstart.get_config(), method__name="byol")
+    """
+    return chosen(config, {name.replace("__", "."): value for name, value in choices.items()})
+
+
+def completed(config: Mapping[str, Any]) -> ConfigDict:
+    """Returns a copy with the keys that are missing, at their defaults; references stay references."""
+    return chosen(config, {})
+
+
+def chosen(config: Mapping[str, Any], choices: Mapping[str, Any]) -> ConfigDict:
+    """Returns a complete copy with `choices`, by dotted key.
+
+    A key is kept if the same class declares it before and after: the rate of a loss that is replaced says nothing about
+    the rate of the next one.
+    """
+    result = copy.deepcopy(config if isinstance(config, ConfigDict) else ConfigDict(config)).unlock()
+    given, _ = filled(result)
+    before, after = known_keys(given), known_keys({**given, **choices})
+    for name in given:
+        if name in before and before[name].owner is not (after[name].owner if name in after else None):
+            delete(result, name)
+    set_values(result, choices)
+    missing = {name: entry for name, entry in after.items() if not holds(result, name)}
+    set_values(result, {name: entry.key.default for name, entry in missing.items()})
+    for name, entry in missing.items():
+        refer(result, name, entry)
+    return result
+
+
+def filled(values: Mapping[str, Any] | ConfigDict, prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Returns the values by dotted key, and a complaint about every placeholder that was not filled."""
+    if not isinstance(values, ConfigDict):
+        return flatten(values), []
+    flat: dict[str, Any] = {}
+    empty: list[str] = []
+    for name in values:
+        try:
+            value = values[name]
+        except RequiredValueError:
+            value = None
+        if isinstance(value, ConfigDict):
+            inner, more = filled(value, f"{prefix}{name}.")
+            flat |= inner
+            empty += more
+        elif value is None:
+            empty.append(f"config.{prefix}{name}: an unfilled placeholder; set it")
+        else:
+            flat[f"{prefix}{name}"] = tuple(value) if isinstance(value, list | tuple) else value
+    return flat, empty
+
+
+def set_values(config: ConfigDict, values: Mapping[str, Any]) -> None:
+    """Sets values by dotted key; creates the groups that they are in."""
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        inner = config
+        for group in groups:
+            if group not in inner:
+                inner[group] = ConfigDict()
+            inner = inner[group]
+        inner[last] = value
+
+
+def refer(config: ConfigDict, name: str, entry: Entry) -> None:
+    """Makes a key follow the one that its default comes from, until it is set itself."""
+    source = entry.key.default_from
+    if source and holds(config, source):
+        group, _, last = source.rpartition(".")
+        set_values(config, {name: find_group(config, group).get_oneway_ref(last)})
+
+
+def holds(config: ConfigDict, name: str) -> bool:
+    """Returns whether there is a key of this dotted name."""
+    group, _, last = name.partition(".")
+    return group in config and (not last or holds(config[group], last))
+
+
+def find_group(config: ConfigDict, path: str) -> ConfigDict:
+    """Returns the group of a dotted path."""
+    for group in filter(None, path.split(".")):
+        config = config[group]
+    return config
+
+
+def delete(config: ConfigDict, name: str) -> None:
+    """Deletes a key, and the groups that are empty without it."""
+    group, _, last = name.rpartition(".")
+    del find_group(config, group)[last]
+    if group and not find_group(config, group):
+        delete(config, group)
+
+
+def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[ConfigDict, list[str]]:
+    """Returns a complete copy with other values, and a complaint about each of them that cannot be set.
+
+    Args:
+      overrides: values by dotted key; texts are read as the type of their key.
+    """
+    result, known = with_choices_of(config, overrides)
+    complaints = []
+    for name, value in overrides.items():
+        try:
+            set_values(result, {name: checked_value(name, value, known, overrides)})
+        except UserError as error:
+            complaints.append(str(error))
+    return result, complaints
+
+
+def with_choices_of(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[ConfigDict, dict[str, Entry]]:
+    """Returns a copy in which those of the overrides are made that decide which keys there are, and its keys."""
+    known = known_keys({**filled(config)[0], **overrides})
+    choices = {name: value for name, value in overrides.items() if name in known and is_choice(name, known[name].key)}
+    return chosen(config, choices), known
+
+
+def is_choice(name: str, key: Key) -> bool:
+    """Returns whether the value of a key decides which other keys there are."""
+    return bool(key.variants) or key.members is not None or name in ("method.name", "model.name")
