@@ -1,6 +1,8 @@
 """Measures the training speed of every combination of settings on this machine.
 
   jepa-jax sweep --config=quickstart --batch_sizes=64,128,256 --num_workers=0,1 --output_json=runs/sweep.json
+  jepa-jax sweep --config=rapid --batch-sizes 768 896 --amp-options on off --num-workers 4 6 8 --grad-accum 1 2 3 \\
+    --output-json runs/sweep.json
   jepa-jax sweep --study=profiling/sweeps/a6000.toml --gpu_index=0 --output_json=runs/a6000.json
   jepa-jax sweep --study=profiling/sweeps/a6000.toml --gpus=all --output_json=runs/a6000.json
   jepa-jax sweep --study=profiling/sweeps/a6000.toml --slurm_array --output_json=runs/a6000.json
@@ -32,9 +34,11 @@ LISTS = {
     "num_workers": "processes that load batches",
     "grad_accum": "parts that a batch is computed in",
     "precisions": "bfloat16, float32 or both",
+    "amp_options": "the same as on, off or both",
     "remats": "none, light, full or several of them",
     "pipelines": "grain, device or both",
 }
+PRECISIONS = {"on": "bfloat16", "off": "float32"}  # of --amp_options
 
 
 def add_flags(parser: Parser) -> None:
@@ -42,7 +46,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("output_json", "FILE", "file of the results", required=True)
     parser.add_flag("study", "FILE", "TOML file with values of these flags; the command line wins")
     for name, help in LISTS.items():
-        parser.add_flag(name, "LIST", f"{help}, separated by commas; by default the config's own")
+        parser.add_flag(name, "LIST", f"{help}, separated by commas or spaces; by default the config's own")
     parser.add_flag(
         "fixed_effective_batch", "N", "choose among combinations of this batch size only", kind=int, least=2
     )
@@ -66,6 +70,26 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("retry_failed", "as --resume, and measure again what failed or was skipped")
 
 
+def expand(parser: Parser, argv: Sequence[str]) -> list[str]:
+    """Returns the command line with the flags of a study file, and with commas in lists."""
+    return join_lists(expand_study(parser, argv))
+
+
+def join_lists(argv: Sequence[str]) -> list[str]:
+    """Returns `--batch-sizes 768 896` as `--batch_sizes=768,896`, and so for all LISTS."""
+    joined: list[str] = []
+    for argument in argv:
+        if joined and is_list(joined[-1]) and not argument.startswith("-"):
+            joined[-1] += f"{',' if '=' in joined[-1] else '='}{argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def is_list(argument: str) -> bool:
+    return argument.partition("=")[0].removeprefix("--").replace("-", "_") in LISTS
+
+
 def expand_study(parser: Parser, argv: Sequence[str]) -> list[str]:
     """Replaces --study=FILE by the flags of that file, in front, so that those on the command line win."""
     studies = [argument for argument in argv if argument.startswith("--study=")]
@@ -83,6 +107,20 @@ def study_flags(parser: Parser, path: str) -> list[str]:
             for key, value in entries.items()]  # fmt: skip
 
 
+def lists_from(arguments: Arguments) -> dict[str, str | None]:
+    """Returns the text of each list; --amp_options as --precisions."""
+    texts = {name: getattr(arguments, name) for name in LISTS}
+    amp = texts.pop("amp_options")
+    if amp is None:
+        return texts
+    if texts["precisions"] is not None:
+        raise UserError("--precisions and --amp_options say the same in two ways; give one of them")
+    options = [part.strip() for part in amp.split(",")]
+    if wrong := [option for option in options if option not in PRECISIONS]:
+        raise UserError(f"--amp_options={amp}: {wrong[0]!r} is not one of on, off")
+    return texts | {"precisions": ",".join(PRECISIONS[option] for option in options)}
+
+
 def sweep_from(arguments: Arguments) -> "Sweep":
     """Returns the sweep that the flags describe."""
     from jepa_jax.experiments.settings import grid_values
@@ -97,7 +135,7 @@ def sweep_from(arguments: Arguments) -> "Sweep":
     return Sweep(
         config=config,
         config_name=config_name(arguments),
-        values=grid_values(config, {name: getattr(arguments, name) for name in LISTS}),
+        values=grid_values(config, lists_from(arguments)),
         output=pathlib.Path(arguments.output_json),
         max_batches=arguments.max_batches,
         warmup_batches=arguments.warmup_batches,
@@ -158,5 +196,5 @@ def measure_grid(arguments: Arguments, console: Console) -> Result:
     return Result([summarise(sweep, document, code) | ({"missing": missing} if arguments.collect else {})], text, code)
 
 
-SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand_study)
+SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand)
 main = SWEEP.main

@@ -4,7 +4,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.flags import Parser, config_from, config_name, given_keys, planned_config_from
-from jepa_jax.cli.sweep import add_flags, expand_study
+from jepa_jax.cli.sweep import SWEEP, add_flags, expand_study, lists_from
 
 
 def parser_with(*, config=False):
@@ -91,6 +91,20 @@ def test_a_study_file_stands_for_its_flags_and_the_command_line_wins(tmp_path):
         expand_study(parser, [f"--study={study}"])
     with pytest.raises(UserError, match="none.toml: cannot be read"):
         expand_study(parser, [f"--study={tmp_path / 'none.toml'}"])
+
+
+def test_a_sweep_is_written_with_commas_or_as_published():
+    commas = ["--batch_sizes=768,896", "--precisions=bfloat16,float32", "--num_workers=4,6,8", "--grad_accum=1,2,3"]
+    spaces = "--batch-sizes 768 896 --amp-options on off --num-workers 4 6 8 --grad-accum 1 2 3".split()
+    one, other = (
+        SWEEP.parse(["--config=rapid", *lists, "--output-json", "x.json", "--repeats=2"]) for lists in (commas, spaces)
+    )
+    assert lists_from(one) == lists_from(other)
+    assert (other.output_json, other.repeats, other.batch_sizes) == ("x.json", 2, "768,896")
+    with pytest.raises(UserError, match="--amp_options=maybe: 'maybe' is not one of on, off"):
+        lists_from(SWEEP.parse(["--config=rapid", "--output_json=x", "--amp_options", "maybe"]))
+    with pytest.raises(UserError, match="give one of them"):
+        lists_from(SWEEP.parse(["--config=rapid", "--output_json=x", "--amp_options=on", "--precisions=float32"]))
 
 
 def test_flags_are_read_from_a_file_and_those_of_jax_are_kept_apart(tmp_path):
