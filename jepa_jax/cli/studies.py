@@ -9,6 +9,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
+from jepa_jax.cli.train import add_gpu_flag, use_gpu
 
 TRAIN_COMMAND = (sys.executable, "-m", "jepa_jax", "train")
 ABOUT_RUNS = """
@@ -33,6 +34,7 @@ def add_common_flags(parser: Parser) -> None:
     parser.add_flag("output_dir", "DIR", "folder of the runs and results", required=True)
     parser.add_flag("seeds", "LIST", "seeds (train.seed), separated by commas; several show the noise", "0")
     parser.add_flag("timeout", "SECONDS", "stop a run after this time; its reason is listed", kind=float, least=0)
+    add_gpu_flag(parser)
     parser.add_switch("resume", "continue in a folder with results; --noresume refuses one", default=True)
 
 
@@ -69,6 +71,7 @@ def conduct_study(
     from jepa_jax.experiments.study import Study, plan_runs, run_study, warmup_share
     from jepa_jax.reports.experiment_page import study_markdown, write_study
 
+    use_gpu(arguments.gpu)
     overrides = tuple(arguments.override_flags)
     study = Study(
         kind=kind,

@@ -1,6 +1,6 @@
 """Trains as a config says, from the newest checkpoint of the workdir if there is one.
 
-  jepa-jax train --config=quickstart --workdir=runs/quickstart [--config.optim.lr=0.1 ...]
+  jepa-jax train --config=quickstart --workdir=runs/quickstart [--config.optim.lr=0.1 ...] [--gpu=0]
 
 Several processes compute one run under SLURM, with --coordinator, --num_processes and --process_id, or started by
 `jepa-jax launch`.
@@ -16,6 +16,7 @@ import jepa_jax
 from jepa_jax.base.companions import PLACE_VARIABLES
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.signals import signals_exit
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser, config_from, given_keys
@@ -35,10 +36,27 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag(
         "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
     )
-
+    add_gpu_flag(parser)
     parser.add_flag("coordinator", "HOST:PORT", "address of process 0, where several processes compute one run")
     parser.add_flag("num_processes", "N", "how many they are", kind=int, least=1)
     parser.add_flag("process_id", "I", "number of this one, from 0", kind=int, least=0)
+
+
+def add_gpu_flag(parser: Parser) -> None:
+    parser.add_flag("gpu", "N", "the only GPU to use, as nvidia-smi numbers them", kind=int, least=0)
+
+
+def use_gpu(index: int | None) -> None:
+    """Hides all GPUs but one from JAX, which must not have started, and from the processes that this one starts."""
+    if index is None:
+        return
+    if not has_nvidia_driver():
+        raise UserError(f"--gpu={index}: this machine has no NVIDIA driver; leave it out to train on the CPU")
+    if PLACE_VARIABLES[0] in os.environ:
+        raise UserError(f"--gpu={index}: each process of a run of several has its own GPUs; leave it out")
+    from jepa_jax.runtime.gpus import only_gpu
+
+    os.environ.update(only_gpu(index, flag="--gpu"))
 
 
 def set_place(arguments: Arguments) -> None:
@@ -54,6 +72,7 @@ def set_place(arguments: Arguments) -> None:
 
 def run_train(arguments: Arguments, console: Console) -> Result:
     set_place(arguments)
+    use_gpu(arguments.gpu)
     with signals_exit():
         config = config_from(arguments, needs_data=True)
     if arguments.tuned:

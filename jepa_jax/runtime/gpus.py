@@ -243,10 +243,13 @@ def list_gpus(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> 
         gpus.close()
 
 
-def only_gpu(index: int | None, environment: Mapping[str, str] = os.environ, nvml: Any = None) -> dict[str, str]:
+def only_gpu(
+    index: int | None, environment: Mapping[str, str] = os.environ, nvml: Any = None, flag: str = "--gpu_index"
+) -> dict[str, str]:
     """Returns variables that restrict a process to GPU number `index` of `list_gpus`, by its UUID.
 
-    Without NVML the GPU is named as CUDA_VISIBLE_DEVICES names it, or by its number.
+    Without NVML the GPU is named as CUDA_VISIBLE_DEVICES names it, or by its number. `flag` is what the message about a
+    number that is too large calls it.
     """
     if index is None:
         return {}
@@ -257,7 +260,7 @@ def only_gpu(index: int | None, environment: Mapping[str, str] = os.environ, nvm
         name = names[index]
     elif names or visible is not None:
         leaves = f"{VISIBLE} = {visible} leaves" if visible is not None else "there are"
-        raise UserError(f"--gpu_index = {index}: {leaves} {len(names)} GPUs, numbered from 0; use one of them")
+        raise UserError(f"{flag} = {index}: {leaves} {len(names)} GPUs, numbered from 0; use one of them")
     else:
         name = str(index)
     return {ORDER: BY_BUS, VISIBLE: name}
