@@ -120,7 +120,8 @@ class TrainConfig(Group):
         False, "whether a GPU gives the same bits in every run, at some cost of speed; a CPU always does"
     )
     stop_on_collapse: bool = key(False, "whether to end a run whose features have collapsed, or only to warn")
-    checkpoint_every_steps: int = key(0, "steps between checkpoints; 0 = at the end of each epoch", least=0)
+    checkpoint_every_steps: int = key(0, "steps between checkpoints; 0 = by train.checkpoint_every_epochs", least=0)
+    checkpoint_every_epochs: int = key(1, "epochs between checkpoints, unless they are counted in steps", least=1)
     checkpoint_keep: int = key(1, "how many checkpoints are kept", least=1)
     keep_best: str = key(
         "",
@@ -151,6 +152,7 @@ class EvalConfig(Group):
         default_from="model.pool",
     )
     every_epochs: int = key(1, "epochs between tests of the online probe; 0 = at the end only", least=0)
+    every_steps: int = key(0, "steps between these tests, instead of eval.every_epochs; 0 = by epochs", least=0)
     knn_every_epochs: int = key(10, "epochs between tests of k-NN; 0 = at the end only", least=0)
     knn_k: int = key(20, "neighbours that vote", least=1)
     knn_temperature: float = key(0.07, "temperature of the votes", least=1e-6)

@@ -31,7 +31,7 @@ class Classification(Evaluator):
     def due(self, moment: Moment) -> bool:
         config, labelled = self.context.config.eval, bool(self.context.train.classes)
         if moment.stage == Stage.EPOCH:
-            return labelled and (moment.ends(config.every_epochs) or moment.ends(config.knn_every_epochs))
+            return labelled and (moment.is_test(config) or moment.ends(config.knn_every_epochs))
         return moment.stage == Stage.FINAL or (labelled and config.untrained)
 
     def run(self, state: TrainState, moment: Moment) -> Figures:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.console import QuietConsole
-from jepa_jax.config.groups import Config
+from jepa_jax.config.groups import Config, EvalConfig
 from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import OnSkipped
 from jepa_jax.evals.features import OnCount, ignore
@@ -53,16 +53,30 @@ class Stage(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A point of a run at which evaluators may be due: before its first step, after an epoch, or at its end."""
+    """A point of a run at which evaluators may be due: before its first step, between two steps, or at its end."""
 
     stage: Stage
     step: int
     epoch: int  # completed epochs
     level: int = 0  # of the method's features
+    ends_epoch: bool = True  # False: due by `eval.every_steps`, within an epoch
 
     def ends(self, every_epochs: int) -> bool:
         """Returns whether this is the end of an epoch whose number `every_epochs` divides; 0 never does."""
-        return self.stage == Stage.EPOCH and every_epochs > 0 and self.epoch % every_epochs == 0
+        is_end = self.stage == Stage.EPOCH and self.ends_epoch
+        return is_end and every_epochs > 0 and self.epoch % every_epochs == 0
+
+    def is_test(self, config: EvalConfig) -> bool:
+        """Returns whether tests are due between steps: by `eval.every_steps` if it is set, else by `every_epochs`."""
+        if config.every_steps:
+            return self.stage == Stage.EPOCH and self.step % config.every_steps == 0
+        return self.ends(config.every_epochs)
+
+
+def moment_after(step: int, steps_per_epoch: int) -> Moment:
+    """Returns the moment after this many steps; 0 is before the first one."""
+    stage = Stage.EPOCH if step else Stage.UNTRAINED
+    return Moment(stage, step, step // steps_per_epoch, ends_epoch=step % steps_per_epoch == 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ class ValidationLoss(Evaluator):
 
     def due(self, moment: Moment) -> bool:
         named = self.context.config.train.keep_best == "validation_loss"
-        return named and (moment.stage == Stage.FINAL or moment.ends(self.context.config.eval.every_epochs))
+        return named and (moment.stage == Stage.FINAL or moment.is_test(self.context.config.eval))
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         config = self.context.config

@@ -59,7 +59,7 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
         image = 1 / images_per_sec
         totals.append({
             "training": length.total_steps * batch * max(image, loading),
-            "evaluation": evaluated_images(plan, context.data) * max(image * _forward(config), loading),
+            "evaluation": evaluated_images(plan, context.data, length) * max(image * _forward(config), loading),
             "checkpoints": checkpoints(plan, length) * plan.estimate.facts.state_bytes / DISK_BYTES_PER_SECOND,
             "compilation": 2 * COMPILE_SECONDS,
         })  # fmt: skip
@@ -76,12 +76,14 @@ def _forward(config: Config) -> float:
     return FORWARD_SHARE / max(1, flatten(config).get("method.views") or 1)
 
 
-def evaluated_images(plan: Plan, data: DataFacts) -> float:
+def evaluated_images(plan: Plan, data: DataFacts, length: Length) -> float:
     """Returns how many images all evaluations of a run extract features of."""
     config = plan.request.config
     evals = config.eval
     epochs = config.optim.epochs
     tests = (epochs // evals.every_epochs if evals.every_epochs else 0) + 1
+    if evals.every_steps:
+        tests = length.total_steps // evals.every_steps + 1
     neighbours = (epochs // evals.knn_every_epochs if evals.knn_every_epochs else 0) + 1 + int(evals.untrained)
     limit = evals.max_images or data.num_train
     train, test = min(limit, data.num_train), min(limit, TEST_SHARE * data.num_train)
@@ -90,8 +92,10 @@ def evaluated_images(plan: Plan, data: DataFacts) -> float:
 
 def checkpoints(plan: Plan, length: Length) -> int:
     """Returns how many checkpoints a run writes."""
-    every = plan.request.config.train.checkpoint_every_steps
-    return math.ceil(length.total_steps / every) if every else max(1, math.ceil(plan.request.config.optim.epochs))
+    config = plan.request.config
+    epochs = max(1, math.ceil(config.optim.epochs / config.train.checkpoint_every_epochs))
+    every = config.train.checkpoint_every_steps
+    return math.ceil(length.total_steps / every) if every else epochs
 
 
 def evaluation_bytes(plan: Plan, context: PlanContext) -> int:

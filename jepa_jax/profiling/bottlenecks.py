@@ -132,7 +132,8 @@ def _of_epoch(record: EpochRecord) -> Iterator[Bottleneck]:
     if saving > CHECKPOINT:
         message = (
             f"checkpoint-bound: saving is {100 * saving:.0f} % of the epoch; half as many "
-            f"(train.checkpoint_every_steps twice as large): {gain(saving / 2):.2f}x, at most {gain(saving):.2f}x"
+            "(train.checkpoint_every_steps or checkpoint_every_epochs twice as large): "
+            f"{gain(saving / 2):.2f}x, at most {gain(saving):.2f}x"
         )
         yield Bottleneck("checkpoint", saving, message)
     looking = epoch_share(record, EpochSection.VALIDATION_EPOCH, EpochSection.VISUALIZATION_GENERATION)

@@ -12,7 +12,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import Collapsed
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.pictures import png, view_grid
-from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage
+from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage, moment_after
 from jepa_jax.profiling.sections import Section
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.runtime.peers import is_first
@@ -63,10 +63,12 @@ class Evaluate(Action):
         self._choice = run.choice if run.choice and run.choice.evaluator == name else None
 
     def due(self, step: int) -> bool:
-        return (step == 0 or self._ends_epoch(step)) and self._evaluator.due(self._moment(step))
+        every = self._run.config.eval.every_steps
+        may_be = step == 0 or self._ends_epoch(step) or (every > 0 and step % every == 0)
+        return may_be and self._evaluator.due(self._moment(step))
 
     def _moment(self, step: int) -> Moment:
-        return Moment(Stage.EPOCH if step else Stage.UNTRAINED, step, step // self._run.length.steps_per_epoch)
+        return moment_after(step, self._run.length.steps_per_epoch)
 
     def run(self, loop: Loop) -> None:
         figures, untrained = self._measure(loop, self._moment(loop.step)), loop.progress.untrained
@@ -76,9 +78,9 @@ class Evaluate(Action):
             self._recorder.log(loop.step, self._evaluator.group, figures)
         if words := self._evaluator.in_words(figures):
             length = self._run.length
-            epoch = f"epoch {loop.step // length.steps_per_epoch}/{length.total_steps / length.steps_per_epoch:g}"
+            epochs = (f"{steps / length.steps_per_epoch:g}" for steps in (loop.step, length.total_steps))
             fresh = "as loaded:" if self._run.config.init_from else "untrained:"
-            begin = [epoch, self._recorder.in_words()] if loop.step else [fresh]
+            begin = [f"epoch {'/'.join(epochs)}", self._recorder.in_words()] if loop.step else [fresh]
             self._run.console.line("  ".join([*filter(None, begin), words]))
         if loop.step:
             self._warn(loop, self._evaluator.warning(figures, untrained.get(self.name)))
@@ -195,8 +197,9 @@ class SaveCheckpoint(Action):
         self._saver = saver
 
     def due(self, step: int) -> bool:
-        every = self._run.config.train.checkpoint_every_steps
-        return (step % every == 0 if every else self._ends_epoch(step)) and not self._is_last(step)
+        config = self._run.config.train
+        every = config.checkpoint_every_steps or config.checkpoint_every_epochs * self._run.length.steps_per_epoch
+        return step > 0 and step % every == 0 and not self._is_last(step)
 
     def run(self, loop: Loop) -> None:
         self._saver.save(loop)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import TrainConfig
-from jepa_jax.evals.evaluators import Evaluator, Moment, Stage
+from jepa_jax.config.groups import Config, TrainConfig
+from jepa_jax.evals.evaluators import Evaluator, moment_after
 from jepa_jax.program.build import Length
 from jepa_jax.training.progress import Loop
 
@@ -21,33 +21,35 @@ class Choice:
     maximal: bool
 
 
-def find_choice(config: TrainConfig, evaluators: Mapping[str, Evaluator], length: Length) -> Choice | None:
+def find_choice(config: Config, evaluators: Mapping[str, Evaluator], length: Length) -> Choice | None:
     """Returns the choice of a run; None if `train.keep_best` is empty, or if the run ends before its first epoch does.
 
     Raises:
       UserError: it names no figure to choose by, or one that this run never measures.
     """
-    if not config.keep_best:
+    figure = config.train.keep_best
+    if not figure:
         return None
     offered = {
-        figure: Choice(name, figure, best == "max")
+        offer: Choice(name, offer, best == "max")
         for name, evaluator in evaluators.items()
-        for figure, best in evaluator.choosable.items()
+        for offer, best in evaluator.choosable.items()
     }
-    if config.keep_best not in offered:
+    if figure not in offered:
         names = ", ".join(offered) or "none: hold something out with data.validation, or add labels"
         raise UserError(
-            f"config.train.keep_best = {config.keep_best!r}: not a figure that this run may choose by, which excludes "
+            f"config.train.keep_best = {figure!r}: not a figure that this run may choose by, which excludes "
             f"those of the test split; choose from: {names}"
         )
-    choice = offered[config.keep_best]
-    ends = range(length.steps_per_epoch, length.total_steps + 1, length.steps_per_epoch)
+    choice = offered[figure]
+    every = config.eval.every_steps or length.steps_per_epoch
+    ends = range(every, length.total_steps + 1, every)
     if not ends:  # a trial of a few steps, whose last state is evaluated
         return None
-    moments = (Moment(Stage.EPOCH, step, step // length.steps_per_epoch) for step in ends)
+    moments = (moment_after(step, length.steps_per_epoch) for step in ends)
     if not any(map(evaluators[choice.evaluator].due, moments)):
         raise UserError(
-            f"config.train.keep_best = {config.keep_best!r}: is measured after no epoch of this run; set "
+            f"config.train.keep_best = {figure!r}: is measured after no epoch of this run; set "
             f"eval.every_epochs to a number of epochs that it has ({len(ends)})"
         )
     return choice

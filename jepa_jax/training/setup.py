@@ -157,7 +157,7 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     program.factory.pretrained()  # raises if the weights cannot be read or do not fit
     evaluation = EvaluationContext(config, program, (train, test), validation=validation)
     evaluators = build_evaluators(evaluation)
-    choice = find_choice(config.train, evaluators, program.length)
+    choice = find_choice(config, evaluators, program.length)
     return Run(
         config, folder, program, (train, test), validation, sample, evaluation, evaluators, choice, console, hooks
     )

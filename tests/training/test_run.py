@@ -128,6 +128,16 @@ def test_the_pipeline_does_not_change_the_result(finished, tmp_path, pipeline, w
     assert other["params_sha256"] == finished[1]["params_sha256"]
 
 
+def test_tests_are_due_by_steps_and_checkpoints_by_epochs(finished, tmp_path):
+    checkpoints = dict(train__checkpoint_every_steps=0, train__checkpoint_every_epochs=2, train__checkpoint_keep=9)
+    other = run(tmp_path / "run", eval__every_steps=4, eval__knn_every_epochs=1, **checkpoints)
+    found = rows(tmp_path / "run")
+    assert {row["step"] for row in found if "eval/online_probe_accuracy" in row} == {4, 6, 8, 12}
+    assert {row["step"] for row in found if "eval/knn_accuracy" in row} == {6, 12}
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*")] == ["step_12"]
+    assert other["params_sha256"] == finished[1]["params_sha256"]
+
+
 def test_another_seed_changes_the_result(finished, tmp_path):
     assert run(tmp_path / "run", train__seed=1)["params_sha256"] != finished[1]["params_sha256"]
 

@@ -67,7 +67,7 @@ class NextMask(Evaluator):
     def due(self, moment: Moment) -> bool:
         config = self.context.config.eval
         if moment.stage == Stage.EPOCH:
-            return self.context.validation is not None and moment.ends(config.every_epochs)
+            return self.context.validation is not None and moment.is_test(config)
         return moment.stage == Stage.FINAL or config.untrained
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
