@@ -72,7 +72,7 @@ def test_idx_damage_is_named(tmp_path):
     file = tmp_path / "train-images-idx3-ubyte"
     good = file.read_bytes()
     file.write_bytes(good[:-5])
-    with pytest.raises(UserError, match="train-images-idx3-ubyte: 4,715 bytes, expected 4,720"):
+    with pytest.raises(UserError, match="train-images-idx3-ubyte: less than the 4,704 bytes that it claims"):
         opened("idx", tmp_path)
     file.write_bytes(b"\0\0\x0d\x03" + good[4:])
     with pytest.raises(UserError, match="starts with 00000d03, expected 00000803"):

@@ -8,8 +8,6 @@ from typing import BinaryIO
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime.memory import free_bytes
 
-DEFLATE_RATIO = 1032  # that deflate compresses by at most
-
 
 def open_regular(file: pathlib.Path) -> BinaryIO:
     """Opens a file for reading; raises UserError if it cannot be read or is a pipe, device or folder."""
