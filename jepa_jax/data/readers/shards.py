@@ -9,10 +9,11 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from array_record.python import array_record_module
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
@@ -56,19 +57,8 @@ class ShardSource(PackedPhotos):
         shard, place = self._place(index)
         with self._lock:  # readers hold a position
             if shard not in self._open:
-                self._open[shard] = array_record().ArrayRecordReader(self._files[shard])
+                self._open[shard] = array_record_module.ArrayRecordReader(self._files[shard])
             return self._open[shard].read([place])[0]
-
-
-def array_record() -> Any:
-    """Returns the module that reads and writes ArrayRecord files; raises UserError if the package is missing."""
-    try:
-        from array_record.python import array_record_module
-    except ImportError as error:
-        raise UserError(
-            f"config.data.source = shards: needs a package that is missing ({error}); pip install array-record"
-        ) from error
-    return array_record_module
 
 
 def read_manifest(root: pathlib.Path, directory: str) -> dict[str, Any]:
@@ -110,12 +100,11 @@ def check_shard(root: pathlib.Path, shard: dict[str, Any]) -> pathlib.Path:
     return file
 
 
-def verify_shards(root: pathlib.Path, on_shard: Callable[[str], None] = lambda name: None) -> int:
+def verify_shards(root: pathlib.Path) -> int:
     """Compares all shards with their checksums; returns how many there are. Raises UserError for one that differs."""
     manifest, count = read_manifest(root, str(root)), 0
     for shard in (shard for shards in manifest["splits"].values() for shard in shards):
         file = check_shard(root, shard)
-        on_shard(file.name)
         if file_sha256(file) != shard["sha256"]:
             raise UserError(f"{file}: its SHA-256 is not that of {MANIFEST}; copy or write the shards again")
         count += 1
@@ -146,21 +135,21 @@ def write_shards(
     splits: dict[str, list[dict[str, Any]]] = {}
     for split, source in sources.items():
         splits[split] = []
-        for shard, images in _write_split(source, output, split, shard_bytes):
+        for shard in _write_split(source, output, split, shard_bytes):
             splits[split].append(shard)
-            done += images
+            done += shard["images"]
             on_image(done, total)
     manifest = {"format": FORMAT, "classes": list(sources["train"].classes), "splits": splits}
     write_atomically(output / MANIFEST, json.dumps(manifest).encode())
     return manifest
 
 
-def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_bytes: int) -> Any:
-    """Yields the entry of the manifest of each shard of a split when it is written, and its number of images."""
+def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yields the entry of the manifest of each shard of a split when it is written."""
     begin = 0
     while begin < len(source):
         file = output / f"{split}-{begin:09}.array_record"
-        writer = array_record().ArrayRecordWriter(str(file), "group_size:1,uncompressed")
+        writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1,uncompressed")
         written, end = 0, begin
         while end < len(source) and written < shard_bytes:
             content = source.content(end)
@@ -169,7 +158,6 @@ def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_by
             end += 1
         writer.close()
         labels = [] if source.labels is None else source.labels[begin:end].tolist()
-        count = end - begin
-        entry = {"file": file.name, "images": count, "bytes": file.stat().st_size, "sha256": file_sha256(file)}
-        yield {**entry, "labels": labels}, count
+        entry = {"file": file.name, "images": end - begin, "bytes": file.stat().st_size, "sha256": file_sha256(file)}
+        yield {**entry, "labels": labels}
         begin = end

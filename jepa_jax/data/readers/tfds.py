@@ -96,12 +96,8 @@ class TfdsSource(PhotoSource):
 
 
 def _open_builder(name: str, directory: str) -> Any:
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise UserError(
-            f"config.data.source = tfds:{name}: needs a package that is missing ({error}); install it"
-        ) from error
+    import tensorflow_datasets as tfds
+
     if not directory or not pathlib.Path(directory).expanduser().is_dir():
         raise UserError(f"config.data.dir = {directory!r}: no such folder; give the data_dir of the prepared {name}")
     prepare = f"tfds.builder({name!r}, data_dir={directory!r}, file_format='array_record').download_and_prepare()"
