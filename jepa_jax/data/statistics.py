@@ -1,5 +1,6 @@
 """Mean and standard deviation of each channel of a data set, computed once and kept beside it."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
@@ -43,12 +44,13 @@ def channel_statistics(
             f"config.data.statistics = set: the data holds {', '.join(source.spec)} and no image; use config"
         )
     chosen = sample(len(source), count)
-    total, squares, pixels = np.zeros(0), np.zeros(0), 0
+    channels = source.spec["image"].shape[-1]
+    total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
     for first in range(0, len(chosen), CHUNK):
         images = source.batch(chosen[first : first + CHUNK])["image"].astype(np.float64) / 255
-        flat = images.reshape(-1, images.shape[-1])
-        total = flat.sum(0) + (total if total.size else 0)
-        squares = np.square(flat).sum(0) + (squares if squares.size else 0)
+        flat = images.reshape(-1, channels)
+        total += flat.sum(0)
+        squares += np.square(flat).sum(0)
         pixels += len(flat)
         on_image(min(first + CHUNK, len(chosen)), len(chosen))
     mean = total / pixels
@@ -61,9 +63,7 @@ def open_set(data: DataConfig) -> Source:
     return open_source(dataclasses.replace(data, num_train=0, num_test=0, validation=0.0, shorter_side=0), "train")
 
 
-def set_statistics(
-    data: DataConfig, count: int = IMAGES, on_image: Callable[[int, int], None] = lambda done, total: None
-) -> Statistics:
+def set_statistics(data: DataConfig) -> Statistics:
     """Returns the statistics that are kept beside a set; computes and keeps them if there are none of this set.
 
     A place that cannot be written is no error: the numbers are the same each time.
@@ -72,11 +72,9 @@ def set_statistics(
     file = statistics_file(data)
     if found := kept_statistics(file, set_identity(data, source)):
         return found
-    computed = channel_statistics(source, count, on_image)
-    try:
+    computed = channel_statistics(source, IMAGES)
+    with contextlib.suppress(OSError, UserError):
         keep_statistics(file, computed, set_identity(data, source))
-    except (OSError, UserError):
-        pass
     return computed
 
 
