@@ -65,33 +65,20 @@ def _read_table(path: pathlib.Path) -> dict[str, Gpu]:
 
 
 def _parse_gpu(path: pathlib.Path, key: str, values: Any) -> Gpu:
-    fields = [field.name for field in dataclasses.fields(Gpu) if field.name != "key"]
-    if not isinstance(values, Mapping):
-        raise UserError(f"{path}: {key} = {values!r}: a GPU is a table [{key}] with {', '.join(fields)}")
-    for name in values:
-        if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            raise UserError(
-                f"{path}: [{key}] {name}: unknown; " + (f"did you mean {close[0]}?" if close else "remove it")
-            )
-    for name in fields:
-        if name not in values and name != "source":
-            raise UserError(f"{path}: [{key}] {name}: missing; see {TABLE_FILE.name} for an example")
-        if name not in ("name", "compute_capability", "source"):
-            _check_number(f"{path}: [{key}] {name}", values[name], whole=name in _WHOLE)
-    capability = values["compute_capability"]
-    capability = tuple(capability) if isinstance(capability, list) else capability
-    if capability not in list(MULTIPROCESSORS):  # by comparison: a value of any type is answered
-        known = ", ".join(str(list(c)) for c in MULTIPROCESSORS)
-        raise UserError(f"{path}: [{key}] compute_capability = {values['compute_capability']!r}: not one of {known}")
-    texts = {name: str(values.get(name, "")) for name in ("name", "source")}
-    return Gpu(key, **{**values, **texts, "compute_capability": capability})
-
-
-def _check_number(name: str, value: Any, *, whole: bool) -> None:
-    kinds = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
-        raise UserError(f"{name} = {value!r}: must be a {'whole ' if whole else ''}number above 0")
+    fields = {field.name for field in dataclasses.fields(Gpu)} - {"key"}
+    if not isinstance(values, Mapping) or not fields - {"source"} <= values.keys() <= fields:
+        wanted = ", ".join(sorted(fields))
+        raise UserError(f"{path}: {key}: a GPU is a table [{key}] with {wanted}; see {TABLE_FILE.name} for an example")
+    for name in fields - {"name", "compute_capability", "source"}:
+        kind = int if name in _WHOLE else int | float
+        if not isinstance(values[name], kind) or values[name] <= 0:
+            whole = "whole " if kind is int else ""
+            raise UserError(f"{path}: [{key}] {name} = {values[name]!r}: must be a {whole}number above 0")
+    known = [list(capability) for capability in MULTIPROCESSORS]
+    if values["compute_capability"] not in known:
+        listed = ", ".join(map(str, known))
+        raise UserError(f"{path}: [{key}] compute_capability = {values['compute_capability']!r}: not one of {listed}")
+    return Gpu(key, **{**values, "compute_capability": tuple(values["compute_capability"])})
 
 
 def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
