@@ -114,15 +114,11 @@ def set_gaps_aside() -> int:
 
 def pool_fraction(environment: Mapping[str, str]) -> float:
     """Returns the fraction of a GPU's memory that JAX takes for its pool."""
-    given = [name for name in (POOL_VARIABLE, OLD_POOL_VARIABLE) if environment.get(name)]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} are both set, which JAX refuses; unset the second")
-    for name in given:
-        try:
-            return float(environment[name])
-        except ValueError:
-            raise UserError(f"{name} = {environment[name]}: not a number; use 0 to 1, or unset it") from None
-    return POOL_FRACTION
+    name = OLD_POOL_VARIABLE if environment.get(OLD_POOL_VARIABLE) else POOL_VARIABLE
+    try:
+        return float(environment.get(name) or POOL_FRACTION)
+    except ValueError:
+        raise UserError(f"{name} = {environment[name]}: not a number; use 0 to 1, or unset it") from None
 
 
 def pool_variables(fraction: float | None, environment: Mapping[str, str]) -> dict[str, str]:

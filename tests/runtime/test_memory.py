@@ -63,8 +63,6 @@ def test_the_share_of_the_pool_is_read_from_the_environment():
     assert pool_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}) == 0.5
     with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
         pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
-    with pytest.raises(UserError, match="both set"):
-        pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"})
 
 
 @pytest.mark.parametrize("limited, free", [("job", 35), ("job/task", 35), ("other", None), (".", 35)])
