@@ -1,13 +1,12 @@
 """Where figures go: metrics.jsonl, TensorBoard, Weights & Biases."""
 
-import importlib.util
+import importlib
 import json
 import math
 import os
 import pathlib
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -152,10 +151,8 @@ class WandB(Sink):
     """Weights & Biases; WANDB_MODE=offline keeps everything on this machine."""
 
     def __init__(self, project: str, directory: pathlib.Path, config: Config):
-        try:
-            import wandb
-        except ImportError:
-            raise missing_wandb(project) from None
+        import wandb
+
         self._make_image = wandb.Image
         self._run = wandb.init(
             project=project,
@@ -191,16 +188,14 @@ class WandB(Sink):
             raise errors[0]
 
 
-def missing_wandb(project: str) -> UserError:
-    return UserError(f"config.log.wandb_project = {project!r}: wandb is not installed; pip install 'jepa_jax[wandb]'")
-
-
 def check_sinks(config: Config) -> None:
     """Raises UserError if a sink that the config asks for cannot be opened."""
-    if not config.log.wandb_project:
-        return
-    if (sys.modules["wandb"] if "wandb" in sys.modules else importlib.util.find_spec("wandb")) is None:
-        raise missing_wandb(config.log.wandb_project)
+    if project := config.log.wandb_project:
+        try:
+            importlib.import_module("wandb")
+        except ImportError:
+            fix = "wandb is not installed; pip install 'jepa_jax[wandb]'"
+            raise UserError(f"config.log.wandb_project = {project!r}: {fix}") from None
 
 
 class Guarded(Sink):
