@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from jepa_jax.base.console import Console
+from jepa_jax.base.console import Console, ProgressBar
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
@@ -70,7 +70,7 @@ def prepare_archive(name: str, directory: pathlib.Path) -> Result:
         with contextlib.suppress(UserError):
             counts = {split: count_images(name, directory, split) for split in SPLITS}
     if counts is None:
-        with progress_bar(remote.name) as on_progress:
+        with progress_bar(remote.name, "bytes") as on_progress:
             found = f"{download(remote, directory, on_progress)}: checksum verified,"
         counts = {split: count_images(name, directory, split) for split in SPLITS}
     text = (
@@ -133,17 +133,10 @@ def input_data(arguments: Arguments) -> "DataConfig":
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, unit: str = "") -> Iterator[Progress]:
-    """Shows a progress bar on standard error, of bytes if no unit is given."""
-    from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    amount = MofNCompleteColumn() if unit else DownloadColumn()
-    columns = (TextColumn(what), BarColumn(), amount, TextColumn(unit), TimeRemainingColumn())
-    with Bars(*columns, transient=True, console=RichConsole(stderr=True)) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+def progress_bar(what: str, unit: str) -> Iterator[Progress]:
+    """Shows a progress bar on standard error."""
+    with ProgressBar(1.0) as bar:
+        yield lambda done, total: bar.show(done / total, what, f"{done:,} of {total:,} {unit}")
 
 
 def count_images(name: str, directory: pathlib.Path, split: str) -> int:
