@@ -5,7 +5,7 @@ the warm-up rate.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,14 +47,8 @@ def scale_by_larc(
     another algorithm. Follow with `optax.trace` and `optax.scale_by_learning_rate` of the same schedule.
     """
 
-    def init(params: PyTree) -> optax.ScaleByScheduleState:
-        del params
-        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
-
-    def update(
-        updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree
-    ) -> tuple[PyTree, optax.ScaleByScheduleState]:
-        rate = learning_rate(state.count)
+    def update(updates: PyTree, count: jax.Array, params: PyTree) -> PyTree:
+        rate = learning_rate(count)
 
         def adapt(g: jax.Array, p: jax.Array) -> jax.Array:
             if p.ndim <= 1:
@@ -65,7 +59,22 @@ def scale_by_larc(
             scale = jnp.where(p_norm > 0, jnp.minimum(local / jnp.maximum(rate, 1e-30), 1.0), 1.0)
             return (g + weight_decay * p) * scale
 
-        return jax.tree.map(adapt, updates, params), optax.ScaleByScheduleState(state.count + 1)
+        return jax.tree.map(adapt, updates, params)
+
+    return counted(update)
+
+
+def counted(change: Callable[[PyTree, jax.Array, PyTree], PyTree]) -> optax.GradientTransformation:
+    """Returns the transformation that `change` makes of updates, the number of earlier ones, and parameters."""
+
+    def init(params: PyTree) -> optax.ScaleByScheduleState:
+        del params
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree = None
+    ) -> tuple[PyTree, optax.ScaleByScheduleState]:
+        return change(updates, state.count, params), optax.ScaleByScheduleState(state.count + 1)
 
     return optax.GradientTransformation(init, update)
 
@@ -140,11 +149,7 @@ def scale_by_layer(decay: float) -> optax.GradientTransformation:
 
         return jax.tree_util.tree_map_with_path(factor, params)
 
-    def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
-        del params
-        return jax.tree.map(lambda u, f: u * f, updates, factors(updates)), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, factors(updates)))
 
 
 def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.GradientTransformation]:
@@ -189,25 +194,19 @@ def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.Gra
     would then start from zero with a bias correction that is over, and the first steps would be several times too long.
     """
 
-    def init(params: PyTree) -> optax.ScaleByScheduleState:
-        del params
-        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
-
-    def update(
-        updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree = None
-    ) -> tuple[PyTree, optax.ScaleByScheduleState]:
+    def update(updates: PyTree, count: jax.Array, params: PyTree) -> PyTree:
         del params
         labels = group_labels(updates, groups)
-        moves = {"": jnp.array(True), **{str(i): state.count >= group.frozen_steps for i, group in enumerate(groups)}}
+        moves = {"": jnp.array(True), **{str(i): count >= group.frozen_steps for i, group in enumerate(groups)}}
         moving = jax.tree.map(lambda g, label: jnp.where(moves[label], g, 0), updates, labels)
         of_moving, of_all = (clip_factor(t, clip_norm) for t in (moving, updates))
 
         def clip(g: jax.Array, label: str) -> jax.Array:
             return g * jnp.where(moves[label], of_moving, of_all).astype(g.dtype)
 
-        return jax.tree.map(clip, updates, labels), optax.ScaleByScheduleState(state.count + 1)
+        return jax.tree.map(clip, updates, labels)
 
-    return optax.GradientTransformation(init, update)
+    return counted(update)
 
 
 def _by_group(
@@ -257,24 +256,23 @@ def _update_rule(
     config: Any, rate: optax.Schedule, total_steps: int, decay: float | None = None
 ) -> list[optax.GradientTransformation]:
     """Returns everything between the clipped gradient and the update; `decay` replaces the config's weight decay."""
+    constant = config.weight_decay if decay is None else decay
     if config.name == "larc":
-        constant = config.weight_decay if decay is None else decay
         return [
             scale_by_larc(rate, trust=config.larc_trust, weight_decay=constant),
             optax.trace(config.momentum),
             optax.scale_by_learning_rate(rate),
         ]
     if config.name == "schedule_free_adamw":
-        constant = config.weight_decay if decay is None else decay
         return [  # AdamW without momentum, for which averaging stands in
             optax.scale_by_rms(config.beta2, eps_in_sqrt=False, bias_correction=True),
             optax.add_decayed_weights(constant, mask=decay_mask),
             optax.scale_by_learning_rate(rate),
         ]
-    first, last = (config.weight_decay, config.weight_decay_end) if decay is None else (decay, decay)
+    falling = cosine(constant, config.weight_decay_end if decay is None else decay, total_steps)
     if config.name == "muon":
-        return [muon(config, rate, cosine(first, last, total_steps))]
-    decayed = optax.add_decayed_weights(cosine(first, last, total_steps), mask=decay_mask)
+        return [muon(config, rate, falling)]
+    decayed = optax.add_decayed_weights(falling, mask=decay_mask)
     if config.name == "adamw":
         return [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decayed, optax.scale_by_learning_rate(rate)]
     momentum = optax.trace(config.momentum, nesterov=config.nesterov)
