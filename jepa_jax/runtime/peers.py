@@ -1,9 +1,8 @@
 """The processes of one run: how they find each other, how they agree, and how they end when one of them is gone.
 
-JAX connects processes and computes with all of their devices. Two things are added here. Processes agree on a signal
-that one of them received by a vote, computed like a metric and read as late, so that no step waits for it. And each of
-them holds a connection to the first one: the system closes it when a process dies, so the others know at once and end
-with a message, where a collective operation would wait for ever.
+JAX connects processes and computes with all of their devices. Here each of them also holds a connection to the first
+one: the system closes it when a process dies, so the others know at once and end with a message, where a collective
+operation would wait for ever.
 """
 
 import atexit
@@ -19,16 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
 from jepa_jax.base.companions import PLACE_VARIABLES
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_PROCESS_LOST, UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import differing_keys
-from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"  # of a pod in an indexed Job
 CONNECT_SECONDS = 300  # for all processes to start
@@ -143,24 +139,6 @@ def sum_over_processes(value: float) -> float:
     if jax.process_count() == 1:
         return value
     return float(np.sum(multihost_utils.process_allgather(np.float64(value))))
-
-
-class Votes:
-    """Numbers that all processes see: the largest of what each of them says, without waiting for it."""
-
-    def __init__(self, mesh: Mesh):
-        self._sharding = batch_sharding(mesh)
-        self._devices = len(self._sharding.addressable_devices)
-        self._largest = jax.jit(jnp.max, out_shardings=replicated(mesh))
-        self._ballots: dict[int, jax.Array] = {}
-
-    def cast(self, number: int) -> jax.Array:
-        """Returns the largest number that a process casts in this round, on the device."""
-        if number not in self._ballots:
-            own = np.full(self._devices, number, np.int32)
-            with jax.transfer_guard("allow"):  # also between steps; each number is copied once
-                self._ballots[number] = jax.make_array_from_process_local_data(self._sharding, own)
-        return self._largest(self._ballots[number])
 
 
 # --- the end of another process ---

@@ -5,10 +5,12 @@ import signal
 from typing import Self
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.base.signals import Interrupted, InterruptFlag
-from jepa_jax.runtime.peers import Votes
+from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 
 class StopSignals:
@@ -20,7 +22,10 @@ class StopSignals:
 
     def __init__(self, mesh: Mesh):
         self._flag = InterruptFlag()
-        self._votes = Votes(mesh) if jax.process_count() > 1 else None
+        self._alone = jax.process_count() == 1
+        self._sharding = batch_sharding(mesh)
+        self._largest = jax.jit(jnp.max, out_shardings=replicated(mesh))
+        self._ballots: dict[int, jax.Array] = {}  # by the signal number that they hold
         self._pending: collections.deque[jax.Array] = collections.deque()
         self._agreed = 0  # number of the signal that all processes act on
 
@@ -33,15 +38,21 @@ class StopSignals:
 
     def check(self) -> None:
         """Raises Interrupted if a signal has arrived and, with several processes, all of them know of it."""
-        if self._votes is None:
+        if self._alone:
             self._flag.check()
         elif self._agreed:
             raise Interrupted(signal.Signals(self._agreed))
 
     def vote(self) -> None:
         """Tells the other processes, if any, which signal has arrived here; call it after each step."""
-        if self._votes is not None:
-            self._pending.append(self._votes.cast(int(self._flag.raised or 0)))
+        if self._alone:
+            return
+        number = int(self._flag.raised or 0)
+        if number not in self._ballots:
+            own = np.full(len(self._sharding.addressable_devices), number, np.int32)
+            with jax.transfer_guard("allow"):  # also between steps; each number is copied once
+                self._ballots[number] = jax.make_array_from_process_local_data(self._sharding, own)
+        self._pending.append(self._largest(self._ballots[number]))
 
     def count_votes(self, *, lag: int) -> None:
         """Reads all but the newest `lag` votes."""
