@@ -8,8 +8,8 @@ import os
 import pathlib
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -17,10 +17,11 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, write_atomically
+from jepa_jax.base.files import make_folder, write_atomically
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.folder import EXTENSIONS
+from jepa_jax.evals.features import delayed_by_one
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.weights.geometry import Geometry
@@ -94,7 +95,8 @@ def open_embedder(
         return np.asarray(model.features(pixels))[: len(images)]
 
     facts = [_sha256_of_weights(model.origin), geometry, model.pool, model.mean, model.std]
-    normal = f"normalised with mean {_short(model.mean)} and deviation {_short(model.std)}"
+    shown_mean, shown_std = (", ".join(f"{value:.4g}" for value in values) for values in (model.mean, model.std))
+    normal = f"normalised with mean ({shown_mean}) and deviation ({shown_std})"
     words = f"{model.origin} ({model.kind}): {_in_words(geometry)}, {normal}, pooled: {model.pool}"
     crop, shorter_side = geometry.crop_size, geometry.shorter_side
     return Embedder(encode, crop, model.channels, batch_size, json.dumps(facts), words, shorter_side)
@@ -127,10 +129,6 @@ def _in_words(geometry: Geometry) -> str:
     return f"{crop} x {crop} pixels{cropped}" + (f", resized to {size} x {size}" if size != crop else "")
 
 
-def _short(values: Sequence[float]) -> str:
-    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
-
-
 def embed_folder(
     embedder: Embedder,
     folder: str | pathlib.Path,
@@ -151,33 +149,33 @@ def embed_folder(
     root, file = pathlib.Path(folder).expanduser(), pathlib.Path(output).expanduser()
     check_output(file)
     names = list_images(root)
-    identity = _digest(embedder.identity, skip, [(name, _stamp(root / name)) for name in names])
+    stamps = [(name, _stamp(root / name)) for name in names]
+    identity = hashlib.sha256(json.dumps([embedder.identity, skip, stamps]).encode()).hexdigest()
     if (stored := read_features(file)) and stored[0] == identity:
         _, kept, features = stored
         return Embedded(file, kept, features, sorted(set(map(shown, names)) - set(kept)), len(kept))
-    parts = _Parts(file.with_name(f".{file.name}.parts"), identity)
+    folder = file.with_name(f".{file.name}.parts")  # what is finished, so that it survives an interruption
+    make_folder(folder)
     size = max(1, PART_IMAGES // embedder.batch_size) * embedder.batch_size
-    read, reused, skipped = [], 0, []
+    parts, reused = [], 0
     console.start("features", len(names))
     for start in range(0, len(names), size):
-        own = names[start : start + size]
-        part = parts.read(start)
-        if part is None:
-            part = _computed(embedder, root, own, skip, console)
-            parts.write(start, part)
-        else:
-            reused += len(part[0])
+        own, part = names[start : start + size], folder / f"{start:09d}.npz"
+        if (stored := read_features(part)) and stored[0] == identity:
+            parts.append(stored[1:])
+            reused += len(stored[1])
             console.advance(len(own))
-        read.append(part)
-        skipped += sorted(set(map(shown, own)) - set(part[0]))
+        else:
+            parts.append(_computed(embedder, root, own, skip, console))
+            write_features(part, identity, *parts[-1])
     console.stop()
-    kept = [name for part, _ in read for name in part]
+    kept = [name for own, _ in parts for name in own]
     if not kept:
         raise UserError(f"--input={root}: none of its {len(names)} images can be read; check the files")
-    features = np.concatenate([values for own, values in read if own])
+    features = np.concatenate([values for own, values in parts if own])
     write_features(file, identity, kept, features)
-    parts.remove()
-    return Embedded(file, kept, features, skipped, reused)
+    shutil.rmtree(folder, ignore_errors=True)
+    return Embedded(file, kept, features, sorted(set(map(shown, names)) - set(kept)), reused)
 
 
 def list_images(root: pathlib.Path) -> list[str]:
@@ -199,20 +197,7 @@ def _computed(
     embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip: bool, console: Console
 ) -> tuple[list[str], np.ndarray]:
     """Returns names and features of the images that can be read; a batch is decoded while another is encoded."""
-    kept: list[str] = []
-    features = []
-    for own, images in _decoded(embedder, root, names, skip):
-        readable = [(name, image) for name, image in zip(own, images, strict=True) if image is not None]
-        if readable:
-            kept += [shown(name) for name, _ in readable]
-            features.append(embedder.encode(np.stack([image for _, image in readable])))
-        console.advance(len(own))
-    return kept, np.concatenate(features) if features else np.zeros((0, 0), np.float32)
 
-
-def _decoded(
-    embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip: bool
-) -> Iterator[tuple[Sequence[str], list[np.ndarray | None]]]:
     def read(name: str) -> np.ndarray | None:
         try:
             photo = Photo((root / name).read_bytes(), embedder.channels)
@@ -226,38 +211,17 @@ def _decoded(
             fix = "remove the file, or use --on_error=skip"
             raise UserError(f"{root / name}: cannot be read as an image ({reason}); {fix}") from error
 
-    batches = [names[i : i + embedder.batch_size] for i in range(0, len(names), embedder.batch_size)]
+    kept: list[str] = []
+    features = [np.zeros((0, 0), np.float32)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting: list[tuple[Sequence[str], list[Future]]] = []
-        for batch in [*batches, []]:
-            following = (batch, [pool.submit(read, name) for name in batch])
-            for own, futures in waiting:
-                yield own, [future.result() for future in futures]
-            waiting = [following] if batch else []
-
-
-class _Parts:
-    """Finished parts of a computation in a hidden folder beside its output; those of another one are removed."""
-
-    def __init__(self, folder: pathlib.Path, identity: str):
-        self._folder, self._identity = folder, identity
-
-    def read(self, start: int) -> tuple[list[str], np.ndarray] | None:
-        stored = read_features(self._file(start))
-        return (stored[1], stored[2]) if stored and stored[0] == self._identity else None
-
-    def write(self, start: int, part: tuple[list[str], np.ndarray]) -> None:
-        try:
-            self._folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, self._folder) from error
-        write_features(self._file(start), self._identity, *part)
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _file(self, start: int) -> pathlib.Path:
-        return self._folder / f"{start:09d}.npz"
+        batches = (names[i : i + embedder.batch_size] for i in range(0, len(names), embedder.batch_size))
+        for own, images in delayed_by_one((batch, pool.map(read, batch)) for batch in batches):
+            readable = [(shown(name), image) for name, image in zip(own, images, strict=True) if image is not None]
+            if readable:
+                kept += [name for name, _ in readable]
+                features.append(embedder.encode(np.stack([image for _, image in readable])))
+            console.advance(len(own))
+    return kept, np.concatenate(features[1:] or features)
 
 
 def check_output(file: pathlib.Path) -> None:
@@ -320,7 +284,3 @@ def shown(name: str) -> str:
 def _stamp(file: pathlib.Path) -> list[int]:
     found = file.stat() if file.exists() else None
     return [found.st_size, found.st_mtime_ns] if found else []
-
-
-def _digest(*facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,6 +1,5 @@
 """The encoder of a run in a form that others can use: our safetensors, a directory for transformers, or StableHLO."""
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -14,33 +13,22 @@ from flax import nnx
 from safetensors.numpy import save
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, write_atomically
+from jepa_jax.base.files import make_folder, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
-from jepa_jax.exports.model_card import model_card
+from jepa_jax.exports.model_card import Exported, model_card
 from jepa_jax.models.kernels.attention import without_gpu_kernels
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
 from jepa_jax.models.vit import ViT, sincos_positions
-from jepa_jax.weights import exported, resnet, vit
+from jepa_jax.weights import resnet, vit
 from jepa_jax.weights.geometry import Geometry
+from jepa_jax.weights.load import FORMAT, VERSION
 from jepa_jax.weights.names import saved_tensors
 
 STABLEHLO = "encoder.stablehlo"
 PLATFORMS = ("cpu", "cuda")
 _OTHER = "use --format=safetensors or --format=stablehlo"
 Files = dict[str, bytes]
-
-
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """What was written: the folder, its files with their sizes, and the facts that a user needs."""
-
-    folder: pathlib.Path
-    format: str
-    files: Mapping[str, int]
-    feature_dim: int
-    image_size: int
-    channels: int
 
 
 def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathlib.Path) -> Exported:
@@ -65,10 +53,7 @@ def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathl
         input_size(encoder), encoder.channels,
     )  # fmt: skip
     files["README.md"] = model_card(pathlib.Path(workdir), encoder.config, record).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(error, folder) from error
+    make_folder(folder)
     for name, content in files.items():
         write_atomically(folder / name, content)
     return record
@@ -90,22 +75,17 @@ def input_size(encoder: FrozenEncoder) -> int:
     return config.eval.image_size or (config.data.view_size if at_view_size else config.data.image_size)
 
 
-def _geometry(encoder: FrozenEncoder) -> dict[str, int]:
-    """Returns how an evaluation of the run prepares pictures: see `jepa_jax.weights.geometry`."""
-    crop_size = encoder.image_size
-    shorter_side = encoder.config.data.shorter_side or crop_size
-    return {"image_size": input_size(encoder), "crop_size": crop_size, "shorter_side": shorter_side}
-
-
 def safetensors_files(encoder: FrozenEncoder) -> Files:
     """Returns the encoder under our own names, and the config.json from which `load_model` rebuilds it."""
     config = encoder.config
     described = {
-        "format": exported.FORMAT,
-        "version": exported.VERSION,
+        "format": FORMAT,
+        "version": VERSION,
         "model": config.to_dict()["model"] | ({"init_from": ""} if hasattr(config.model, "init_from") else {}),
         "view_size": config.data.view_size,
-        **_geometry(encoder),
+        "image_size": input_size(encoder),  # these three: see `jepa_jax.weights.geometry`
+        "crop_size": encoder.image_size,
+        "shorter_side": config.data.shorter_side or encoder.image_size,
         "channels": encoder.channels,
         "mean": config.data.augment.mean,
         "std": config.data.augment.std,
@@ -113,7 +93,7 @@ def safetensors_files(encoder: FrozenEncoder) -> Files:
         "precision": config.train.precision,
     }
     tensors = saved_tensors(encoder.module, None)
-    return {"model.safetensors": save(tensors, {"format": exported.FORMAT}), "config.json": _json(described)}
+    return {"model.safetensors": save(tensors, {"format": FORMAT}), "config.json": _json(described)}
 
 
 def hf_files(encoder: FrozenEncoder) -> Files:

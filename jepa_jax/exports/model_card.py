@@ -1,8 +1,9 @@
 """The card of an exported encoder: what it is, what it was trained on and how, what it is worth, how it is used."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.text import number, percent
@@ -24,25 +25,22 @@ with open("FOLDER/encoder.stablehlo", "rb") as file:
     encoder = jax.export.deserialize(bytearray(file.read()))
 features = encoder.call(images)  # uint8 [B, {stored}, {stored}, {channels}] -> float32 [B, {features}]""",
 }
+PROGRAMS = ("jepa-jax", "__main__.py")
 
 
-PROGRAMS = ("jepa-jax", "jepa-jax.exe", "__main__.py")
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written: the folder, its files with their sizes, and the facts that a user needs."""
+
+    folder: pathlib.Path
+    format: str
+    files: Mapping[str, int]
+    feature_dim: int
+    image_size: int
+    channels: int
 
 
-class Described(Protocol):
-    """What a card needs to know of an export."""
-
-    @property
-    def format(self) -> str: ...
-    @property
-    def feature_dim(self) -> int: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def channels(self) -> int: ...
-
-
-def model_card(workdir: pathlib.Path, config: Config, exported: Described) -> str:
+def model_card(workdir: pathlib.Path, config: Config, exported: Exported) -> str:
     """Returns the card as Markdown; what the run did not measure is said to be missing."""
     summary, environment = (read_json_or_empty(workdir / name) for name in ("summary.json", "environment.json"))
     size = {"size": exported.image_size, "channels": exported.channels, "features": exported.feature_dim}

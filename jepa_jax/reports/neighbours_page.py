@@ -3,12 +3,13 @@
 import io
 import pathlib
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import PIL.Image
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.evals.knn import unit_length
+from jepa_jax.exports.embed import Embedded
 from jepa_jax.reports.page import embed_image, write_page
 from jepa_jax.reports.parts import Card, Image, Page, Section, Table, absent
 
@@ -17,18 +18,7 @@ TILE, GAP, BREAK = 96, 6, 24  # pixels: an image, between images, behind the fir
 SAMPLE = 12  # images that `sample` draws
 
 
-class Features(Protocol):
-    """Names of images and their features [N, F]."""
-
-    @property
-    def output(self) -> pathlib.Path: ...
-    @property
-    def names(self) -> Sequence[str]: ...
-    @property
-    def features(self) -> np.ndarray: ...
-
-
-def write_neighbours(embedded: Features, folder: str | pathlib.Path, asked: str) -> pathlib.Path:
+def write_neighbours(embedded: Embedded, folder: str | pathlib.Path, asked: str) -> pathlib.Path:
     """Writes the page beside the file of features; returns its path.
 
     Args:
@@ -66,7 +56,7 @@ def queries(names: Sequence[str], asked: str) -> list[int]:
 
 def neighbours(features: np.ndarray, query: int, count: int = NEIGHBOURS) -> tuple[list[int], list[float]]:
     """Returns the places of the nearest images, nearest first and without the query, and their cosines."""
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    unit = unit_length(features)
     cosines = unit @ unit[query]
     order = [i for i in np.argsort(-cosines, kind="stable").tolist() if i != query][:count]
     return order, [float(cosines[i]) for i in order]

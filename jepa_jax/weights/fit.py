@@ -70,11 +70,8 @@ def check_structure(saved: LoadedModel, structure: Mapping[str, Any]) -> None:
 
 def _flags(name: str, facts: Mapping[str, Any]) -> str:
     values = ({"name": name} if name else {}) | dict(facts)
-    return " ".join(f"--config.model.{key}={_text(value)}" for key, value in values.items())
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    lists = {key: value if isinstance(value, tuple | list) else [value] for key, value in values.items()}
+    return " ".join(f"--config.model.{key}={','.join(map(str, value))}" for key, value in lists.items())
 
 
 def _resized(position: Any, shape: tuple[int, ...], cls_token: bool) -> tuple[np.ndarray, str]:

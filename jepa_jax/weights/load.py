@@ -11,13 +11,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jepa_jax.base.classes import ClassTable, load_object
+from jepa_jax.base.classes import ClassTable, find_class, load_object
 from jepa_jax.base.errors import UserError
+from jepa_jax.config.owners import MODELS, named_group
+from jepa_jax.config.schema import flatten, nested, with_variants
 from jepa_jax.models.pooling import PooledEncoder, pooled
-from jepa_jax.models.registry import encoder_kind, encoder_structure
+from jepa_jax.models.registry import DTYPES, encoder_kind, encoder_structure
 from jepa_jax.models.vit import ViT
-from jepa_jax.weights import exported
-from jepa_jax.weights.family import Family, section
+from jepa_jax.weights.family import Family, needed, section
 from jepa_jax.weights.geometry import Geometry, described_geometry
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
@@ -26,6 +27,7 @@ from jepa_jax.weights.vit import timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PREPROCESSOR = "preprocessor_config.json"
+FORMAT, VERSION = "jepa_jax", 1  # of encoders that `jepa-jax export` writes
 # Functions of config.json, tensors and their place, by the architecture that transformers writes into config.json.
 FAMILIES = ClassTable(
     "FAMILIES",
@@ -103,15 +105,15 @@ class LoadedModel:
         """
         images = self._checked(pixel_values)
         if self.kind != "mae":
-            return self._apply(self._state, images)
+            return self._apply(self._split[1], images)
         if noise is None:
             noise = np.random.default_rng(0).random((len(images), self.module.encoder.grid**2), np.float32)
-        return self._apply(self._state, images, np.asarray(noise, np.float32))
+        return self._apply(self._split[1], images, np.asarray(noise, np.float32))
 
     def features(self, pixel_values: Any) -> jax.Array:
         """Returns one vector per image [B, F], in float32: the outputs pooled as `pool` says."""
         assert self.encoder is not None
-        return self._features(self._state, self._checked(pixel_values))
+        return self._features(self._split[1], self._checked(pixel_values))
 
     def _checked(self, pixel_values: Any) -> Any:
         images = np.asarray(pixel_values) if not isinstance(pixel_values, jax.Array) else pixel_values
@@ -130,10 +132,6 @@ class LoadedModel:
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
         return nnx.split(self.module)
-
-    @property
-    def _state(self) -> Any:
-        return self._split[1]
 
     @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
@@ -164,11 +162,13 @@ def load_model(source: str | os.PathLike[str]) -> LoadedModel:
     path = located(source)
     config, tensors, origin = read_optional(path), read_tensors(path), tensor_file(path)
     mean, std = normalisation(path, config)
-    if config.get("format") == exported.FORMAT:
+    if config.get("format") == FORMAT:
         return _exported(config, tensors, origin)
     family = _family(config, tensors, origin)
     module = nnx.eval_shape(family.build)
-    load_into(module, _renamed(tensors, family.renamed), family.table, origin)
+    for old, new in family.renamed.items():
+        tensors = {new + name.removeprefix(old) if name.startswith(old) else name: t for name, t in tensors.items()}
+    load_into(module, tensors, family.table, origin)
     if len(mean) != family.channels:
         mean, std = (0.5,) * family.channels, (0.5,) * family.channels
     pool = "cls" if family.structure.get("cls_token") else "mean"
@@ -198,8 +198,22 @@ def _family(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin
 
 
 def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> LoadedModel:
-    encoder, group = exported.rebuilt_encoder(config, tensors, origin), exported.model_group(config, origin)
-    structure, (size, channels) = encoder_structure(group), (config["image_size"], config["channels"])
+    """Returns the encoder that the config.json of `jepa-jax export` describes; it has no dropout, as it is used."""
+    if config.get("version") != VERSION:
+        raise UserError(f"{origin}: format version {config.get('version')}; this version of jepa_jax reads {VERSION}")
+    values = flatten(needed(config, "model", origin))
+    if "drop_path" in values:
+        values["drop_path"] = 0.0
+    group: Any = with_variants(named_group("model", values["name"]), values)(**nested(values))
+    view_size, channels = needed(config, "view_size", origin), needed(config, "channels", origin)
+    cls, dtype = find_class("model.name", group.name, MODELS), DTYPES[config.get("precision", "float32")]
+
+    def make(images: jax.Array) -> Any:
+        return cls.from_config(group, images, view_size=view_size, dtype=dtype, remat="none", rngs=nnx.Rngs(0))
+
+    encoder = nnx.eval_shape(make, jax.ShapeDtypeStruct((64, view_size, view_size, channels), np.float32))
+    load_into(encoder, tensors, None, origin, "export it again")
+    structure, size = encoder_structure(group), config["image_size"]
     mean, std = tuple(config["mean"]), tuple(config["std"])
     kind = encoder_kind(structure, group.name)
     geometry = Geometry(size, config.get("crop_size", 0), config.get("shorter_side", 0))
@@ -215,13 +229,6 @@ def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[
             mean, std = (tuple(map(float, values[name])) for name in names)
             return mean, std
     return IMAGENET
-
-
-def _renamed(tensors: Mapping[str, np.ndarray], renamed: Mapping[str, str]) -> dict[str, np.ndarray]:
-    def today(name: str) -> str:
-        return next((new + name.removeprefix(old) for old, new in renamed.items() if name.startswith(old)), name)
-
-    return {today(name): tensor for name, tensor in tensors.items()}
 
 
 def _on_host(module: nnx.Module, kept: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A family is one table of rules. Its names are templates in which `{i}` stands fo
 ways: a tensor that the model needs and the file lacks is reported by the name that the file should have.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,22 +15,14 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How a tensor lies in a file and in a model: called with the one of the file, returns that of the model."""
+class Layout(NamedTuple):
+    """How a tensor lies in a file and in a model: `load` turns the one of the file into that of the model."""
 
     load: Callable[[np.ndarray], np.ndarray]
     save: Callable[[np.ndarray], np.ndarray]  # the other way round
 
-    def __call__(self, tensor: np.ndarray) -> np.ndarray:
-        return self.load(tensor)
 
-
-def _same(tensor: np.ndarray) -> np.ndarray:
-    return tensor
-
-
-unchanged = Layout(_same, _same)
+unchanged = Layout(np.asarray, np.asarray)
 # The kernel [in, out] of a PyTorch linear layer [out, in], or of a 1x1 convolution [out, in, 1, 1].
 dense = Layout(lambda tensor: tensor.reshape(tensor.shape[:2]).T, np.transpose)
 # The kernel [h, w, in, out] of a PyTorch convolution [out, in, h, w].
@@ -44,7 +35,7 @@ def patches(size: int) -> Layout:
     def save(kernel: np.ndarray) -> np.ndarray:
         return convolution.save(kernel.reshape(size, size, -1, kernel.shape[-1]))
 
-    return Layout(lambda tensor: convolution(tensor).reshape(-1, tensor.shape[0]), save)
+    return Layout(lambda tensor: convolution.load(tensor).reshape(-1, tensor.shape[0]), save)
 
 
 class Rule(NamedTuple):
@@ -152,7 +143,7 @@ def _named_variables(model: nnx.Module, table: Table | None) -> Iterator[tuple[A
 def _joined(names: Mapping[str, Layout], tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Returns one array made of the named tensors, or None if their numbers of axes do not fit."""
     try:
-        parts = [layout(tensors[name]) for name, layout in names.items()]
+        parts = [layout.load(tensors[name]) for name, layout in names.items()]
         return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     except (ValueError, IndexError):
         return None

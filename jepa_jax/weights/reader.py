@@ -46,20 +46,6 @@ def located(source: Path) -> pathlib.Path:
     return pathlib.Path(found)
 
 
-def read_config(directory: Path, architecture: str) -> dict[str, Any]:
-    """Returns the config.json of a directory.
-
-    Raises:
-        UserError: it is missing, or describes another architecture.
-    """
-    path = pathlib.Path(directory) / CONFIG
-    config = read_json(path, "give a directory as transformers saves it: config.json beside model.safetensors")
-    found = config.get("architectures")
-    if found != [architecture]:
-        raise UserError(f"{path}: architectures = {found}; weights of {architecture} are needed here")
-    return config
-
-
 def read_optional(path: pathlib.Path, name: str = CONFIG) -> dict[str, Any]:
     """Returns a JSON file of a directory, or of the directory of a file of tensors; {} if there is none."""
     found = (path if path.is_dir() else path.parent) / name

@@ -6,7 +6,7 @@ timm: `VisionTransformer`, with or without class token and LayerScale.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -25,84 +25,74 @@ TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # by 
 # Names of timm without a word for another norm, attention, activation, position or parallel blocks.
 _TIMM_NAMES = r"(vit|deit|deit3)_[a-z]+_patch\d+(_gap)?_(\d+|dinov2)(_(in21k|in21ft1k|dino|miil|sam))?"
 _TIMM_FIXED = {"act_layer": "gelu", "norm_layer": "layernorm", "mlp_layer": "mlp", "block_fn": "block"}
+_WITHOUT_CLS = Layout(lambda position: np.pad(position, ((0, 0), (1, 0), (0, 0))), lambda position: position[:, 1:])
 _FIXED = {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+class BlockNames(NamedTuple):
+    """What a library calls the layers of a block; `scale` has `{}` for 1 and 2."""
+
+    qkv: Sequence[str]
+    out: str
+    norm1: str
+    norm2: str
+    up: str
+    down: str
+    scale: str = ""  # without LayerScale
+
+
+_QKV = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
+_HF = BlockNames(
+    _QKV, "attention.output.dense", "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
+)
+_DINOV2 = BlockNames(_QKV, "attention.output.dense", "norm1", "norm2", "mlp.fc1", "mlp.fc2", "layer_scale{}.lambda1")
+_TIMM = BlockNames(("attn.qkv",), "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2", "ls{}.gamma")
+
+
+def _block(layer: str, block: str, names: BlockNames) -> list[Rule]:
+    return [
+        *norm(f"{layer}.{names.norm1}", f"{block}.norm1"),
+        *(rule for part in names.qkv for rule in both(f"{layer}.{part}", f"{block}.attention.qkv", dense)),
+        *both(f"{layer}.{names.out}", f"{block}.attention.out", dense),
+        *norm(f"{layer}.{names.norm2}", f"{block}.norm2"),
+        *both(f"{layer}.{names.up}", f"{block}.up", dense),
+        *both(f"{layer}.{names.down}", f"{block}.down", dense),
+        *(Rule(f"{layer}.{names.scale.format(i)}", f"{block}.scale{i}") for i in (1, 2) if names.scale),
+    ]
 
 
 def hf_table(patch_size: int, *, prefix: str = "", ours: str = "", dinov2: bool = False) -> Table:
     """Returns the names of a ViT of transformers; names of the file begin with `prefix`, ours with `ours`."""
-    embeddings, layer, block = f"{prefix}embeddings", f"{prefix}encoder.layer.{{i}}", f"{ours}blocks.{{i}}"
+    embeddings = f"{prefix}embeddings"
     return (
         Rule(f"{embeddings}.cls_token", f"{ours}cls_token"),
         Rule(f"{embeddings}.position_embeddings", f"{ours}position"),
         *both(f"{embeddings}.patch_embeddings.projection", f"{ours}patch_embed", patches(patch_size)),
-        *(_dinov2_block(layer, block) if dinov2 else _hf_block(layer, block)),
+        *_block(f"{prefix}encoder.layer.{{i}}", f"{ours}blocks.{{i}}", _DINOV2 if dinov2 else _HF),
         *norm(f"{prefix}layernorm", f"{ours}norm"),
         *unneeded(f"{embeddings}.mask_token", "pooler.dense.weight", "pooler.dense.bias"),
         *unneeded("classifier.weight", "classifier.bias"),
     )
 
 
-def _hf_attention(layer: str, block: str) -> list[Rule]:
-    parts = ("query", "key", "value")
-    return [
-        *(
-            rule
-            for part in parts
-            for rule in both(f"{layer}.attention.attention.{part}", f"{block}.attention.qkv", dense)
-        ),
-        *both(f"{layer}.attention.output.dense", f"{block}.attention.out", dense),
-    ]
-
-
-def _hf_block(layer: str, block: str) -> list[Rule]:
-    return [
-        *norm(f"{layer}.layernorm_before", f"{block}.norm1"),
-        *_hf_attention(layer, block),
-        *norm(f"{layer}.layernorm_after", f"{block}.norm2"),
-        *both(f"{layer}.intermediate.dense", f"{block}.up", dense),
-        *both(f"{layer}.output.dense", f"{block}.down", dense),
-    ]
-
-
-def _dinov2_block(layer: str, block: str) -> list[Rule]:
-    return [
-        *norm(f"{layer}.norm1", f"{block}.norm1"),
-        *_hf_attention(layer, block),
-        Rule(f"{layer}.layer_scale1.lambda1", f"{block}.scale1"),
-        *norm(f"{layer}.norm2", f"{block}.norm2"),
-        *both(f"{layer}.mlp.fc1", f"{block}.up", dense),
-        *both(f"{layer}.mlp.fc2", f"{block}.down", dense),
-        Rule(f"{layer}.layer_scale2.lambda1", f"{block}.scale2"),
-    ]
-
-
 def _mae_table(patch_size: int) -> Table:
-    decoder = "decoder.decoder_encoder.layer.{i}"
     return (
         *hf_table(patch_size, prefix="vit.", ours="encoder."),
         *both("decoder.decoder_embed", "decoder.embed", dense),
         Rule("decoder.mask_token", "decoder.mask_token"),
         Rule("decoder.decoder_pos_embed", "decoder.position"),
-        *_hf_block(decoder, "decoder.blocks.{i}"),
+        *_block("decoder.decoder_encoder.layer.{i}", "decoder.blocks.{i}", _HF),
         *norm("decoder.decoder_norm", "decoder.norm"),
         *both("decoder.decoder_pred", "decoder.out", dense),
     )
 
 
 def _timm_table(patch_size: int, position: Layout) -> Table:
-    layer = block = "blocks.{i}"
     return (
         Rule("cls_token", "cls_token"),
         Rule("pos_embed", "position", position),
         *both("patch_embed.proj", "patch_embed", patches(patch_size)),
-        *norm(f"{layer}.norm1", f"{block}.norm1"),
-        *both(f"{layer}.attn.qkv", f"{block}.attention.qkv", dense),
-        *both(f"{layer}.attn.proj", f"{block}.attention.out", dense),
-        Rule(f"{layer}.ls1.gamma", f"{block}.scale1"),
-        *norm(f"{layer}.norm2", f"{block}.norm2"),
-        *both(f"{layer}.mlp.fc1", f"{block}.up", dense),
-        *both(f"{layer}.mlp.fc2", f"{block}.down", dense),
-        Rule(f"{layer}.ls2.gamma", f"{block}.scale2"),
+        *_block("blocks.{i}", "blocks.{i}", _TIMM),
         *norm("norm", "norm"),
         *unneeded("head.weight", "head.bias"),
     )
@@ -222,17 +212,9 @@ def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origi
     image_size = size if isinstance(size, int) else size[0]
     # Some models give no position to the class token: for them it is zero.
     with_zero = cls_token and places[1] == (image_size // patch_size) ** 2
-    position = Layout(_with_zero, _without_first) if with_zero else unchanged
+    position = _WITHOUT_CLS if with_zero else unchanged
     table, channels = _timm_table(patch_size, position), embedding[1]
     return Family("vit", facts, lambda: vit_module(facts, image_size, channels), table, image_size, channels)
-
-
-def _with_zero(position: np.ndarray) -> np.ndarray:
-    return np.pad(position, ((0, 0), (1, 0), (0, 0)))
-
-
-def _without_first(position: np.ndarray) -> np.ndarray:
-    return position[:, 1:]
 
 
 def _timm_heads(arguments: Mapping[str, Any], origin: object) -> int:

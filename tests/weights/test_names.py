@@ -68,5 +68,5 @@ def test_a_tensor_with_other_axes_than_its_layer_is_named():
 
 def test_layouts_of_pytorch():
     tensor = np.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
-    assert convolution(tensor)[4, 6, 1, 0] == tensor[0, 1, 4, 6]
-    assert dense(tensor[:, :, :1, :1])[2, 1] == tensor[1, 2, 0, 0]
+    assert convolution.load(tensor)[4, 6, 1, 0] == tensor[0, 1, 4, 6]
+    assert dense.load(tensor[:, :, :1, :1])[2, 1] == tensor[1, 2, 0, 0]

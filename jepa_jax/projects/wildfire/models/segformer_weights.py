@@ -12,12 +12,13 @@ import numpy as np
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.projects.wildfire.models.segformer import SegFormer, SegFormerSize
 from jepa_jax.weights.family import Family
 from jepa_jax.weights.fit import adapt_channels
 from jepa_jax.weights.names import Rule, Table, batch_norm, both, convolution, dense, load_into, norm
-from jepa_jax.weights.reader import read_config, read_tensors, tensor_file
+from jepa_jax.weights.reader import read_tensors, tensor_file
 
 ARCHITECTURE = "SegformerForSemanticSegmentation"
 
@@ -74,7 +75,7 @@ def load_segformer(
     Raises:
         UserError: a file is missing or damaged, or its tensors do not fit its config.json or `size`.
     """
-    config = read_config(path, ARCHITECTURE) if pathlib.Path(path).is_dir() else {}
+    config = read_config(path) if pathlib.Path(path).is_dir() else {}
     saved = _segformer_size(config, path) if config else size
     if saved is None:
         raise UserError(f"{path}: give the directory with config.json; a file alone does not tell the model's sizes")
@@ -126,6 +127,16 @@ def segformer_variables(
     del params["head"]["classifier"]
     notes = [f"SegFormer weights were loaded from {tensor_file(path)}.", *changes, "Its classifier starts at random."]
     return jax.tree.map(np.asarray, params), jax.tree.map(np.asarray, stats), notes
+
+
+def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the config.json of a directory; raises UserError if it is missing or describes another architecture."""
+    path = pathlib.Path(directory) / "config.json"
+    config = read_json(path, "give a directory as transformers saves it: config.json beside model.safetensors")
+    found = config.get("architectures")
+    if found != [ARCHITECTURE]:
+        raise UserError(f"{path}: architectures = {found}; weights of {ARCHITECTURE} are needed here")
+    return config
 
 
 def _length(tensors: Mapping[str, np.ndarray], path: str | os.PathLike[str], name: str, axis: int) -> int:

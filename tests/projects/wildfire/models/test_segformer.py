@@ -12,7 +12,7 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.projects.wildfire.models.segformer import SIZES, SegFormer, SegFormerSize
-from jepa_jax.projects.wildfire.models.segformer_weights import load_segformer
+from jepa_jax.projects.wildfire.models.segformer_weights import load_segformer, read_config
 from jepa_jax.weights import load_model
 from tests.weights.golden import SEGFORMER
 
@@ -82,3 +82,12 @@ def test_drop_path_grows_linearly_over_all_blocks():
 def test_an_image_that_is_too_small_is_refused():
     with pytest.raises(ValueError, match="4 x 4 pixels cannot be reduced 8 x 8; use larger images"):
         jax.eval_shape(lambda: SegFormer(TINY, classes=2, rngs=nnx.Rngs(0))(jnp.zeros((1, 16, 16, 3))))
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    with pytest.raises(UserError, match="config.json: not found"):
+        read_config(tmp_path)
+    assert read_config(SEGFORMER)["depths"] == [2, 1, 1, 1]
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTModel"]}))
+    with pytest.raises(UserError, match="ViTModel.*SegformerForSemanticSegmentation"):
+        read_config(tmp_path)
