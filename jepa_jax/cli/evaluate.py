@@ -17,8 +17,8 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")
     parser.add_flag("pool", "KIND", "mean, grid2 or cls: what features are made of, instead of the run's eval.pool")
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
-    parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8)
-    parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000)
+    parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8, least=1)
+    parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000, least=0)
     parser.add_switch("untrained", "also measure the encoder as it was before its first step", default=True)
 
 

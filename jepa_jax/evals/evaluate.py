@@ -28,13 +28,12 @@ from jepa_jax.evals.evaluators import (
     level_words,
 )
 from jepa_jax.evals.feature_quality import FeatureQuality
-from jepa_jax.evals.features import Split, labels_differ
+from jepa_jax.evals.features import Split, class_notes, labels_differ
 from jepa_jax.evals.few_shot import FewShot
 from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder, TrainedRun, load_run
 from jepa_jax.evals.knn import NearestNeighbours
 from jepa_jax.evals.linear_probe import LinearProbe
-from jepa_jax.evals.references import class_notes
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import TrainState, evaluated_variables
 from jepa_jax.runtime.provenance import environment
@@ -80,7 +79,7 @@ def evaluate(
     """
     started = time.perf_counter()
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
-    limits = checked(limits or Limits())
+    limits = limits or Limits()
     run = load_run(workdir, data_dir=data_dir, pool=pool)
     encoder = run.encoder
     names = parse_protocols(protocols, labelled=bool(encoder.classes))
@@ -88,21 +87,27 @@ def evaluate(
     results = Results(run, limits)
     measurement = Measurement(run, names, results, console)
     for level in chosen:
-        if pending := [name for name in names if not results.has(level, name)]:
+        known = results.before_interruption.get(str(level), {})
+        if pending := [name for name in names if name not in known]:
             measurement.measure_level(level, pending)
         if len(pending) < len(names):
-            known = ", ".join(PROTOCOLS[name].title for name in names if name not in pending)
-            console.line(f"measured before the interruption: {known}")
-    names = [name for name in names if all(results.measured(level, name) for level in chosen)]
+            titles = ", ".join(PROTOCOLS[name].title for name in names if name in known)
+            console.line(f"measured before the interruption: {titles}")
+    levels_measured = results.record["levels"]
+    names = [name for name in names if all(name in levels_measured.get(str(level), {}) for level in chosen)]
     if not names:
-        raise UserError(f"--protocols={protocols}: {results.notes[0]} Use feature_quality.")
+        raise UserError(f"--protocols={protocols}: {results.record['notes'][0]} Use feature_quality.")
     points: dict[int, Split] = {}
-    if "feature_quality" in names and len(encoder.test) >= FEWEST_POINTS:
-        points = {level: scatter_points(encoder, level, limits) for level in chosen}
-    patches = patch_maps(encoder) if "feature_quality" in names else None
-    return Evaluation(
-        results.folder, results.finish(time.perf_counter() - started), chosen, names, points, patches=patches
-    )
+    patches = None
+    if "feature_quality" in names:
+        if len(encoder.test) >= FEWEST_POINTS:
+            shown = sample(len(encoder.test), limits.pictured_points)
+            points = {level: encoder.test_features(level).part(shown) for level in chosen}
+        if "image" in encoder.test.spec and encoder.has_patches:
+            images = encoder.test.batch(sample(len(encoder.test), PICTURED_IMAGES))["image"]
+            patches = images, encoder.patch_tokens(images)
+    record = results.finish(time.perf_counter() - started)
+    return Evaluation(run.results, record, chosen, names, points, patches)
 
 
 def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
@@ -131,56 +136,47 @@ def parse_levels(text: str, levels: int) -> list[int]:
 
 
 class Results:
-    """What eval.json holds: written after each protocol, begun with earlier results of the same checkpoint and data."""
+    """What eval.json holds: written after each protocol, begun with earlier results of the same checkpoint and data.
+
+    Attributes:
+      record: its content.
+      before_interruption: results by level and protocol of an evaluation that was interrupted, {} if it was not.
+    """
 
     def __init__(self, run: TrainedRun, limits: Limits):
-        self.folder, self.limits = run.results, limits
-        record = read_json_or_empty(self.folder / "eval.json")
+        self.limits, self._path = limits, run.results / "eval.json"
+        self.record: dict[str, Any] = describe_run(run, limits)
+        found = read_json_or_empty(self._path)
         identity = ("params_sha256", "step", "pool", "data_identity")
-        self._record = describe_run(run, limits)
-        is_same = all(record.get(key) == _finite(self._record[key]) for key in identity)
+        is_same = all(found.get(key) == _finite(self.record[key]) for key in identity)
         # A finished evaluation that is asked for again is measured again.
-        self._continues = (
-            is_same and not record.get("complete", True) and record.get("limits") == self._record["limits"]
-        )
-        self._record |= {"complete": False, "notes": record["notes"] if is_same else []}
-        self._record["levels"] = record["levels"] if is_same else {}
-        if not is_same:
-            for path in [*self.folder.glob("*.png"), *self.folder.glob("*.svg")]:  # figures of another checkpoint
+        continues = is_same and not found.get("complete", True) and found.get("limits") == self.record["limits"]
+        self.before_interruption: dict[str, Any] = dict(found["levels"]) if continues else {}
+        self.record |= {"complete": False, "notes": [], "levels": {}}
+        if is_same:
+            self.record |= {"notes": found["notes"], "levels": found["levels"]}
+        else:
+            for path in [*run.results.glob("*.png"), *run.results.glob("*.svg")]:  # figures of another checkpoint
                 path.unlink()
-
-    def has(self, level: int, name: str) -> bool:
-        """Returns whether an interrupted evaluation had measured this protocol."""
-        return self._continues and self.measured(level, name)
-
-    def measured(self, level: int, name: str) -> bool:
-        return name in self._record["levels"].get(str(level), {})
-
-    @property
-    def notes(self) -> list[str]:
-        return self._record["notes"]
 
     def note(self, sentence: str, console: Console) -> None:
         """Keeps a sentence for the pages, and warns of it once."""
-        if sentence not in self._record["notes"]:
-            self._record["notes"].append(sentence)
+        if sentence not in self.record["notes"]:
+            self.record["notes"].append(sentence)
             console.warn(sentence)
 
     def keep(self, level: int, name: str, result: dict[str, Any]) -> None:
         """Writes the results of a protocol."""
-        levels = self._record["levels"]
+        levels = self.record["levels"]
         levels[str(level)] = levels.get(str(level), {}) | {name: result}
-        self._record["levels"] = dict(sorted(levels.items(), key=lambda item: int(item[0])))
-        self._write()
+        self.record["levels"] = dict(sorted(levels.items(), key=lambda item: int(item[0])))
+        write_json(self._path, _finite(self.record))
 
     def finish(self, seconds: float) -> dict[str, Any]:
         """Marks the evaluation as complete; returns what eval.json holds."""
-        self._record |= {"complete": True, "seconds": seconds}
-        self._write()
-        return _finite(self._record)
-
-    def _write(self) -> None:
-        write_json(self.folder / "eval.json", _finite(self._record))
+        self.record = _finite(self.record | {"complete": True, "seconds": seconds})
+        write_json(self._path, self.record)
+        return self.record
 
 
 class Measurement:
@@ -240,20 +236,6 @@ class Measurement:
         return splits
 
 
-def scatter_points(encoder: FrozenEncoder, level: int, limits: Limits) -> Split:
-    """Returns the features of randomly chosen test images, from the cache."""
-    test = encoder.test_features(level)
-    return test.part(sample(len(test.features), limits.pictured_points))
-
-
-def patch_maps(encoder: FrozenEncoder) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns some test images and their patch features; None without images, or without a grid of patches."""
-    if "image" not in encoder.test.spec or not encoder.has_patches:
-        return None
-    images = encoder.test.batch(sample(len(encoder.test), PICTURED_IMAGES))["image"]
-    return images, encoder.patch_tokens(images)
-
-
 def describe_run(run: TrainedRun, limits: Limits) -> dict[str, Any]:
     """Returns what was evaluated, and under which limits."""
     encoder = run.encoder
@@ -276,15 +258,6 @@ def describe_run(run: TrainedRun, limits: Limits) -> dict[str, Any]:
         "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "environment": environment(),
     }
-
-
-def checked(limits: Limits) -> Limits:
-    """Returns the limits; raises UserError if they leave nothing to measure."""
-    least = {"fine_tune_epochs": 1, "fine_tune_images": 0, "lidar_images": 2, "lidar_views": 2, "pictured_points": 10}
-    for name, smallest in least.items():
-        if getattr(limits, name) < smallest:
-            raise UserError(f"--{name}={getattr(limits, name)}: must be at least {smallest}")
-    return limits
 
 
 def without_large_parts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,27 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jepa_jax.data.augment import augment_views
-from jepa_jax.data.contract import Grouped, Source, fixed_order, sample
+from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.sources import OnSkipped, Subset, subset
 
 
 def part_of(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
     """Returns a sample of `count` elements of a source (0 = all)."""
     return subset(source, sample(len(source), count), on_skipped)
-
-
-def whole_groups(source: Source, count: int) -> Source:
-    """Returns as many groups of a source, drawn by `fixed_order`, as have at most `count` elements together.
-
-    The source itself if it has no more; a part of the first group if that alone has more.
-    """
-    if len(source) <= count:
-        return source
-    groups = source.groups if isinstance(source, Grouped) else np.arange(len(source))
-    names, sizes = np.unique(groups, return_counts=True)
-    order = fixed_order(len(names))
-    fitting = max(1, int(np.sum(np.cumsum(sizes[order]) <= count)))
-    return subset(source, np.flatnonzero(np.isin(groups, names[order[:fitting]]))[:count])
 
 
 class ViewSource:

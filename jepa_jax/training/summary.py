@@ -5,8 +5,7 @@ from typing import Any
 
 from jepa_jax.base.files import write_json
 from jepa_jax.base.selection import SELECTION_KEY
-from jepa_jax.evals.features import fingerprint
-from jepa_jax.evals.references import measured_baselines
+from jepa_jax.evals.features import fingerprint, measured_baselines
 from jepa_jax.profiling.speed import peak_memory_bytes
 from jepa_jax.runtime.peers import is_first
 from jepa_jax.training.progress import Loop

@@ -11,6 +11,7 @@ import pytest
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.cli.main import main
 from jepa_jax.evals.evaluate import PROTOCOLS, evaluate, parse_levels, parse_protocols, without_large_parts
 from jepa_jax.evals.evaluators import Limits
 from jepa_jax.evals.features import FeatureCache, Split
@@ -203,9 +204,9 @@ def test_missing_data_is_named(run, tmp_path):
         evaluate(moved, console=quiet())
 
 
-def test_limits_that_leave_nothing_are_refused(run):
-    with pytest.raises(UserError, match="--fine_tune_epochs=0: must be at least 1"):
-        evaluate(run, limits=Limits(fine_tune_epochs=0), console=quiet())
+def test_limits_that_leave_nothing_are_refused(run, capsys):
+    assert main(["evaluate", f"--workdir={run}", "--fine_tune_epochs=0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
 
 
 def test_the_cache_forgets_other_encoders_and_survives_damage(tmp_path):

@@ -7,7 +7,8 @@ import numpy as np
 import scipy.special
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Grouped, Source, fixed_order
+from jepa_jax.data.sources import subset
 from jepa_jax.evals.evaluators import (
     UNTRAINED_CALIBRATION_IMAGES,
     EvaluationContext,
@@ -16,7 +17,7 @@ from jepa_jax.evals.evaluators import (
     Moment,
     Stage,
 )
-from jepa_jax.evals.sources import part_of, whole_groups
+from jepa_jax.evals.sources import part_of
 from jepa_jax.program.step import TrainState
 from jepa_jax.projects.wildfire.evals.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
 from jepa_jax.projects.wildfire.evals.exhibits import mask_exhibits
@@ -218,3 +219,17 @@ def _best(baselines: Mapping[str, Mapping[str, float | None]], figure: str) -> t
     values = {name: value for name, figures in baselines.items() if (value := figures[figure]) is not None}
     champion = max(values, key=lambda name: values[name], default="")
     return values.get(champion), champion
+
+
+def whole_groups(source: Source, count: int) -> Source:
+    """Returns as many groups of a source, drawn by `fixed_order`, as have at most `count` elements together.
+
+    The source itself if it has no more; a part of the first group if that alone has more.
+    """
+    if len(source) <= count:
+        return source
+    groups = source.groups if isinstance(source, Grouped) else np.arange(len(source))
+    names, sizes = np.unique(groups, return_counts=True)
+    order = fixed_order(len(names))
+    fitting = max(1, int(np.sum(np.cumsum(sizes[order]) <= count)))
+    return subset(source, np.flatnonzero(np.isin(groups, names[order[:fitting]]))[:count])

@@ -44,16 +44,6 @@ class FrozenPredictor(FrozenModel):
             raise UserError(f"config.method.name = {name!r}: predicts no masks; it has no predict")
 
     @property
-    def image_size(self) -> int:
-        """Pixels per side of the masks."""
-        return self.config.data.image_size
-
-    @property
-    def channels(self) -> int:
-        """Channels of `static`."""
-        return self.config.data.channels
-
-    @property
     def max_frames(self) -> int:
         """The most frames of a history, without padding."""
         return self.config.data.max_frames
