@@ -57,15 +57,14 @@ def write_comparison(
     workdirs: Sequence[str | pathlib.Path], output: str | pathlib.Path | None = None
 ) -> dict[str, Any]:
     """Writes the page (default: comparison.html beside the first workdir); returns the figures of each run."""
-    paths = [pathlib.Path(workdir).expanduser() for workdir in workdirs]
-    if len({path.resolve() for path in paths}) < 2:
+    paths = list(dict.fromkeys(pathlib.Path(workdir).expanduser().resolve() for workdir in workdirs))
+    if len(paths) < 2:
         raise UserError("compare needs two runs or more; give their folders: jepa-jax compare runs/a runs/b")
     for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{path}: there is no such folder; give the folders of runs")
         if not (path / "config.json").exists():
-            raise UserError(f"{path}: holds no run (no config.json); give the folders of runs")
-    target = pathlib.Path(output).expanduser() if output else paths[0].resolve().parent / "comparison.html"
+            reason = "holds no run (no config.json)" if path.is_dir() else "there is no such folder"
+            raise UserError(f"{path}: {reason}; give the folders of runs")
+    target = pathlib.Path(output).expanduser() if output else paths[0].parent / "comparison.html"
     if not target.parent.is_dir():
         raise UserError(f"--output={target}: there is no folder {target.parent}; make it, or choose another")
     runs = [
@@ -84,12 +83,9 @@ def write_comparison(
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
     """Returns the fewest last parts of each path that tell them all apart."""
-    parts = [path.resolve().parts for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = [os.sep.join(p[-count:]) for p in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{path} ({i})" for i, path in enumerate(paths, start=1)]  # the same folder twice
+    parts = [path.parts for path in paths]
+    candidates = ([os.sep.join(p[-count:]) for p in parts] for count in range(1, max(map(len, parts)) + 1))
+    return next(names for names in candidates if len(set(names)) == len(names))
 
 
 def figures_of(item: ComparedRun) -> dict[str, Any]:
@@ -109,15 +105,15 @@ def data_warnings(runs: Sequence[ComparedRun]) -> list[str]:
     if len(set(sources.values())) > 1:
         warnings.append(f"The runs have different data ({in_brackets(sources)}): their accuracies are not comparable.")
     elif None not in identities and any(identity != identities[0] for identity in identities):
-        counts = {item.name: image_counts(item.run.summary["data_identity"]) for item in runs}
+        splits = {item.name: item.run.summary["data_identity"].items() for item in runs}
+        counts = {  # with the first digits of the digest of their first images
+            name: " and ".join(f"{one['images']:,} {split} [{one['sha256'][:6]}]" for split, one in found)
+            for name, found in splits.items()
+        }
         warnings.append(
             f"The runs read different images from {sources[runs[0].name]} ({in_brackets(counts)}): their accuracies "
             "are not comparable."
         )
-    elif None in identities:
-        places = {item.name: item.run.choice("data", "dir") or "no folder" for item in runs}
-        if len(set(places.values())) > 1:
-            warnings.append(f"The runs read different folders ({in_brackets(places)}) whose contents are unknown.")
     measured = {
         "The final accuracies": {item.name: item.run.summary.get("probe_test_images") for item in runs},
         "The evaluations": {item.name: item.evaluation.get("test_images") for item in runs},
@@ -131,11 +127,6 @@ def data_warnings(runs: Sequence[ComparedRun]) -> list[str]:
 
 def in_brackets(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in values.items())
-
-
-def image_counts(identity: Mapping[str, Any]) -> str:
-    """Returns the sizes of the splits and the first digits of the digest of their first images."""
-    return " and ".join(f"{one['images']:,} {name} [{one['sha256'][:6]}]" for name, one in identity.items())
 
 
 def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Page:
@@ -218,14 +209,10 @@ def curve_section(runs: Sequence[ComparedRun]) -> Section:
     charts = []
     for title, key, options in (*CURVES, *watched):
         if key in recorded:
-            series = [Series(item.name, *_over_epochs(item.run, key)) for item in runs]
+            curves = [(item, *item.run.metrics.get(key, (np.zeros(0), np.zeros(0)))) for item in runs]
+            series = [Series(item.name, x * (item.run.epochs_per_step or np.nan), y) for item, x, y in curves]
             charts.append(line_chart(title, series, x_label="epoch", **options))
     return Section("Curves", [card_grid(charts)]) if charts else absent_section("Curves", "No metric was recorded.")
-
-
-def _over_epochs(run: RunFiles, key: str) -> tuple[np.ndarray, np.ndarray]:
-    steps, values = run.metrics.get(key, (np.zeros(0), np.zeros(0)))
-    return steps * (run.epochs_per_step or float("nan")), values
 
 
 def differing_table(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -34,55 +34,52 @@ Record = Mapping[str, Any]  # what eval.json holds
 LevelResults = Mapping[str, Any]  # protocol -> its results, at one level
 
 
-def _quality(key: str) -> Callable[[LevelResults], str]:
-    return lambda results: short(results["feature_quality"][key], 3)
+Row = Callable[[LevelResults], str]  # a text from the results of a level; raises KeyError where they are missing
 
 
-def _accuracy(protocol: str, prefix: str = "", more: str = "") -> Callable[[LevelResults], str]:
-    """Returns a function that writes an accuracy with the interval that its number of test images gives it."""
+def _accuracy(label: str, protocol: str, prefix: str = "", more: str = "") -> dict[str, Row]:
+    """Returns the row of an accuracy with its 95 % interval, and that of the untrained encoder."""
 
-    def show(results: LevelResults) -> str:
+    def trained(results: LevelResults) -> str:
         result = results[protocol]
         interval = result.get(f"{prefix}interval_95")  # not there in evaluations of earlier versions
         bounds = " ({:.1f} to {:.1f})".format(*interval) if interval else ""
         return f"{result[f'{prefix}accuracy']:.1f} %{bounds}" + more.format(**result)
 
-    return show
+    def untrained(results: LevelResults) -> str:
+        return percent(results[protocol]["untrained"][f"{prefix}accuracy"])
+
+    return {label: trained, f"{label}, untrained": untrained}
 
 
-def _untrained(protocol: str, key: str = "accuracy") -> Callable[[LevelResults], str]:
-    return lambda results: percent(results[protocol]["untrained"][key])
+def _few_shot(shot: str) -> dict[str, Row]:
+    """Returns the rows of the trained and of the untrained encoder with this many examples."""
+    label = f"Few-shot, {shot} example{'' if shot == '1' else 's'}"
+    return {
+        label: lambda results: "{accuracy:.1f} ± {interval_95:.1f} %".format(**results["few_shot"]["shots"][shot]),
+        f"{label}, untrained": lambda results: percent(results["few_shot"]["untrained"]["shots"][shot]["accuracy"]),
+    }
 
 
-def _chance(*protocols: str) -> Callable[[LevelResults], str]:
+def _chance(*protocols: str) -> Row:
     return lambda results: percent([results[name]["chance"] for name in protocols if name in results].pop())
 
 
-def _shot(shot: str) -> Callable[[LevelResults], str]:
-    return lambda results: "{accuracy:.1f} ± {interval_95:.1f} %".format(**results["few_shot"]["shots"][shot])
-
-
-def _untrained_shot(shot: str) -> Callable[[LevelResults], str]:
-    return lambda results: percent(results["few_shot"]["untrained"]["shots"][shot]["accuracy"])
+def _quality(key: str) -> Row:
+    return lambda results: short(results["feature_quality"][key], 3)
 
 
 # Label of a row -> its text; a row that no level has results for is left out.
-ROWS: dict[str, Callable[[LevelResults], str]] = {
-    "Linear probe, top-1": _accuracy("linear_probe"),
-    "Linear probe, top-1, untrained": _untrained("linear_probe"),
+ROWS: dict[str, Row] = {
+    **_accuracy("Linear probe, top-1", "linear_probe"),
     "Linear probe, top-5": lambda results: percent(results["linear_probe"]["top5_accuracy"]),
-    "k-NN, k 20, T 0.07": _accuracy("knn", "fixed_"),
-    "k-NN, k 20, T 0.07, untrained": _untrained("knn", "fixed_accuracy"),
-    "k-NN, k and T chosen": _accuracy("knn", more=", k {k}, T {temperature:g}"),
-    "k-NN, k and T chosen, untrained": _untrained("knn"),
-    "Fine-tuned": _accuracy("fine_tune", more=", epoch {epoch} of {epochs}"),
+    **_accuracy("k-NN, k 20, T 0.07", "knn", "fixed_"),
+    **_accuracy("k-NN, k and T chosen", "knn", more=", k {k}, T {temperature:g}"),
+    **_accuracy("Fine-tuned", "fine_tune", more=", epoch {epoch} of {epochs}"),
     "Chance": _chance("linear_probe", "knn", "fine_tune"),
-    "Few-shot, 1 example": _shot("1"),
-    "Few-shot, 1 example, untrained": _untrained_shot("1"),
-    "Few-shot, 5 examples": _shot("5"),
-    "Few-shot, 5 examples, untrained": _untrained_shot("5"),
-    "Few-shot, 10 examples": _shot("10"),
-    "Few-shot, 10 examples, untrained": _untrained_shot("10"),
+    **_few_shot("1"),
+    **_few_shot("5"),
+    **_few_shot("10"),
     "Few-shot, chance": _chance("few_shot"),
     "Effective rank": lambda results: "{effective_rank:.1f} of {dimensions:.0f}".format(**results["feature_quality"]),
     "Rank ratio": _quality("rank_ratio"),
@@ -98,6 +95,10 @@ ROWS: dict[str, Callable[[LevelResults], str]] = {
     ),
     "Collapse": lambda results: results["feature_quality"]["collapse"] or "none",
 }
+PATCHES = (
+    "Test images and their patch features",
+    "Colours: the first three principal components of the patch features of all these images.",
+)
 HEADLINE = ("Linear probe", "k-NN", "Fine-tuned", "Few-shot, 5")  # bars that are also key figures
 
 
@@ -155,28 +156,28 @@ def _conditions(record: Record) -> str:
 def write_evaluation(evaluation: Evaluation) -> None:
     """Writes eval.md, eval.html and the figures of what was measured, beside eval.json."""
     folder, record = evaluation.folder, evaluation.record
-    draw_figures(evaluation)
+    for level, results in record["levels"].items():
+        for name, card in level_maps(results, record["classes"]).items():
+            write_figure(folder / f"{name}_level{level}.svg", [card])
+    for level, split in evaluation.points.items():
+        write_figure(folder / f"scatter_level{level}.svg", scatter_charts(split, record["classes"]))
+    if spectrum := spectrum_chart(record):
+        write_figure(folder / "spectrum.svg", [spectrum])
+    if evaluation.patches is not None:
+        images, maps = evaluation.patches
+        write_atomically(folder / "patches.png", png(grid([list(images), list(patch_colours(maps))])))
     write_atomically(folder / "eval.md", evaluation_markdown(record))
     write_page(folder / "eval.html", evaluation_page(record, folder))
 
 
-def draw_figures(evaluation: Evaluation) -> None:
-    """Writes the figures of what was measured now; the spectrum shows every level that was ever measured."""
-    folder, record, protocols = evaluation.folder, evaluation.record, evaluation.protocols
-    for level in evaluation.levels:
-        results = record["levels"][str(level)]
-        if "linear_probe" in protocols and "confusion" in results["linear_probe"]:
-            write_figure(folder / f"confusion_level{level}.svg", [confusion_map(results, record["classes"])])
-        if "knn" in protocols:
-            write_figure(folder / f"knn_level{level}.svg", [knn_map(results["knn"])])
-        if level in evaluation.points:
-            cards = scatter_charts(evaluation.points[level], record["classes"])
-            write_figure(folder / f"scatter_level{level}.svg", cards)
-    if "feature_quality" in protocols:
-        write_figure(folder / "spectrum.svg", [spectrum_chart(record)])
-    if evaluation.patches is not None:
-        images, maps = evaluation.patches
-        write_atomically(folder / "patches.png", png(grid([list(images), list(patch_colours(maps))])))
+def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, Card]:
+    """Returns the confusion matrix of the linear probe and the sweep of k-NN, where they were measured."""
+    maps = {}
+    if "confusion" in results.get("linear_probe", {}):
+        maps["confusion"] = confusion_map(results, classes)
+    if "sweep" in results.get("knn", {}):
+        maps["knn"] = knn_map(results["knn"])
+    return maps
 
 
 def confusion_map(results: LevelResults, classes: Sequence[str]) -> Card:
@@ -221,11 +222,6 @@ def scatter_charts(split: Split, classes: Sequence[str]) -> list[Card]:
     return cards if embedded is None else [*cards, scatter_chart("t-SNE", embedded, labels, classes)]
 
 
-def _spectra(record: Record) -> dict[str, Sequence[float]]:
-    found = {level: results.get("feature_quality", {}).get("spectrum") for level, results in record["levels"].items()}
-    return {level_name(level): values for level, values in found.items() if values}
-
-
 def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     """Returns the page of an evaluation; figures are read from `folder` and embedded."""
     weights = "weights of the EMA target" if record["weights"] == "target" else "weights as trained"
@@ -237,8 +233,8 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
         accuracies(record["levels"]),
         Section("Figures", [Card("", [table], _conditions(record))]),
         *(level_figures(record, folder, level) for level in record["levels"]),
-        spectra(record),
-        patches(folder),
+        Section("Spectrum", [spectrum] if (spectrum := spectrum_chart(record)) else []),
+        Section("Patches", [patches] if (patches := _picture(folder / "patches.png", *PATCHES)) else []),
     ]
     return Page(
         heading=folder.resolve().parent.name,
@@ -294,18 +290,14 @@ def accuracy_bars(results: LevelResults) -> list[Bar]:
             bars.append(_untrained_bar(label, result.get("untrained", {}).get(f"{prefix}accuracy")))
     if known := [one["chance"] for name, one in results.items() if name != "few_shot" and "chance" in one]:
         bars.append(Bar("Chance", known[0], "baseline"))
-    return [bar for bar in bars + few_shot_bars(results.get("few_shot", {})) if bar.value is not None]
-
-
-def few_shot_bars(result: Mapping[str, Any]) -> list[Bar]:
-    """Returns the few-shot accuracies, each before that of the untrained encoder, and their chance."""
-    bars = []
-    for shot, one in result.get("shots", {}).items():
-        note = f"{result['ways']}-way, ± {one['interval_95']:.1f}"
-        bars.append(Bar(f"Few-shot, {shot}", one["accuracy"], "run", note))
-        untrained = result.get("untrained", {}).get("shots", {}).get(shot, {})
-        bars.append(_untrained_bar(f"Few-shot, {shot}", untrained.get("accuracy")))
-    return [*bars, Bar("Few-shot, chance", result.get("chance"), "baseline", f"{result['ways']}-way")] if bars else []
+    few_shot = results.get("few_shot", {})
+    for shot, one in few_shot.get("shots", {}).items():
+        label, untrained = f"Few-shot, {shot}", few_shot.get("untrained", {}).get("shots", {}).get(shot, {})
+        bars.append(Bar(label, one["accuracy"], "run", f"{few_shot['ways']}-way, ± {one['interval_95']:.1f}"))
+        bars.append(_untrained_bar(label, untrained.get("accuracy")))
+    if few_shot.get("shots"):
+        bars.append(Bar("Few-shot, chance", few_shot.get("chance"), "baseline", f"{few_shot['ways']}-way"))
+    return [bar for bar in bars if bar.value is not None]
 
 
 def _untrained_bar(label: str, accuracy: float | None) -> Bar:
@@ -324,11 +316,8 @@ def accuracies(levels: Mapping[str, LevelResults]) -> Section:
 def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
     """Returns the pictures and the fine-tuning curve of one level."""
     results = record["levels"][level]
-    cards = [
-        confusion_map(results, record["classes"]) if "confusion" in results.get("linear_probe", {}) else None,
-        knn_map(results["knn"]) if "sweep" in results.get("knn", {}) else None,
-        _picture(folder / f"scatter_level{level}.svg", "Features of test images", wide=True),
-    ]
+    scatter = _picture(folder / f"scatter_level{level}.svg", "Features of test images", wide=True)
+    cards = [*level_maps(results, record["classes"]).values(), scatter]
     if tuned := results.get("fine_tune"):
         scores = [tuned["start_accuracy"], *tuned["held_out_accuracies"]]
         series = [Series("held-out accuracy", range(len(scores)), scores)]
@@ -337,20 +326,12 @@ def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
     return Section(title, [card_grid(cards)] if any(cards) else [])
 
 
-def spectra(record: Record) -> Section:
-    """Returns a chart of the singular values over their rank, one line per level."""
-    return Section("Spectrum", [spectrum_chart(record)] if _spectra(record) else [])
-
-
-def spectrum_chart(record: Record) -> Card:
-    series = [Series(name, range(1, len(values) + 1), values) for name, values in _spectra(record).items()]
-    return line_chart("Singular values of centred features", series, x_label="component", x_log=True, log="first")
-
-
-def patches(folder: pathlib.Path) -> Section:
-    note = "Colours: the first three principal components of the patch features of all these images."
-    card = _picture(folder / "patches.png", "Test images and their patch features", note)
-    return Section("Patches", [card] if card else [])
+def spectrum_chart(record: Record) -> Card | None:
+    """Returns a chart of the singular values over their rank, one line per level; None if none were measured."""
+    found = {level: results.get("feature_quality", {}).get("spectrum") for level, results in record["levels"].items()}
+    series = [Series(level_name(level), range(1, len(y) + 1), y) for level, y in found.items() if y]
+    title = "Singular values of centred features"
+    return line_chart(title, series, x_label="component", x_log=True, log="first") if series else None
 
 
 def _picture(path: pathlib.Path, title: str, note: str = "", wide: bool = False) -> Card | None:

@@ -8,18 +8,16 @@ import math
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 import PIL.Image
 
-from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import percent, short
 from jepa_jax.reports.parts import Card, Chart, HeatMap, Image, Page, Part, absent
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
-LARGEST_IMAGE = 700_000  # bytes; a larger picture is embedded as JPEG
 
 
 def embed_file(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
@@ -27,16 +25,15 @@ def embed_file(path: pathlib.Path, alt: str, style: str = "pixels") -> Part:
 
     With style "pixels" a picture is enlarged by a whole factor while it stays narrow.
     """
-    kind = path.suffix[1:].upper()
     if not path.exists():
         return absent(f"{path.name} has not been written.")
     try:
         image = embed_image(path.read_bytes(), alt, style)
     except (OSError, ValueError):
-        return absent(f"{path.name} is not a {kind} picture.")
-    factor = max(1, min(800 // max(image.width, 1), 640 // max(image.height, 1)))
-    if kind == "SVG":
+        return absent(f"{path.name} is not a {path.suffix[1:].upper()} picture.")
+    if path.suffix == ".svg":
         return image
+    factor = max(1, min(800 // max(image.width, 1), 640 // max(image.height, 1)))
     return image._replace(shown_width=image.width * factor if style == "pixels" else None)
 
 
@@ -50,19 +47,8 @@ def embed_image(data: bytes, alt: str, style: str = "pixels") -> Image:
     else:
         with PIL.Image.open(io.BytesIO(data)) as file:
             (width, height), kind = file.size, str(file.format).lower()
-    if kind == "png" and len(data) > LARGEST_IMAGE:
-        data, kind = _as_jpeg(data), "jpeg"
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return Image(source, alt, width, height, style, width)
-
-
-def _as_jpeg(png: bytes) -> bytes:
-    out = io.BytesIO()
-    with PIL.Image.open(io.BytesIO(png)) as file:
-        picture = file.convert("RGB")
-    picture.thumbnail((1600, 1600))
-    picture.save(out, "JPEG", quality=85)
-    return out.getvalue()
 
 
 def render(page: Page) -> str:
@@ -70,12 +56,6 @@ def render(page: Page) -> str:
     written = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     text = _templates().get_template("page.html").render(page=page, written=written)
     return text.encode("utf-8", "replace").decode()  # a file name that is not UTF-8 holds lone surrogates
-
-
-def render_parts(parts: Sequence[Part]) -> str:
-    """Returns the HTML of parts alone, without a page around them."""
-    module: Any = _templates().get_template("parts.html").module
-    return str(module.show(parts))
 
 
 class Panel(NamedTuple):
@@ -97,16 +77,14 @@ def figure_svg(cards: Sequence[Card]) -> str:
     panels: list[Panel] = []
     for part in [part for card in cards for part in card.parts if isinstance(part, Chart | HeatMap)]:
         x = panels[-1].x + panels[-1].width if panels else 0.0
-        panels.append(_chart_panel(part, x) if isinstance(part, Chart) else _map_panel(part, x))
+        panels.append(
+            Panel(part, x, part.width, part.height + 36, top=36) if isinstance(part, HeatMap) else _chart_panel(part, x)
+        )
     width, height = sum(panel.width for panel in panels), max((panel.height for panel in panels), default=0)
     size = {"width": math.ceil(width), "height": math.ceil(height)}
     text = _templates().get_template("figure.svg").render(panels=panels, **size)
     light = dict(re.findall(r"(--\w+): (#\w+)", (TEMPLATES / "page.css").read_text().partition("@media")[0]))
     return re.sub(r"var\((--\w+)\)", lambda match: light[match[1]], text)
-
-
-def _map_panel(part: HeatMap, x: float) -> Panel:
-    return Panel(part, x, part.width, part.height + 36, top=36)
 
 
 def _chart_panel(part: Chart, x: float) -> Panel:
@@ -124,8 +102,6 @@ def _chart_panel(part: Chart, x: float) -> Panel:
 
 def write_figure(path: str | pathlib.Path, cards: Sequence[Card]) -> None:
     """Writes the charts and heat maps of cards, side by side, as an SVG file."""
-    if pathlib.Path(path).suffix != ".svg":
-        raise UserError(f"{path}: figures are written as SVG; give a name that ends in .svg")
     write_atomically(path, figure_svg(cards))
 
 

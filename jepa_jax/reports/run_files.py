@@ -150,10 +150,8 @@ def collect_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[np.nda
             if "/" in key and not isinstance(value, list | dict | bool):
                 known = number(value)
                 columns.setdefault(key, {})[float(row["step"])] = np.nan if known is None else known
-    ordered = {key: sorted(points.items()) for key, points in columns.items()}
-    return {
-        key: (np.array([s for s, _ in points]), np.array([v for _, v in points])) for key, points in ordered.items()
-    }
+    ordered = {key: np.array(sorted(points.items())) for key, points in columns.items()}
+    return {key: (points[:, 0], points[:, 1]) for key, points in ordered.items()}
 
 
 def json_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from jepa_jax.reports import charts
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
-from jepa_jax.reports.page import render_parts
+from jepa_jax.reports.page import render
+from jepa_jax.reports.parts import Page, Section
 
 
 @settings(deadline=None, max_examples=60)
@@ -22,7 +23,9 @@ from jepa_jax.reports.page import render_parts
 def test_any_values_make_a_well_formed_chart(points, style, x_log, levels):
     series = [Series("a<b", [x for x, _ in points], [y for _, y in points], style)]
     named = [("level", value) for value in levels]
-    card = render_parts([line_chart("t", series, log="offer", x_log=x_log, levels=named, smooth=True)])
+    chart = line_chart("t", series, log="offer", x_log=x_log, levels=named, smooth=True)
+    page = render(Page("", [Section("", [chart])]))
+    card = page[page.index('<div class="card') : page.index("</section>")]
     xml.etree.ElementTree.fromstring(card)
     numbers = re.findall(r'(?: d|style)="([^"]*)"', card)
     assert not any(re.search("nan|inf", text) for text in numbers)
