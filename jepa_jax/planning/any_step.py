@@ -16,7 +16,7 @@ from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
 from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered, dump_folder
 from jepa_jax.planning.estimate import CONTEXT_BYTES, FRAGMENTATION, WORKSPACE_MOST_BYTES, MemoryNeed, verdict_of
-from jepa_jax.planning.factors import Prediction, kernel_seconds, predict
+from jepa_jax.planning.factors import Prediction, predict, timed_kernels
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 
 MODES = ("train", "infer")
@@ -77,9 +77,7 @@ class StepPlan:
         return rows
 
     def _kernel_rows(self) -> list[Row]:
-        shares = self.prediction.factors.shares
-        timed = [(kernel.runs * kernel_seconds(kernel, self.gpu, shares), kernel) for kernel in self.kernels]
-        timed.sort(key=lambda pair: -pair[0])
+        timed = timed_kernels(self.kernels, self.gpu, self.prediction.factors.shares)
         return [
             (f"{1e3 * seconds:,.3f} ms", kernel.kind, f"x {kernel.runs}", short_scope(kernel.scope))
             for seconds, kernel in timed[:SHOWN]

@@ -69,6 +69,12 @@ def kernel_seconds(kernel: Kernel, gpu: Gpu, shares: Shares) -> float:
     return max(products, arithmetic, traffic)
 
 
+def timed_kernels(kernels: Iterable[Kernel], gpu: Gpu, shares: Shares) -> list[tuple[float, Kernel]]:
+    """Returns kernels with the seconds that all their runs take, the longest first."""
+    timed = [(kernel.runs * kernel_seconds(kernel, gpu, shares), kernel) for kernel in kernels]
+    return sorted(timed, key=lambda pair: -pair[0])
+
+
 def seconds_by_kind(kernels: Iterable[Kernel], gpu: Gpu, shares: Shares) -> dict[str, float]:
     """Returns the seconds that all kernels of each kind take, one after the other."""
     totals = dict.fromkeys(KINDS, 0.0)

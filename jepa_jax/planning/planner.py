@@ -40,15 +40,14 @@ Changes = dict[str, Any]  # values of config keys, or {"gpu": Gpu}
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch found to fit; 0 if none does.
+    """The largest batch found to fit: 0 if none does, None if it was not looked for.
 
-    `at_set`: limited by the size of the data set, not by memory. `searched`: whether other batches were tried.
+    `at_set`: limited by the size of the data set, not by memory.
     """
 
-    batch_size: int
+    batch_size: int | None
     estimate: Estimate | None
     at_set: bool = False
-    searched: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Planner:
         rows = [[next(estimates) for _ in group] for group in wanted]
         splits = [(row[: len(group)], row[len(group) :]) for row, group in zip(rows, compared, strict=True)]
         every = [estimate for row, _ in splits for estimate in row]
-        searched = iter(self.largest_batches(every) if largest else [unsearched(estimate) for estimate in every])
+        searched = iter(self.largest_batches(every) if largest else [LargestBatch(None, None)] * len(every))
         plans = []
         for row, batches in splits:
             found = [(estimate, next(searched)) for estimate in self.with_unlimited(row[:1]) + row[1:]]
@@ -146,7 +145,8 @@ class Planner:
     def ways_out(self, estimate: Estimate, largest: LargestBatch) -> list[Estimate]:
         """Returns compiled changes that make a config fit: the fastest first, then a larger GPU."""
         request = estimate.request
-        found = [largest.estimate] if largest.estimate and largest.batch_size < estimate.batch_size else []
+        smaller = largest.estimate
+        found = [smaller] if smaller and smaller.batch_size < estimate.batch_size else []
         found += self._fitting(request, single_changes(estimate))
         if len(found) < FEWEST_WAYS:
             found += self._fitting(request, combined_changes(request))
@@ -158,11 +158,6 @@ class Planner:
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         estimates = self.estimates([(request, label, changes) for label, changes in candidates])
         return [estimate for estimate in estimates if estimate.fits]
-
-
-def unsearched(estimate: Estimate) -> LargestBatch:
-    """Returns the batch of an estimate, if it fits, as the largest that is known."""
-    return dataclasses.replace(best_of([estimate]), searched=False)
 
 
 def batch_change(size: int) -> tuple[str, Changes]:
@@ -260,21 +255,22 @@ class BatchSearch:
         guess = next_guess(self.points, self._grain)
         self.next_batch, at_set = min(guess, self._most), guess >= self._most
         best = best_of(self.points)
-        if best.estimate is not None and best.estimate.facts.recomputed:
-            self._advance_recomputing(best)
-            return
-        if best.estimate is None:
+        if best is None:
             smallest = min(point.batch_size for point in self.points)
             settled = self.next_batch >= smallest  # nothing smaller is left to try
+        elif best.facts.recomputed:
+            self._advance_recomputing(best)
+            return
         else:
-            free = FITS_BELOW - best.estimate.need.total / best.estimate.capacity
+            free = FITS_BELOW - best.need.total / best.capacity
             known = any(point.batch_size == self.next_batch for point in self.points)
             close = free < CLOSE_ENOUGH and len(self.points) > 1
             settled = known or self.next_batch <= best.batch_size or close
         if settled or len(self.points) > MOST_COMPILATIONS:
-            self.result = dataclasses.replace(best, at_set=at_set and 0 < best.batch_size >= self.next_batch)
+            size = best.batch_size if best else 0
+            self.result = LargestBatch(size, best, at_set and 0 < size >= self.next_batch)
 
-    def _advance_recomputing(self, best: LargestBatch) -> None:
+    def _advance_recomputing(self, best: Estimate) -> None:
         """Looks above a batch that fits because XLA recomputes, where memory no longer follows a line."""
         above = min((p.batch_size for p in self.points if p.batch_size > best.batch_size), default=None)
         guess = best.batch_size * GROWTH if above is None else (best.batch_size + above) / 2
@@ -282,14 +278,13 @@ class BatchSearch:
         known = any(point.batch_size == self.next_batch for point in self.points)
         close = above is not None and above <= CLOSE_BATCHES * best.batch_size
         if known or close or len(self.points) >= MOST_RECOMPUTING:
-            self.result = dataclasses.replace(best, at_set=best.batch_size >= self._most)
+            self.result = LargestBatch(best.batch_size, best, best.batch_size >= self._most)
 
 
-def best_of(points: Sequence[Estimate]) -> LargestBatch:
+def best_of(points: Sequence[Estimate]) -> Estimate | None:
     """Returns the largest of the compiled batches that fit."""
     fitting = [point for point in points if point.verdict == FITS]
-    best = max(fitting, key=lambda point: point.batch_size, default=None)
-    return LargestBatch(best.batch_size if best else 0, best)
+    return max(fitting, key=lambda point: point.batch_size, default=None)
 
 
 def next_guess(points: Sequence[Estimate], grain: int) -> int:

@@ -15,7 +15,7 @@ from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
 from jepa_jax.program.build import Program
-from jepa_jax.reports.plan_text import pool_lines, ways_out_lines
+from jepa_jax.reports.plan_text import pool_lines, table_lines, ways_out_table
 from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, gpu_of_device, load_table
 from jepa_jax.runtime.peers import is_first
@@ -67,7 +67,7 @@ def explain_out_of_memory(config: Config, program: Program, data: DataFacts, con
             hints = ["nvidia-smi shows who else uses it", *pool, f"or {GENERAL_ADVICE}"]
             return f"{head}, although {need} should be enough: {'; '.join(hints)}"
         ways = planner.ways_out(estimate, *planner.largest_batches([estimate]))
-        return "\n".join([f"{head}: the step needs about {need}", *ways_out_lines(ways)])
+        return "\n".join([f"{head}: the step needs about {need}", *table_lines(ways_out_table(estimate, ways))])
     except Exception:  # the advice must not hide the error it is about
         return f"{head}; {GENERAL_ADVICE}"
 

@@ -1,44 +1,18 @@
-"""The page of plans: cards against time, money and fit; for each card memory by part, kernels by time and ways out."""
+"""The page of plans: cards against time, money and fit; for each card memory by part, kernels by time and tables."""
 
 from collections.abc import Sequence
 
 from jepa_jax.base.text import GIB, duration, gib
 from jepa_jax.compiled.buffers import short_scope
 from jepa_jax.planning.estimate import FITS, NO, Estimate
-from jepa_jax.planning.factors import kernel_seconds
+from jepa_jax.planning.factors import timed_kernels
 from jepa_jax.planning.frontier import Frontier
 from jepa_jax.planning.planner import REMATS, Plan
 from jepa_jax.planning.run_cost import PlanContext, run_cost
+from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page
-from jepa_jax.reports.parts import (
-    Bar,
-    Bars,
-    Card,
-    Cell,
-    Details,
-    KeyFigure,
-    KeyFigures,
-    Part,
-    Piece,
-    Section,
-    StackedBar,
-    StackedBars,
-    Table,
-    Text,
-)
-from jepa_jax.reports.plan_text import (
-    ACCUMULATION,
-    ESTIMATE_COLUMNS,
-    estimate_cells,
-    flags,
-    ladder_tables,
-    largest_text,
-    memory_parts,
-    plan_lines,
-    recomputation_lines,
-    variant_rows,
-)
+from jepa_jax.reports.plan_text import largest_text, memory_parts, plan_lines, plan_tables, recomputation_lines
 
 KERNELS = 12  # rows of the table of kernels
 STYLES = {FITS: "good", NO: "bad"}  # anything else: "warn"
@@ -47,40 +21,39 @@ PART_STYLES = ("state", "optimizer", "target", "batch", "activations", "data", "
 
 def plan_page(plans: Sequence[Plan], context: PlanContext, name: str) -> Page:
     """Returns the page of the plans of one config."""
-    sections = [Section("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
+    sections = [parts.Section("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
     for plan in plans:
-        parts: list[Part] = [*head(plan, context), memory_card(plan.estimate), kernels_card(plan.estimate)]
-        parts += [variants_card(plan)]
-        parts += [ways_card(plan)] if plan.ways_out else []
-        parts += [frontier_chart(plan.frontier)] if plan.frontier else []
-        if plan.ladder:
-            tables = ladder_tables(plan.ladder)
-            parts += [Card(table.title.capitalize(), [Table(table.rows, table.header)], table.note) for table in tables]
-        text = Text("\n".join(plan_lines(plan, context, name)).strip(), "preformatted")
-        parts.append(Details("The plan as text", [text]))
-        sections.append(Section(f"{plan.request.devices} x {plan.request.gpu.name}", parts))
+        recomputation = parts.Text(" ".join(recomputation_lines(plan.estimate)), "sub")
+        memory = parts.Card("Memory of one device", [memory_bar(plan.estimate), recomputation])
+        shown: list[parts.Part] = [*head(plan, context), memory, kernels_card(plan.estimate)]
+        for title, header, rows, note in plan_tables(plan):
+            shown.append(parts.Card(title.capitalize(), [parts.Table(rows, header)], note))
+        shown += [frontier_chart(plan.frontier)] if plan.frontier else []
+        text = parts.Text("\n".join(plan_lines(plan, context, name)).strip(), "preformatted")
+        shown.append(parts.Details("The plan as text", [text]))
+        sections.append(parts.Section(f"{plan.request.devices} x {plan.request.gpu.name}", shown))
     return Page(f"Plan of {name}", sections)
 
 
-def head(plan: Plan, context: PlanContext) -> list[Part]:
+def head(plan: Plan, context: PlanContext) -> list[parts.Part]:
     """Returns the verdict and the figures that decide."""
     estimate, speed, cost = plan.estimate, plan.estimate.speed, run_cost(plan, context)
     low, high = speed.predicted
     largest = largest_text(plan.largest[0][1])
     figures = [
-        KeyFigure("predicted samples/s", f"{speed.images_per_sec:,.0f}", f"{low:,.0f} to {high:,.0f}", main=True),
-        KeyFigure("needed", gib(estimate.need.total), f"of {gib(estimate.capacity)}"),
-        KeyFigure("largest batch", largest, f"now {estimate.batch_size:,}"),
-        KeyFigure("whole run", duration(sum(cost.parts.values())), " to ".join(map(duration, cost.seconds))),
+        parts.KeyFigure("predicted samples/s", f"{speed.images_per_sec:,.0f}", f"{low:,.0f} to {high:,.0f}", main=True),
+        parts.KeyFigure("needed", gib(estimate.need.total), f"of {gib(estimate.capacity)}"),
+        parts.KeyFigure("largest batch", largest, f"now {estimate.batch_size:,}"),
+        parts.KeyFigure("whole run", duration(sum(cost.parts.values())), " to ".join(map(duration, cost.seconds))),
     ]
     if any(cost.prices):
         price = " to ".join(f"{one:,.2f}" for one in cost.prices)
-        figures.append(KeyFigure("price", price, f"{context.price_of(plan.request.gpu):g} per hour"))
+        figures.append(parts.KeyFigure("price", price, f"{context.price_of(plan.request.gpu):g} per hour"))
     verdict = f"{estimate.verdict}: {gib(estimate.need.total)} needed of {gib(estimate.capacity)}"
-    return [Text(verdict, STYLES.get(estimate.verdict, "warn")), KeyFigures(figures)]
+    return [parts.Text(verdict, STYLES.get(estimate.verdict, "warn")), parts.KeyFigures(figures)]
 
 
-def cards_table(plans: Sequence[Plan], context: PlanContext) -> Table:
+def cards_table(plans: Sequence[Plan], context: PlanContext) -> parts.Table:
     """Returns the cards with fit, speed, time and money; a click on a heading sorts."""
     columns = ["card", "verdict", "needed", "of", "samples/s", "nine of ten within", "whole run", "price"]
     rows = []
@@ -90,69 +63,51 @@ def cards_table(plans: Sequence[Plan], context: PlanContext) -> Table:
         seconds, price = sum(cost.parts.values()), sum(cost.prices) / 2
         style = STYLES.get(estimate.verdict, "warn")
         rows.append([
-            Cell(f"{plan.request.devices} x {plan.request.gpu.name}", plan.request.gpu.name),
-            Cell(estimate.verdict, estimate.verdict, style),
-            Cell(gib(estimate.need.total), estimate.need.total),
-            Cell(gib(estimate.capacity), estimate.capacity),
-            Cell(f"{estimate.speed.images_per_sec:,.0f}", estimate.speed.images_per_sec),
-            Cell(f"{100 * error:.0f} %", error),
-            Cell(duration(seconds) if estimate.fits else "-", seconds if estimate.fits else None),
-            Cell(f"{price:,.2f}" if price and estimate.fits else "-", price if price and estimate.fits else None),
+            parts.Cell(f"{plan.request.devices} x {plan.request.gpu.name}", plan.request.gpu.name),
+            parts.Cell(estimate.verdict, estimate.verdict, style),
+            parts.Cell(gib(estimate.need.total), estimate.need.total),
+            parts.Cell(gib(estimate.capacity), estimate.capacity),
+            parts.Cell(f"{estimate.speed.images_per_sec:,.0f}", estimate.speed.images_per_sec),
+            parts.Cell(f"{100 * error:.0f} %", error),
+            parts.Cell(duration(seconds) if estimate.fits else "-", seconds if estimate.fits else None),
+            parts.Cell(f"{price:,.2f}" if price and estimate.fits else "-", price if price and estimate.fits else None),
         ])  # fmt: skip
-    return Table(rows, columns, sortable=True)
+    return parts.Table(rows, columns, sortable=True)
 
 
-def memory_card(estimate: Estimate) -> Card:
-    """Returns the memory of a device by part, with the limit of the card, and whether XLA recomputes."""
-    return Card("Memory of one device", [memory_bar(estimate), Text(" ".join(recomputation_lines(estimate)), "sub")])
-
-
-def memory_bar(estimate: Estimate) -> StackedBars:
+def memory_bar(estimate: Estimate) -> parts.StackedBars:
     """Returns the memory that a step needs as a divided bar; a labelled line marks the memory of the card."""
-    need, parts = estimate.need, memory_parts(estimate)
-    whole = max(estimate.capacity, need.total)
-    shown = [(style, name, size) for style, (name, size) in zip(PART_STYLES, parts.items(), strict=True) if size]
+    need, whole = estimate.need, max(estimate.capacity, estimate.need.total)
+    named = zip(PART_STYLES, memory_parts(estimate).items(), strict=True)
+    shown = [(style, name, size) for style, (name, size) in named if size]
     legend = {style: f"{name} {gib(size)}" for style, name, size in shown}
-    pieces = [Piece(style, 100 * size / need.total, legend[style]) for style, _, size in shown]
-    bar = StackedBar(
+    pieces = [parts.Piece(style, 100 * size / need.total, legend[style]) for style, _, size in shown]
+    bar = parts.StackedBar(
         pieces,
         width=100 * need.total / whole,
         mark=100 * estimate.capacity / whole,
         mark_label=f"card: {gib(estimate.capacity)}",
     )
-    return StackedBars([bar], legend)
+    return parts.StackedBars([bar], legend)
 
 
-def kernels_card(estimate: Estimate) -> Card:
+def kernels_card(estimate: Estimate) -> parts.Card:
     """Returns where the predicted time of a step goes: by kind, and the kernels that take longest."""
     speed, gpu = estimate.speed, estimate.request.gpu
     shares = sorted(speed.parts.items(), key=lambda part: -part[1])
-    bars = [Bar(name, 100 * part / speed.seconds, "main", f"{1e3 * part:,.1f} ms") for name, part in shares]
-    timed = [(k.runs * kernel_seconds(k, gpu, speed.factors.shares), k) for k in estimate.facts.kernels]
-    timed.sort(key=lambda pair: -pair[0])
+    bars = [parts.Bar(name, 100 * part / speed.seconds, "main", f"{1e3 * part:,.1f} ms") for name, part in shares]
     rows = [
         [kernel.kind, short_scope(kernel.scope)[-70:], kernel.runs, f"{1e3 * seconds:,.2f}",
          f"{100 * seconds / speed.seconds:.1f}", f"{kernel.runs * kernel.flops / 1e12:,.2f}",
          f"{kernel.runs * kernel.bytes / 1e9:,.2f}"]
-        for seconds, kernel in timed[:KERNELS]
+        for seconds, kernel in timed_kernels(estimate.facts.kernels, gpu, speed.factors.shares)[:KERNELS]
     ]  # fmt: skip
-    table = Table(rows, ["kind", "where", "runs", "ms", "% of the step", "TFLOP", "GB"])
-    return Card(f"Kernels by time: {1e3 * speed.seconds:,.1f} ms per step", [Bars({"": bars}), table], speed.error_text)
+    table = parts.Table(rows, ["kind", "where", "runs", "ms", "% of the step", "TFLOP", "GB"])
+    title = f"Kernels by time: {1e3 * speed.seconds:,.1f} ms per step"
+    return parts.Card(title, [parts.Bars({"": bars}), table], speed.error_text)
 
 
-def variants_card(plan: Plan) -> Card:
-    """Returns the variants with their largest batches."""
-    return Card("Variants", [Table(variant_rows(plan), [*ESTIMATE_COLUMNS, "largest batch"])])
-
-
-def ways_card(plan: Plan) -> Card:
-    """Returns the changes that make the config fit, with their flags."""
-    rows = [[*estimate_cells(way), flags(way)] for way in plan.ways_out]
-    note = ACCUMULATION if any("train.accum_steps" in way.changes for way in plan.ways_out) else ""
-    return Card("Ways out", [Table(rows, [*ESTIMATE_COLUMNS, "flags"])], note)
-
-
-def frontier_chart(frontier: Frontier) -> Card:
+def frontier_chart(frontier: Frontier) -> parts.Card:
     """Returns a chart of memory over predicted time: combinations by policy, the line that none beats, the budget."""
     series = [_frontier_series("none is better in both", frontier.best, "line")]
     for policy in REMATS:

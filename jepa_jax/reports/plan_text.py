@@ -1,4 +1,4 @@
-"""Plans as text for the terminal and as JSON objects."""
+"""Plans as tables, as text for the terminal and as JSON objects."""
 
 import textwrap
 from collections.abc import Sequence
@@ -21,29 +21,46 @@ FACTS_IN_JSON = (
     "state_bytes", "collectives", "host_calls",
 )  # fmt: skip
 WIDTH = 120  # characters of a line of notes on a terminal
-ACCUMULATION = "Accumulation keeps the batch; losses and norms over a batch see one part at a time."
+ACCUMULATION = " Accumulation keeps the batch; losses and norms over a batch see one part at a time."
+ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
+
+
+class PlanTable(NamedTuple):
+    """A table of a plan, with what it says in words."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
 
 
 def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
     """Returns the lines of the whole plan of a config called `name`."""
     estimate = plan.estimate
-    lines = [
-        "",
-        f"{name} on {plan.request.describe()}",
-        "",
-        *memory_lines(estimate),
-        *evaluation_lines(plan, context),
-        "",
-        *explanation_lines(estimate.facts),
-        "",
-        *table_lines(plan),
-        "",
-        *speed_lines(plan, context),
+    blocks = [
+        [f"{name} on {plan.request.describe()}"],
+        memory_lines(estimate) + evaluation_lines(plan, context),
+        explanation_lines(estimate.facts),
+        speed_lines(plan, context),
+        pool_lines(estimate) if estimate.fits else [],
+        *map(table_lines, plan_tables(plan)),
     ]
-    advice = pool_lines(estimate) if estimate.fits else ways_out_lines(plan.ways_out)
-    lines += ["", *advice] if advice else []
-    lines += ["", *frontier_lines(plan.frontier)] if plan.frontier else []
-    return lines + (ladder_lines(plan.ladder) if plan.ladder else [])
+    return [line for block in blocks if block for line in ("", *block)]
+
+
+def table_lines(table: PlanTable) -> list[str]:
+    """Returns a table for a terminal."""
+    cells = text_table([table.header, *table.rows], widest=120).splitlines() if table.rows else []
+    return [table.title, *cells, *textwrap.wrap(table.note, WIDTH, break_on_hyphens=False)]
+
+
+def plan_tables(plan: Plan) -> list[PlanTable]:
+    """Returns the tables of a plan: variants, alternatives if it does not fit, frontier and ladder if asked for."""
+    tables = [variant_table(plan)]
+    if not plan.estimate.fits and plan.largest[0][1].batch_size is not None:
+        tables.append(ways_out_table(plan.estimate, plan.ways_out))
+    tables += [frontier_table(plan.frontier)] if plan.frontier else []
+    return tables + (ladder_tables(plan.ladder) if plan.ladder else [])
 
 
 def memory_lines(estimate: Estimate) -> list[str]:
@@ -101,55 +118,44 @@ def explanation_lines(facts: StepFacts) -> list[str]:
     ]
 
 
-def variant_rows(plan: Plan) -> list[list[str]]:
-    """Returns the variants with their largest batches, then the other batches that were asked for."""
+def variant_table(plan: Plan) -> PlanTable:
+    """Returns the variants with their largest batches, and the other batches that were asked for."""
     rows = [[*estimate_cells(estimate), largest_text(largest)] for estimate, largest in plan.largest]
-    return rows + [[*estimate_cells(estimate), ""] for estimate in plan.batches]
-
-
-def table_lines(plan: Plan) -> list[str]:
-    """Returns a table of the variants with their largest batches, and of the other batches that were asked for."""
-    lines = text_table([[*ESTIMATE_COLUMNS, "largest batch"], *variant_rows(plan)]).splitlines()
-    if any("train.accum_steps" in estimate.changes for estimate, _ in plan.largest):
-        lines.append(ACCUMULATION)
+    rows += [[*estimate_cells(estimate), ""] for estimate in plan.batches]
+    note = accumulation_note(plan.estimate, [estimate for estimate, _ in plan.largest])
     others = [largest.estimate for _, largest in plan.largest if largest.estimate] + plan.batches
     if any(pool_lines(estimate) for estimate in others):
-        lines.append(
-            f"Batches that need more than the {100 * POOL_FRACTION:.0f} % of the memory that JAX takes, such as the "
+        note += (
+            f" Batches that need more than the {100 * POOL_FRACTION:.0f} % of the memory that JAX takes, such as the "
             f"largest ones, need {POOL_VARIABLE}=0.95 in the environment."
         )
-    return lines
+    return PlanTable("variants", [*ESTIMATE_COLUMNS, "largest batch"], rows, note)
+
+
+def accumulation_note(base: Estimate, changed: Sequence[Estimate]) -> str:
+    """Returns what accumulation changes, if any of the estimates accumulates in other parts than the base."""
+    parts = {estimate.request.config.train.accum_steps for estimate in (base, *changed)}
+    return ACCUMULATION if len(parts) > 1 else ""
 
 
 def largest_text(largest: LargestBatch) -> str:
     """Returns a largest batch as text."""
-    if not largest.searched:
+    if largest.batch_size is None:
         return "not searched"
     if not largest.batch_size:
         return "none"
     return f"{largest.batch_size:,}" + (" (all data)" if largest.at_set else "")
 
 
-def largest_json(largest: LargestBatch) -> int | None:
-    """Returns a largest batch as JSON: 0 if nothing fits, null if it was not looked for."""
-    return largest.batch_size if largest.searched else None
-
-
-def ways_out_lines(ways: Sequence[Estimate]) -> list[str]:
+def ways_out_table(estimate: Estimate, ways: Sequence[Estimate]) -> PlanTable:
     """Returns the changes that make a config fit, with the flags that make them."""
     if not ways:
-        return [
-            f"No alternative was found: not even {BATCH_GRAIN} samples per device fit. "
-            "Use more devices with config.mesh.fsdp, or a smaller model."
-        ]
-    rows = [[*estimate_cells(way), flags(way)] for way in ways]
-    table = text_table([[*ESTIMATE_COLUMNS, "flags"], *rows], widest=120).splitlines()
-    accumulates = any("train.accum_steps" in way.changes for way in ways)
-    return [
-        "alternatives that fit, each compiled: the fastest first, then another GPU:",
-        *table,
-        *([ACCUMULATION] if accumulates else []),
-    ]
+        note = f"No alternative was found: not even {BATCH_GRAIN} samples per device fit. "
+        return PlanTable("ways out", [], [], note + "Use more devices with config.mesh.fsdp, or a smaller model.")
+    note = "Each was compiled and fits: the fastest first, then another GPU." + accumulation_note(estimate, ways)
+    return PlanTable(
+        "ways out", [*ESTIMATE_COLUMNS, "flags"], [[*estimate_cells(way), flags(way)] for way in ways], note
+    )
 
 
 def pool_lines(estimate: Estimate, fraction: float = POOL_FRACTION) -> list[str]:
@@ -213,23 +219,18 @@ def evaluation_lines(plan: Plan, context: PlanContext) -> list[str]:
     return [f"evaluation (k-NN and probe hold all features on one device): {gib(needed)}, {verdict}{advice}"]
 
 
-def frontier_lines(frontier: Frontier) -> list[str]:
-    """Returns a table of the combinations and the advice."""
+def frontier_table(frontier: Frontier) -> PlanTable:
+    """Returns the combinations, those that none beats marked, and the advice."""
     base, best = frontier.points[0], frontier.best
-    lines = [f"memory against predicted time, budget {gib(frontier.budget_bytes)} (* none is better in both):"]
+    rows = []
     for point in sorted(frontier.points, key=lambda point: -point.need.total):
         slower = 100 * (base.speed.images_per_sec / point.speed.images_per_sec - 1)
-        mark = "*" if point in best else " "
-        lines.append(
-            f" {mark} {point.label:<36}{gib(point.need.peak):>12}{gib(point.need.total):>12}"
-            f"{point.speed.images_per_sec:>10,.0f} samples/s {slower:>+7.1f} % time"
-        )
-    advice = frontier.advice
-    if advice is None:
-        return [*lines, "none of them needs so little: use a smaller batch or model, or a larger budget"]
-    if any(point.changes["train.accum_steps"] != base.changes["train.accum_steps"] for point in frontier.points):
-        lines.append(ACCUMULATION)
-    return [*lines, f"advice: {advice.label}: {flags(advice)}"]
+        rows.append([*estimate_cells(point), f"{slower:+.1f} %", "*" if point in best else ""])
+    note = "none of them needs so little: use a smaller batch or model, or a larger budget"
+    if advice := frontier.advice:
+        note = f"advice: {advice.label}: {flags(advice)}." + accumulation_note(base, frontier.points)
+    title = f"memory against predicted time, budget {gib(frontier.budget_bytes)} (* none is better in both)"
+    return PlanTable(title, [*ESTIMATE_COLUMNS, "time", "*"], rows, note)
 
 
 def flags(estimate: Estimate) -> str:
@@ -237,9 +238,6 @@ def flags(estimate: Estimate) -> str:
     values = {key: value for key, value in estimate.changes.items() if key != "gpu"}
     text = {key: ",".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for key, v in values.items()}
     return " ".join(f"--config.{key}={value}" for key, value in text.items())
-
-
-ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
 
 
 def estimate_cells(estimate: Estimate) -> list[str]:
@@ -265,22 +263,13 @@ def memory_parts(estimate: Estimate) -> dict[str, int]:
     }
 
 
-class LadderTable(NamedTuple):
-    """A table of a ladder, with what it says in words."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    note: str
-
-
-def ladder_tables(ladder: Ladder) -> list[LadderTable]:
+def ladder_tables(ladder: Ladder) -> list[PlanTable]:
     """Returns the tables of a ladder: memory, speed and rates, what to change, sizes; those without rows left out."""
     tables = [_memory_table(ladder.rungs), _rung_table(ladder.rungs), _retreat_table(ladder), _size_table(ladder.sizes)]
     return [table for table in tables if table.rows]
 
 
-def _memory_table(rungs: Sequence[Rung]) -> LadderTable:
+def _memory_table(rungs: Sequence[Rung]) -> PlanTable:
     parts = [name for name in memory_parts(rungs[0].estimate) if any(memory_parts(r.estimate)[name] for r in rungs)]
     rows = [
         [rung.name, *(gib(memory_parts(rung.estimate)[name]) for name in parts), gib(rung.estimate.need.total)]
@@ -291,10 +280,10 @@ def _memory_table(rungs: Sequence[Rung]) -> LadderTable:
         f"Per device, of {gib(rungs[0].estimate.capacity)}. The margin is an assumption (docs/guides/plan.md); claimed "
         "are GB as published by others for their own program."
     )
-    return LadderTable("memory of each rung", ["rung", *parts, "needed", "claimed", "verdict"], rows, note)
+    return PlanTable("memory of each rung", ["rung", *parts, "needed", "claimed", "verdict"], rows, note)
 
 
-def _rung_table(rungs: Sequence[Rung]) -> LadderTable:
+def _rung_table(rungs: Sequence[Rung]) -> PlanTable:
     rows = []
     for rung in rungs:
         estimate, flops = rung.estimate, rung.estimate.facts.flops
@@ -309,20 +298,19 @@ def _rung_table(rungs: Sequence[Rung]) -> LadderTable:
         "Rates are rules of thumb, not computed from the model: linear scaling from optim.reference_batch is customary "
         "with SGD, square-root scaling with Adam (--config.optim.batch_scaling). jepa-jax lr-search measures."
     )
-    return LadderTable("speed and rates", [*header, "rate of the config", "linear", "square root"], rows, note)
+    return PlanTable("speed and rates", [*header, "rate of the config", "linear", "square root"], rows, note)
 
 
-def _retreat_table(ladder: Ladder) -> LadderTable:
+def _retreat_table(ladder: Ladder) -> PlanTable:
     top = ladder.top.estimate
     rows = [[*estimate_cells(row), flags(row)] for row in ladder.retreat]
     state = "needs the most of all rungs" if top.fits else "does not fit"
     note = f"Changes of {top.label!r}, which {state}, in the order in which to try them."
-    accumulates = any("train.accum_steps" in row.changes for row in ladder.retreat)
-    note += f" {ACCUMULATION}" if accumulates else ""
-    return LadderTable("when memory runs out", [*ESTIMATE_COLUMNS, "flags"], rows, note)
+    note += accumulation_note(top, ladder.retreat)
+    return PlanTable("when memory runs out", [*ESTIMATE_COLUMNS, "flags"], rows, note)
 
 
-def _size_table(sizes: Sequence[Rung]) -> LadderTable:
+def _size_table(sizes: Sequence[Rung]) -> PlanTable:
     rows, note = [], "Memory and time of a batch follow its longest element; batches are padded to one of these."
     for name in dict.fromkeys(row.name for row in sizes):
         own = [row for row in sizes if row.name == name]
@@ -335,7 +323,7 @@ def _size_table(sizes: Sequence[Rung]) -> LadderTable:
                 f" {name}: with every batch at its own size {mean:,.0f} samples/s are predicted, with all padded to "
                 f"{own[-1].size} {longest:,.0f} ({mean / longest:.2f} times)."
             )
-    return LadderTable("effect of the longest element", [*ESTIMATE_COLUMNS, "longest", "elements"], rows, note)
+    return PlanTable("effect of the longest element", [*ESTIMATE_COLUMNS, "longest", "elements"], rows, note)
 
 
 def learning_rates(estimate: Estimate) -> dict[str, float]:
@@ -346,15 +334,6 @@ def learning_rates(estimate: Estimate) -> dict[str, float]:
         name: scaled_learning_rate(optim.lr, estimate.batch_size, rule, optim.reference_batch)
         for name, rule in rules.items()
     }
-
-
-def ladder_lines(ladder: Ladder) -> list[str]:
-    """Returns the tables of a ladder for a terminal."""
-    lines = []
-    for table in ladder_tables(ladder):
-        text = text_table([table.header, *table.rows], widest=120)
-        lines += ["", table.title, text, *textwrap.wrap(table.note, WIDTH, break_on_hyphens=False)]
-    return lines
 
 
 def ladder_json(ladder: Ladder) -> dict[str, Any]:
@@ -385,7 +364,7 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "margin_bytes": estimate.need.margin,
         "verdict": estimate.verdict,
         "fits": estimate.fits,
-        "largest_batch": largest_json(plan.largest[0][1]),
+        "largest_batch": plan.largest[0][1].batch_size,
         "flops_per_step": facts.flops,
         "bytes_per_step": facts.bytes_moved * facts.devices,
         "unlimited_peak_bytes": estimate.unlimited_peak,
@@ -405,7 +384,7 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "run_seconds_by_part": cost.parts,
         "price_predicted": list(cost.prices) if context.price_of(plan.request.gpu) else None,
         "loader_images_per_sec": context.loader_images_per_sec,
-        "variants": [{**row_json(row), "largest_batch": largest_json(largest)} for row, largest in plan.largest],
+        "variants": [{**row_json(row), "largest_batch": largest.batch_size} for row, largest in plan.largest],
         "batches": [row_json(row) for row in plan.batches],
         "ways_out": [row_json(row) for row in plan.ways_out],
         **({"frontier": [row_json(row) for row in plan.frontier.points]} if plan.frontier else {}),

@@ -9,20 +9,8 @@ from jepa_jax.base.text import duration, short
 from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.metrics import LABELS
 from jepa_jax.profiling.profile_changes import Change
+from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.parts import (
-    Card,
-    Part,
-    Piece,
-    Section,
-    StackedBar,
-    StackedBars,
-    Table,
-    Text,
-    absent,
-    absent_section,
-    card_grid,
-)
 from jepa_jax.reports.run_files import RunFiles
 
 SHOWN_EPOCHS = 40  # bars; of a longer run, evenly chosen ones
@@ -31,18 +19,18 @@ SHOWN_OPS = 15
 Epoch = Mapping[str, Any]
 
 
-def profile(run: RunFiles) -> Section:
+def profile(run: RunFiles) -> parts.Section:
     """Returns the profile of a run; where there is none, a sentence that says so."""
     path = run.workdir / "profile.json"
     if not path.exists():
-        return absent_section("Profile", "profile.json has not been written: no epoch has ended yet.")
+        return parts.absent_section("Profile", "profile.json has not been written: no epoch has ended yet.")
     found = read_json_or_empty(path)
     try:
         epochs = [epoch for epoch in found["epochs"] if epoch["steps"]]
     except (TypeError, KeyError):
-        return absent_section("Profile", "profile.json cannot be read: it may have been cut off.")
+        return parts.absent_section("Profile", "profile.json cannot be read: it may have been cut off.")
     if not epochs:
-        return absent_section("Profile", "No epoch has been profiled.")
+        return parts.absent_section("Profile", "No epoch has been profiled.")
     speed = _series("images per second", [(e["last_step"], e["images_per_second"]) for e in epochs])
     mfu = _series("MFU", [(e["last_step"], e["mfu"] and 100 * e["mfu"]) for e in epochs])
     cards = [
@@ -53,10 +41,10 @@ def profile(run: RunFiles) -> Section:
         memory(found.get("samples") or []),
         *device_cards(found.get("device")),
     ]
-    return Section("Profile", [card_grid(cards)])
+    return parts.Section("Profile", [parts.card_grid(cards)])
 
 
-def time_by_epoch(epochs: Sequence[Epoch]) -> Card:
+def time_by_epoch(epochs: Sequence[Epoch]) -> parts.Card:
     """Returns one bar per epoch, as long as the epoch took and divided by section, and the sums of all epochs."""
     stride = -(-len(epochs) // SHOWN_EPOCHS)
     longest = max(epoch["seconds"] for epoch in epochs[::stride])
@@ -65,35 +53,36 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> Card:
     used = sorted((name for name in LABELS if totals[name] > 0), key=lambda name: -totals[name])
     rows = [[LABELS[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"] for name in used]
     legend = {str(name): label for name, label in LABELS.items() if name in used}
-    bars = StackedBars([_epoch_bar(epoch, longest) for epoch in epochs[::stride]], legend)
+    bars = parts.StackedBars([_epoch_bar(epoch, longest) for epoch in epochs[::stride]], legend)
     note = f"Every {stride}th of {len(epochs)} epochs. " if stride > 1 else ""
     note += "Time in which the device computed belongs to the step, whatever the host did meanwhile."
-    table = Table(rows, ["section, all epochs", "share", "time"])
-    return Card("Time by epoch", [bars, table], note, wide=True)
+    table = parts.Table(rows, ["section, all epochs", "share", "time"])
+    return parts.Card("Time by epoch", [bars, table], note, wide=True)
 
 
-def _epoch_bar(epoch: Epoch, longest: float) -> StackedBar:
+def _epoch_bar(epoch: Epoch, longest: float) -> parts.StackedBar:
     seconds, shares = epoch["sections"], percentages(epoch["sections"])
     pieces = [
-        Piece(str(name), shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
+        parts.Piece(str(name), shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
         for name in LABELS
         if shares[name] > 0
     ]
     width = 100 * epoch["seconds"] / longest if longest else 0.0
-    return StackedBar(pieces, f"epoch {short(epoch['epoch'])}", duration(epoch["seconds"]), width)
+    return parts.StackedBar(pieces, f"epoch {short(epoch['epoch'])}", duration(epoch["seconds"]), width)
 
 
-def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> Card:
+def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> parts.Card:
     """Returns what slowed the last epoch down."""
-    parts: list[Part] = [
-        Text(found["message"], label="Bottleneck" if found["warning"] else "Remark") for found in epoch["bottlenecks"]
+    shown: list[parts.Part] = [
+        parts.Text(found["message"], label="Bottleneck" if found["warning"] else "Remark")
+        for found in epoch["bottlenecks"]
     ]
-    parts += [Text(note, "sub") for note in notes]
-    parts = parts or [absent("Nothing is above its threshold.")]
-    return Card(f"What slows epoch {short(epoch['epoch'])} down", parts, wide=True)
+    shown += [parts.Text(note, "sub") for note in notes]
+    shown = shown or [parts.absent("Nothing is above its threshold.")]
+    return parts.Card(f"What slows epoch {short(epoch['epoch'])} down", shown, wide=True)
 
 
-def memory(samples: Sequence[Mapping[str, Any]]) -> Card:
+def memory(samples: Sequence[Mapping[str, Any]]) -> parts.Card:
     """Returns a chart of the memory of the process and, on GPUs, of the allocator, over the last session."""
     series = [_series("process", [(s["time"], s["process_ram_gb"]) for s in samples])]
     for index in range(max((len(sample["gpus"]) for sample in samples), default=0)):
@@ -108,10 +97,10 @@ def _series(name: str, points: Sequence[tuple[float, float | None]]) -> Series:
     return Series(name, [x for x, _ in known], [y for _, y in known])
 
 
-def device_cards(device: Mapping[str, Any] | None) -> list[Card]:
+def device_cards(device: Mapping[str, Any] | None) -> list[parts.Card]:
     """Returns the share of each named scope in a step, and the longest instructions of the compiled step."""
     if not device:
-        return [Card("Device time", [absent("No recording of the device has been read.")])]
+        return [parts.Card("Device time", [parts.absent("No recording of the device has been read.")])]
     busy = 1e3 * device["busy_seconds"]
 
     def time(row: Mapping[str, Any]) -> list[str]:
@@ -141,12 +130,8 @@ def device_cards(device: Mapping[str, Any] | None) -> list[Card]:
         note += f" Copies between host and device beside the step: {1e3 * copied:.2f} ms per step, not counted here."
     rate_note = "Operands and results count as read and written once." if known else ""
     return [
-        Card("Device time by scope", [Table(scopes, ["scope", "phase", "share", "time per step"])], note),
-        Card(
-            "Longest device operations",
-            [Table(operations, [*header, *known.values()])],
-            rate_note,
-        ),
+        parts.Card("Device time by scope", [parts.Table(scopes, ["scope", "phase", "share", "time per step"])], note),
+        parts.Card("Longest device operations", [parts.Table(operations, [*header, *known.values()])], rate_note),
     ]
 
 

@@ -7,7 +7,7 @@ from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.program.config import load_config
 from jepa_jax.reports.plan_page import frontier_chart
-from jepa_jax.reports.plan_text import frontier_lines
+from jepa_jax.reports.plan_text import frontier_table, table_lines
 from tests.planning.line_compiler import GIB, TABLE, LineCompiler
 
 
@@ -34,8 +34,8 @@ def test_no_combination_beats_one_of_the_frontier_and_the_advice_keeps_to_the_bu
 
 
 def test_the_advice_is_printed_with_its_flags_and_drawn(frontier):
-    text = "\n".join(frontier_lines(frontier))
-    assert "advice: " in text and "--config.train.remat=" in text and text.count(" * ") >= len(frontier.best)
+    text = "\n".join(table_lines(frontier_table(frontier)))
+    assert "advice: " in text and "--config.train.remat=" in text and text.count("  *") >= len(frontier.best)
     (chart,) = frontier_chart(frontier).parts
     assert chart.legend == ["none is better in both", "remat none", "remat light", "remat full"]
     assert [text for layer in chart.layers for _, text in layer.levels] == ["budget"]
@@ -44,4 +44,4 @@ def test_the_advice_is_printed_with_its_flags_and_drawn(frontier):
 def test_a_budget_that_nothing_keeps_to_is_said():
     request = Request(load_config("rapid"), TABLE["rtx4090"])
     frontier = make_frontier(Planner(LineCompiler(), TABLE), request, GIB // 2)
-    assert frontier.advice is None and "use a smaller batch or model" in frontier_lines(frontier)[-1]
+    assert frontier.advice is None and "use a smaller batch or model" in frontier_table(frontier).note

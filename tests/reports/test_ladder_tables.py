@@ -11,7 +11,15 @@ from jepa_jax.planning.run_cost import PlanContext
 from jepa_jax.program.config import load_config
 from jepa_jax.reports.page import render
 from jepa_jax.reports.plan_page import plan_page
-from jepa_jax.reports.plan_text import ladder_json, ladder_lines, learning_rates, memory_parts, plan_json, plan_lines
+from jepa_jax.reports.plan_text import (
+    ladder_json,
+    ladder_tables,
+    learning_rates,
+    memory_parts,
+    plan_json,
+    plan_lines,
+    table_lines,
+)
 from tests.planning.line_compiler import CIFAR
 from tests.planning.test_ladder import LADDER, line_ladder, sequences
 from tests.planning.test_planner import line_plan
@@ -24,7 +32,7 @@ def ladder():
 
 
 def text_of(ladder):
-    return "\n".join(ladder_lines(ladder))
+    return "\n".join(line for table in ladder_tables(ladder) for line in table_lines(table))
 
 
 def test_the_parts_of_the_memory_add_up_to_the_need(ladder):
