@@ -10,11 +10,10 @@ On a GPU copies run beside kernels. Those between host and device that no instru
 the last metrics: they are no work of the step and are counted apart. Those of the step count while no kernel runs.
 """
 
-import bisect
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.compiled.hlo import parse_hlo
@@ -28,6 +27,7 @@ SCOPES = ("augment", "optimizer", "ema", "target", "encoder", "predictor", "proj
 TOP_OPS = 30
 
 Piece = tuple[str, float, float]  # operation, start, end
+Means = dict[str, float]  # by operation
 
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 
@@ -76,15 +76,6 @@ class NoDevicePlanes(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedOps:
-    """Exclusive seconds and calls of each instruction in one step, means over devices, and seconds of other copies."""
-
-    seconds: dict[str, float]
-    calls: dict[str, float]
-    copy_seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class NamedProgram:
     """What a recording is compared with: op_name and cost of each instruction of a compiled program."""
 
@@ -106,12 +97,8 @@ def read_device_time(profile: Any, program: NamedProgram, *, steps: int, platfor
     Raises:
       NoDevicePlanes: `platform` is an accelerator, of which the recording has nothing.
     """
-    return device_time(traced_ops(profile, program.module, steps, platform), program.op_names, program.costs)
-
-
-def device_time(traced: TracedOps, names: Mapping[str, str], costs: Mapping[str, Cost]) -> DeviceTime | None:
-    """Sums what was traced by the phase and scope of each op_name; `costs` of an instruction give its speed."""
-    seconds, calls = traced.seconds, traced.calls
+    seconds, calls, copied = traced_ops(profile, program.module, steps, platform)
+    names = program.op_names
     busy = sum(seconds.values())
     if busy <= 0:
         return None
@@ -131,11 +118,11 @@ def device_time(traced: TracedOps, names: Mapping[str, str], costs: Mapping[str,
         phases[phase] += share
         scopes[scope, phase] += share
         row = {"op": op, "scope": scope, "phase": phase, "share": share, "calls": calls.get(op, 0), "op_name": op_name}
-        rows.append(row | achieved(costs.get(name or ""), calls.get(op, 0.0), value))
+        rows.append(row | achieved(program.costs.get(name or ""), calls.get(op, 0.0), value))
     rows.sort(key=lambda row: -row["share"])
     largest = sorted(scopes.items(), key=lambda item: -item[1])
     table = [{"scope": scope, "phase": phase, "share": share} for (scope, phase), share in largest]
-    return DeviceTime(busy, phases, table, rows[:TOP_OPS], attributed, traced.copy_seconds)
+    return DeviceTime(busy, phases, table, rows[:TOP_OPS], attributed, copied)
 
 
 def achieved(cost: Cost | None, calls: float, seconds: float) -> dict[str, float | None]:
@@ -173,8 +160,11 @@ class Event:
         return self.is_copy and not self.module and "d2d" not in self.op.lower()
 
 
-def traced_ops(profile: Any, module: str, steps: int, platform: str = "cpu") -> TracedOps:
-    """Returns exclusive seconds and calls per step of each instruction of `module`, averaged over devices."""
+def traced_ops(profile: Any, module: str, steps: int, platform: str) -> tuple[Means, Means, float]:
+    """Returns seconds and calls per step of each instruction of `module`, and seconds of copies that are not its work.
+
+    All are means over devices; the seconds of an instruction are those of `exclusive_time`.
+    """
     on_host = platform == "cpu"
     planes = [plane for plane in profile.planes if plane.name.startswith("/host:" if on_host else "/device:")]
     if not on_host and not any(list(plane.lines) for plane in planes):
@@ -183,25 +173,21 @@ def traced_ops(profile: Any, module: str, steps: int, platform: str = "cpu") -> 
     calls: collections.Counter = collections.Counter()
     devices, copied = 0, 0.0
     for plane in planes:
-        kernels: list[Piece] = []
+        kernels: list[list[Piece]] = []
         copies: list[Piece] = []
         for line in _compute_lines(list(plane.lines)):
             events = [event for event in map(_read_event, line.events) if event]
             copied += sum(event.end - event.start for event in events if event.is_foreign_copy)
             work = [event for event in events if _is_work(event, module, on_host)]
             calls.update(event.op for event in work)
-            kernels += exclusive((event.op, event.start, event.end) for event in work if not event.is_copy)
+            kernels.append([(event.op, event.start, event.end) for event in work if not event.is_copy])
             copies += [(event.op, event.start, event.end) for event in work if event.is_copy]
-        devices += bool(kernels)
-        for times in (shared_time(kernels), shared_time(uncovered(copies, kernels))):
-            for op, value in times.items():
-                seconds[op] += value
+        devices += any(kernels)
+        for op, value in exclusive_time(kernels, copies).items():
+            seconds[op] += value
     scale = max(devices, 1) * steps
-    return TracedOps(
-        {op: value * 1e-9 / scale for op, value in seconds.items()},
-        {op: number / scale for op, number in calls.items()},
-        copied * 1e-9 / scale,
-    )
+    per_step = {op: value * 1e-9 / scale for op, value in seconds.items()}
+    return per_step, {op: number / scale for op, number in calls.items()}, copied * 1e-9 / scale
 
 
 def _compute_lines(lines: list[Any]) -> list[Any]:
@@ -239,65 +225,32 @@ def _is_work(event: Event, module: str, on_host: bool) -> bool:
     return not on_host and not event.is_foreign_copy
 
 
-def uncovered(pieces: Iterable[Piece], cover: Iterable[Piece]) -> list[Piece]:
-    """Cuts from pieces what lies inside any piece of `cover`."""
-    spans: list[list[float]] = []
-    for _, start, end in sorted(cover, key=lambda piece: piece[1]):
-        if spans and start <= spans[-1][1]:
-            spans[-1][1] = max(spans[-1][1], end)
-        else:
-            spans.append([start, end])
-    left = []
-    for op, start, end in pieces:
-        at = start
-        for low, high in spans[max(0, bisect.bisect(spans, [start]) - 1) :]:
-            if low >= end:
-                break
-            if low > at:
-                left.append((op, at, low))
-            at = max(at, high)
-        if at < end:
-            left.append((op, at, end))
-    return left
+def exclusive_time(lines: Sequence[Iterable[Piece]], copies: Sequence[Piece] = ()) -> dict[str, float]:
+    """Returns the time of each operation on one device.
 
-
-def exclusive(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Cuts nested events of one line into disjoint pieces, each charged to the innermost event."""
-    pieces: list[tuple[str, float, float]] = []
-    open_events: list[tuple[str, float]] = []  # operation, end
-    at = 0.0
-    final = ("", float("inf"), float("inf"))  # closes what is still open
-    for op, start, end in [*sorted(events, key=lambda event: (event[1], -event[2])), final]:
-        while open_events and open_events[-1][1] <= start:
-            inner, inner_end = open_events.pop()
-            if inner_end > at:
-                pieces.append((inner, at, inner_end))
-                at = inner_end
-        if open_events and start > at:
-            pieces.append((open_events[-1][0], at, start))
-        at = max(at, start)
-        open_events.append((op, end))
-    return pieces
-
-
-def shared_time(pieces: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """Returns time by operation over all lines of a device; simultaneous operations share it equally."""
+    Args:
+      lines: operations by line. Of nested ones the innermost counts; lines that run at the same time share it equally.
+      copies: count while no line runs.
+    """
+    rows = [*lines, *([copy] for copy in copies)]
     changes = []
-    for op, start, end in pieces:
-        changes.append((start, 1, op))
-        changes.append((end, -1, op))
-    changes.sort(key=lambda change: (change[0], change[1]))
+    for row, events in enumerate(rows):
+        for op, start, end in events:
+            # At one moment operations end before others start, and outer ones start before inner ones.
+            changes += [(start, 1, start - end, row, op), (end, 0, 0.0, row, op)]
     time: dict[str, float] = collections.defaultdict(float)
-    running: collections.Counter = collections.Counter()
-    count, since = 0, 0.0
-    for at, change, op in changes:
-        if count and at > since:
-            part = (at - since) / count
-            for name, times in running.items():
-                time[name] += part * times
+    running: dict[int, list[str]] = collections.defaultdict(list)  # by row, the innermost last
+    since = 0.0
+    for at, starts, _, row, op in sorted(changes):
+        innermost = [ops[-1] for line, ops in running.items() if line < len(lines)]
+        innermost = innermost or [ops[-1] for ops in running.values()]
+        for name in innermost:
+            time[name] += (at - since) / len(innermost)
         since = at
-        count += change
-        running[op] += change
-        if not running[op]:
-            del running[op]
+        if starts:
+            running[row].append(op)
+        else:
+            running[row].remove(op)
+            if not running[row]:
+                del running[row]
     return dict(time)

@@ -11,10 +11,8 @@ from jepa_jax.profiling.device_time import (
     NamedProgram,
     NoDevicePlanes,
     classify,
-    exclusive,
+    exclusive_time,
     read_device_time,
-    shared_time,
-    uncovered,
 )
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 
@@ -66,15 +64,12 @@ def test_a_fusion_without_a_name_takes_that_of_what_it_holds():
 
 
 def test_a_loop_is_charged_with_its_own_time_alone():
-    pieces = exclusive(
-        [("while", 0.0, 10.0), ("a", 1.0, 4.0), ("inner", 2.0, 3.0), ("b", 5.0, 9.0), ("next", 12.0, 13.0)]
-    )
-    times = shared_time(pieces)
-    assert times == {"while": 3.0, "a": 2.0, "inner": 1.0, "b": 4.0, "next": 1.0}
+    events = [("while", 0.0, 10.0), ("a", 1.0, 4.0), ("inner", 2.0, 3.0), ("b", 5.0, 9.0), ("next", 12.0, 13.0)]
+    assert exclusive_time([events]) == {"while": 3.0, "a": 2.0, "inner": 1.0, "b": 4.0, "next": 1.0}
 
 
 def test_operations_at_the_same_time_share_it():
-    assert shared_time([("a", 0.0, 4.0), ("b", 2.0, 6.0)]) == {"a": 3.0, "b": 3.0}
+    assert exclusive_time([[("a", 0.0, 4.0)], [("b", 2.0, 6.0)]]) == {"a": 3.0, "b": 3.0}
 
 
 def plane(name, lines):
@@ -141,11 +136,10 @@ def test_a_copy_of_the_step_counts_while_no_kernel_runs():
     )
 
 
-def test_pieces_are_cut_where_others_cover_them():
-    cover = [("k", 2.0, 4.0), ("k", 3.0, 5.0), ("k", 8.0, 9.0)]
-    assert uncovered([("c", 0.0, 10.0), ("d", 3.0, 4.5), ("e", 5.0, 6.0)], cover) == [
-        ("c", 0.0, 2.0), ("c", 5.0, 8.0), ("c", 9.0, 10.0), ("e", 5.0, 6.0),
-    ]  # fmt: skip
+def test_copies_are_cut_where_kernels_cover_them():
+    lines = [[("k", 2.0, 4.0), ("k", 8.0, 9.0)], [("k", 3.0, 5.0)]]
+    copies = [("c", 0.0, 10.0), ("d", 3.0, 4.5), ("e", 5.0, 6.0)]
+    assert exclusive_time(lines, copies) == {"k": 4.0, "c": 5.5, "e": 0.5}  # c and e share a second
 
 
 def test_a_gpu_without_planes_is_said_and_the_host_is_not_read_in_its_place():
