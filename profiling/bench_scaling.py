@@ -95,7 +95,7 @@ def exchange(name: str, data: int, fsdp: int) -> Exchange:
     """Compiles the step of a method for a mesh and reads what it exchanges."""
     import jax
 
-    from jepa_jax.compiled.hlo import parse_hlo
+    from jepa_jax.compiled.hlo import ARRAY, COLLECTIVES, operand_bytes, parse_hlo, shape_bytes
     from jepa_jax.data.contract import abstract_batch
     from jepa_jax.data.sources import open_source
     from jepa_jax.program.build import build_program
@@ -111,7 +111,17 @@ def exchange(name: str, data: int, fsdp: int) -> Exchange:
     program = build_program(config, **sizes, sample=batch, mesh=mesh)
     hlo = parse_hlo(program.train_step.lower(program.factory.abstract, batch).compile().as_text())
     trained = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.factory.abstract.params)]
-    operands, gathered = hlo.contributions(), hlo.largest("all-gather")
+    operands: dict[str, list[int]] = {}
+    gathered = 0
+    for instruction, inside, times in hlo.runs():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            total = operands.setdefault(kind, [0, 0])
+            total[0] += times
+            total[1] += times * operand_bytes(instruction.operands, inside)
+        if instruction.opcode in ("all-gather", "all-gather-done"):
+            made = [shape_bytes(array[0]) for array in ARRAY.finditer(instruction.shape)]
+            gathered = max([gathered, *made])
     return Exchange(name, f"{data} x {fsdp}", devices, sum(trained), operands, gathered, max(trained))
 
 

@@ -77,7 +77,9 @@ def read_peak(folder: pathlib.Path, program: CompiledProgram, frames: Mapping[in
     ranges = _live_ranges(_notes(folder, "live-range"))
     fixed, shared = _allocations(_notes(folder, "buffer-assignment"))
     moment = _fullest(shared, ranges)
-    alive = [value for value in shared if _lives_at(moment, ranges.get(value.name))]
+    never = (moment + 1, moment)
+    spans = [(value, *ranges.get(value.name, never)) for value in shared]
+    alive = [value for value, first, last in spans if first <= moment <= last]
     instructions = {i.name: i for computation in program.computations.values() for i in computation.values()}
     buffers = [_buffer(value, instructions, frames) for value in [*fixed, *alive]]
     return Peak(sorted((buffer for buffer in buffers if buffer.bytes), key=lambda buffer: -buffer.bytes))
@@ -100,10 +102,6 @@ def _fullest(values: Sequence["Placed"], ranges: Mapping[str, Range]) -> int:
     times = sorted(changes)
     used = list(itertools.accumulate(changes[time] for time in times))
     return times[used.index(max(used))] if used else 0
-
-
-def _lives_at(moment: int, span: Range | None) -> bool:
-    return span is not None and span[0] <= moment <= span[1]
 
 
 def _live_ranges(text: str) -> dict[str, Range]:

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 TYPE_BITS = {
@@ -129,8 +129,8 @@ class CompiledProgram:
         if opcode == "dynamic-update-slice":
             return 2 * computation[instruction.operands[1]].num_bytes
         if opcode == "gather":  # reads what it returns, not the whole table
-            return 2 * instruction.num_bytes + _operand_bytes(instruction.operands[1:], computation)
-        return instruction.num_bytes - workspace_bytes(instruction) + _operand_bytes(instruction.operands, computation)
+            return 2 * instruction.num_bytes + operand_bytes(instruction.operands[1:], computation)
+        return instruction.num_bytes - workspace_bytes(instruction) + operand_bytes(instruction.operands, computation)
 
     def _fusion_bytes(self, instruction: Instruction, computation: Computation) -> int:
         """Returns the bytes of a fusion: of an operand that it only slices, or updates in place, those of the slice."""
@@ -144,34 +144,22 @@ class CompiledProgram:
             if kinds == {"dynamic-slice"}:
                 moved += sum(use.num_bytes for use in uses)
             elif kinds != {"dynamic-update-slice"}:  # what is written in place is counted with the result
-                moved += _operand_bytes([name], computation)
+                moved += operand_bytes([name], computation)
         updates = [inner.operands[1] for inner in fused.values() if inner.opcode == "dynamic-update-slice"]
         roots = {inner.opcode for inner in fused.values() if inner.is_root}
         in_place = updates and roots <= {"dynamic-update-slice", "tuple"}
-        return moved + (_operand_bytes(updates, fused) if in_place else instruction.num_bytes)
+        return moved + (operand_bytes(updates, fused) if in_place else instruction.num_bytes)
 
     def collectives(self) -> dict[str, list[int]]:
         """Returns for each kind of exchange between devices its count per step and the bytes that a device sends."""
-        return self._exchanged(wire_bytes)
-
-    def contributions(self) -> dict[str, list[int]]:
-        """Returns for each kind of exchange its count per step and the bytes of a device that take part in it."""
-        return self._exchanged(lambda instruction, inside, kind: _operand_bytes(instruction.operands, inside))
-
-    def _exchanged(self, size: Callable[[Instruction, Computation, str], float]) -> dict[str, list[int]]:
         totals: dict[str, list[float]] = {}
         for instruction, computation, times in self.runs():
             kind = instruction.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 total = totals.setdefault(kind, [0, 0.0])
                 total[0] += times
-                total[1] += times * size(instruction, computation, kind)
+                total[1] += times * wire_bytes(instruction, computation, kind)
         return {kind: [round(count), round(sent)] for kind, (count, sent) in sorted(totals.items())}
-
-    def largest(self, kind: str) -> int:
-        """Returns the bytes of the largest array that an exchange of this kind makes."""
-        made = (i for i, _, _ in self.runs() if i.opcode in (kind, f"{kind}-done"))
-        return max((shape_bytes(array[0]) for i in made for array in ARRAY.finditer(i.shape)), default=0)
 
     def products(self) -> list[Product]:
         """Returns every convolution and matrix product of the program, including those inside fusions."""
@@ -255,7 +243,8 @@ def _closing(text: str, opening: int) -> int:
     raise ValueError(f"unbalanced brackets: {text[:80]}")
 
 
-def _operand_bytes(names: tuple[str, ...] | list[str], computation: Computation) -> int:
+def operand_bytes(names: Iterable[str], computation: Computation) -> int:
+    """Returns the bytes of the named instructions of a computation."""
     return sum(computation[name].num_bytes for name in names if name in computation)
 
 
@@ -295,7 +284,7 @@ def group_size(attributes: str) -> int:
 
 def wire_bytes(instruction: Instruction, computation: Computation, kind: str) -> float:
     """Returns what one device sends in ring algorithms, a lower bound for any other."""
-    operands = _operand_bytes(instruction.operands, computation)
+    operands = operand_bytes(instruction.operands, computation)
     devices = group_size(instruction.attributes)
     share = (devices - 1) / devices
     factors = {"all-reduce": 2 * share, "all-gather": devices - 1, "reduce-scatter": share, "all-to-all": share}
