@@ -64,8 +64,6 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
         return _dot_flops(equation)
     if name == "conv_general_dilated":
         return _conv_flops(equation, rules)
-    if name.startswith("dot_product_attention"):
-        return _attention_flops(equation)
     if rules.elementwise and name in ELEMENTWISE:
         return equation.outvars[0].aval.size
     if rules.elementwise and name in REDUCTIONS:
@@ -120,13 +118,6 @@ def _dot_flops(equation: Any) -> int:
     (contracting, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracting)
-
-
-def _attention_flops(equation: Any) -> int:
-    """cuDNN's fused attention, queries [B, T, N, H] and keys [B, S, N, H]: two products forward, five backward."""
-    batch, length, heads, width = equation.invars[0].aval.shape
-    products = 5 if "bwd" in equation.primitive.name else 2
-    return products * 2 * batch * heads * length * equation.invars[1].aval.shape[1] * width
 
 
 def _conv_flops(equation: Any, rules: Rules) -> int:

@@ -6,7 +6,7 @@ Triton, or a fusion. Equal kernels are kept once, with their number.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jepa_jax.compiled.hlo import ARRAY, FREE, CompiledProgram, Computation, Instruction
@@ -41,11 +41,6 @@ class Kernel(NamedTuple):
     runs: int = 1  # how many there are
     recomputed: int = 0  # how many of them XLA runs again instead of keeping their results
 
-    def scaled(self, factor: float) -> "Kernel":
-        """Returns the kernel of a batch that is so many times as large; parameters are taken to scale along."""
-        work = {name: round(factor * getattr(self, name)) for name in ("flops", "operations", "bytes")}
-        return self._replace(**work)
-
 
 def read_kernels(program: CompiledProgram) -> list[Kernel]:
     """Returns the kernels that one call of a program runs; exchanges between devices are not among them."""
@@ -77,11 +72,6 @@ def kernel_costs(program: CompiledProgram) -> dict[str, Cost]:
                 kernel = _kernel(program, instruction, computation, moved)
                 costs[instruction.name] = Cost(kernel.flops, kernel.bytes)
     return costs
-
-
-def total_flops(kernels: Iterable[Kernel]) -> int:
-    """Returns the operations of all products of kernels."""
-    return sum(kernel.flops * kernel.runs for kernel in kernels)
 
 
 def _kernel(program: CompiledProgram, instruction: Instruction, inside: Computation, moved: int) -> Kernel:
