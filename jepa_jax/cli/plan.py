@@ -13,8 +13,6 @@ memory by parts, operations, predicted speed, changes that save memory, rules of
 Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
 """
 
-from typing import Any
-
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK, UserError
 from jepa_jax.base.files import write_json
@@ -59,8 +57,10 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
     if not (arguments.check and has_nvidia_driver()):
         platforms.prepare_to_plan()
 
+    import jax
+
     from jepa_jax.config.recipe import read_ladder
-    from jepa_jax.planning.plan_command import PlanOptions, make_plans
+    from jepa_jax.planning.plan_command import PlanOptions, check_flops, check_peak, make_plans
     from jepa_jax.reports.page import Page, write_page
     from jepa_jax.reports.parts import Section
     from jepa_jax.reports.plan_page import frontier_chart, plan_page
@@ -84,22 +84,15 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
     if arguments.html:
         write_page(arguments.html, plan_page(plans, about, name))
     if arguments.check:
-        lines.append(check_first_plan(config, plans[0], about.data, results[0]))
+        on_gpu = jax.local_devices()[0].platform == "gpu"
+        check = check_peak(plans[0], about.data) if on_gpu else check_flops(config, about.data)
+        results[0]["check_error_percent"] = check.error_percent
+        figures = f"predicted {check.predicted:,.4g}, {check.measured:,.4g} ({check.error_percent:+.2f} %)"
+        lines.append(f"check: {check.what}: {figures}")
         if file:
             write_json(file, results)
     fits = all(plan.estimate.fits for plan in plans)
     return Result(results, "\n".join(lines), EXIT_OK if fits else EXIT_DOES_NOT_FIT)
-
-
-def check_first_plan(config: Any, plan: Any, data: Any, result: dict[str, Any]) -> str:
-    """Adds the error of a plan to its JSON object and returns it in words."""
-    import jax
-
-    from jepa_jax.planning.plan_command import check_flops, check_peak
-
-    check = check_peak(plan, data) if jax.local_devices()[0].platform == "gpu" else check_flops(config, data)
-    result["check_error_percent"] = check.error_percent
-    return check.line()
 
 
 PLAN = Command("plan", __doc__, add_flags, run_plan)

@@ -4,15 +4,12 @@ XLA's CUDA compiler and NVIDIA's assembler `ptxas` come as wheels (the extra `pl
 needed. A topology is written "slices x hosts x GPUs per host", e.g. 1x1x8.
 """
 
-import contextlib
 import functools
 import json
 import math
 import pathlib
 import re
-import tempfile
 import warnings
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -146,10 +143,3 @@ def compile_lowered(lowered: Any, dump: pathlib.Path | None = None) -> Any:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"XLA could not compile this step for the GPU ({str(error).splitlines()[0][:200]})") from error
-
-
-@contextlib.contextmanager
-def dump_folder() -> Iterator[pathlib.Path]:
-    """Yields a folder for XLA's notes, which is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="jepa_jax_plan_") as folder:
-        yield pathlib.Path(folder)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import pathlib
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,11 +13,11 @@ from jax.sharding import SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import Row, gib, html_tables, text_tables
-from jepa_jax.compiled.buffers import Buffer, Peak, read_peak, short_scope, source_lines
+from jepa_jax.compiled.buffers import Peak, read_peak, short_scope, source_lines
 from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
-from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered, dump_folder
-from jepa_jax.planning.estimate import CONTEXT_BYTES, FRAGMENTATION, WORKSPACE_MOST_BYTES, MemoryNeed, verdict_of
+from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered
+from jepa_jax.planning.estimate import MemoryNeed, memory_need, verdict_of
 from jepa_jax.planning.factors import Prediction, predict, timed_kernels
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 
@@ -51,12 +53,16 @@ class StepPlan:
     def tables(self) -> list[tuple[str, list[Row]]]:
         """Returns titles and rows: verdict and speed, what is alive at the peak, and the kernels that take longest."""
         groups: list[Row] = [(name, gib(size)) for name, size in self.peak.by_group().items()]
+        buffers: list[Row] = [
+            (gib(one.bytes), one.shape.partition("{")[0], one.source or "-", short_scope(one.op_name) or one.name)
+            for one in self.peak.buffers[:SHOWN]
+        ]
         lines: list[Row] = [(name, gib(size)) for name, size in list(self.peak.by_source().items())[:SHOWN]]
         return [
             (f"{self.gpu.name}: {self.verdict}", self._summary()),
             ("alive at the peak, by what it is", groups),
             ("alive at the peak, by the line that made it", lines),
-            ("largest buffers at the peak", [_buffer_row(buffer) for buffer in self.peak.buffers[:SHOWN]]),
+            ("largest buffers at the peak", buffers),
             ("kernels by predicted time", self._kernel_rows()),
         ]
 
@@ -90,15 +96,6 @@ class StepPlan:
         return html_tables(self.tables())
 
 
-def _buffer_row(buffer: Buffer) -> Row:
-    return (
-        gib(buffer.bytes),
-        buffer.shape.partition("{")[0],
-        buffer.source or "-",
-        short_scope(buffer.op_name) or buffer.name,
-    )
-
-
 def plan(
     step: Callable[..., Any],
     *args: Any,
@@ -130,10 +127,7 @@ def plan(
     unlimited = top
     if any(kernel.recomputed for kernel in kernels):
         unlimited = _compile(step, args, kwargs, card, unlimited=True)[0].memory_analysis().peak_memory_in_bytes
-    need = MemoryNeed(
-        peak=top, data=0, context=CONTEXT_BYTES, workspace=min(convolution, WORKSPACE_MOST_BYTES), collectives=0,
-        fragmentation=round(FRAGMENTATION * top),
-    )  # fmt: skip
+    need = memory_need(top, convolution)
     return StepPlan(card, need, peak, unlimited, kernels, predict(kernels, card, samples=samples, mode=mode))
 
 
@@ -144,11 +138,12 @@ def _compile(
     sharding = SingleDeviceSharding(absent_devices(gpu, "1x1x1", unlimited)[0])
     jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step)
     args, kwargs = jax.tree.map(functools.partial(_on, sharding), (args, kwargs))
-    with dump_folder() as folder:
-        compiled = compile_lowered(jitted.lower(*args, **kwargs), folder)
+    with tempfile.TemporaryDirectory(prefix="jepa_jax_plan_") as folder:
+        notes = pathlib.Path(folder)
+        compiled = compile_lowered(jitted.lower(*args, **kwargs), notes)
         text = compiled.as_text()
         hlo = parse_hlo(text)
-        return compiled, read_peak(folder, hlo, source_lines(text)), read_kernels(hlo), hlo.largest_convolution_bytes()
+        return compiled, read_peak(notes, hlo, source_lines(text)), read_kernels(hlo), hlo.largest_convolution_bytes()
 
 
 def _on(sharding: Any, leaf: Any) -> Any:

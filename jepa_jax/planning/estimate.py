@@ -8,7 +8,6 @@ step are the sum of theirs (`factors.py`), their launches and the exchanges betw
 import dataclasses
 from typing import Any
 
-from jepa_jax.config.groups import Config
 from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.factors import Prediction, predict
 from jepa_jax.planning.step_compiler import Request, StepFacts
@@ -91,16 +90,22 @@ def verdict_of(needed: int, capacity: int) -> str:
     return FITS if needed <= FITS_BELOW * capacity else TIGHT
 
 
-def memory_need(facts: StepFacts, config: Config, data_bytes: int = 0) -> MemoryNeed:
-    """Returns what a device must hold; `data_bytes` is the size of the data set, for those that stay on the device."""
-    waiting = facts.batch_bytes * (config.data.prefetch + 1)  # the loader's thread holds one more
+def memory_need(peak: int, largest_convolution: int, *, data: int = 0, devices: int = 1) -> MemoryNeed:
+    """Returns what a device must hold, in bytes: the peak of a step, data beside it, and the margin.
+
+    Args:
+        peak: of the compiled step.
+        largest_convolution: operands and result of the largest convolution.
+        data: that the device holds beside the step.
+        devices: that exchange gradients.
+    """
     return MemoryNeed(
-        peak=facts.peak_bytes,
-        data=data_bytes if config.data.pipeline == "device" else waiting,
+        peak=peak,
+        data=data,
         context=CONTEXT_BYTES,
-        workspace=min(facts.largest_convolution_bytes, WORKSPACE_MOST_BYTES),
-        collectives=COLLECTIVE_BYTES if facts.devices > 1 else 0,
-        fragmentation=round(FRAGMENTATION * facts.peak_bytes),
+        workspace=min(largest_convolution, WORKSPACE_MOST_BYTES),
+        collectives=COLLECTIVE_BYTES if devices > 1 else 0,
+        fragmentation=round(FRAGMENTATION * peak),
     )
 
 

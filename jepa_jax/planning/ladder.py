@@ -4,14 +4,12 @@ The rungs come with the recipe (`LADDER`), or are its batch doubled until it no 
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import DataConfig
 from jepa_jax.config.recipe import LadderStep
 from jepa_jax.data.contract import Spec
-from jepa_jax.data.facts import DataFacts, bucket_facts, data_facts
+from jepa_jax.data.facts import bucket_facts, data_facts
 from jepa_jax.planning.estimate import Estimate
 from jepa_jax.planning.planner import (
     Changes,
@@ -185,13 +183,8 @@ def mean_samples_per_sec(rows: Sequence[Rung]) -> float | None:
 def _row(request: Request, label: str, changes: Changes) -> tuple[Request, str, Changes]:
     """Returns what the planner estimates; changes of the data bring the facts of that data along."""
     other = {key: value for key, value in changes.items() if key.startswith("data.") and key != "data.batch_size"}
-    data = _assumed_facts(request.changed(other).config.data) if other else None
+    data = data_facts(request.changed(other).config.data, assume=True) if other else None
     return dataclasses.replace(request, data=data), label, changes
-
-
-@functools.cache
-def _assumed_facts(data: DataConfig) -> DataFacts:
-    return data_facts(data, assume=True)
 
 
 def _named(text: str, known: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.models.registry import build_encoder
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
-from jepa_jax.planning.frontier import make_frontier
 from jepa_jax.planning.ladder import ladder_steps, make_ladder
 from jepa_jax.planning.planner import Plan, Planner
 from jepa_jax.planning.run_cost import PlanContext
@@ -94,7 +94,7 @@ def make_plans(
         else each_plan(planner, requests, console)
     )
     if options.frontier:
-        frontier = make_frontier(planner, plans[0].request, round(options.memory_budget * 2**30))
+        frontier = planner.frontier(plans[0].request, round(options.memory_budget * 2**30))
         plans[0] = dataclasses.replace(plans[0], frontier=frontier)
     if options.ladder:
         ladders = [make_ladder(planner, plan.request, steps, options.sizes_of) for plan in plans]
@@ -104,9 +104,7 @@ def make_plans(
 
 
 def check_batch_sizes(sizes: Sequence[int], devices: int, accum_steps: int) -> None:
-    """Raises UserError for a size of --batch_sizes that is too small or that devices do not divide."""
-    if min(sizes, default=2) < 2:
-        raise UserError(f"--batch_sizes={','.join(map(str, sizes))}: a batch has at least 2 samples")
+    """Raises UserError for a size of --batch_sizes that devices do not divide."""
     grain = devices * accum_steps
     for size in sizes:
         if size % grain:
@@ -172,8 +170,7 @@ def measure_loader(config: Config, clock: Callable[[], float] = time.perf_counte
         return None, str(error)
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanCheck:
+class PlanCheck(NamedTuple):
     """A predicted figure beside the one it is compared with."""
 
     what: str
@@ -183,11 +180,6 @@ class PlanCheck:
     @property
     def error_percent(self) -> float:
         return 100 * (self.predicted / self.measured - 1)
-
-    def line(self) -> str:
-        return (
-            f"check: {self.what}: predicted {self.predicted:,.4g}, {self.measured:,.4g} ({self.error_percent:+.2f} %)"
-        )
 
 
 def check_flops(config: Config, data: DataFacts) -> PlanCheck:

@@ -1,9 +1,11 @@
 """Plans a config for GPUs: does it fit, how large may its batch be, and what can be changed if it does not fit."""
 
 import bisect
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.errors import UserError
@@ -21,9 +23,9 @@ from jepa_jax.planning.step_compiler import Request, StepCompiler, StepFacts
 from jepa_jax.runtime.hardware import Gpu
 
 if TYPE_CHECKING:
-    from jepa_jax.planning.frontier import Frontier
     from jepa_jax.planning.ladder import Ladder
 
+PARTS = (1, 2, 4)  # that the combinations of a frontier divide an accumulation step into
 MOST_PARTS = 64  # accumulation steps that a step of the config is divided into
 REMATS = ("none", "light", "full")  # values of train.remat, in the order of what they recompute
 FEWEST_WAYS = 2  # below this, changes are combined
@@ -51,13 +53,38 @@ class LargestBatch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Frontier:
+    """Compiled combinations of one config, the config itself first, and the memory they may need."""
+
+    points: Sequence[Estimate]
+    budget_bytes: int
+
+    def beats(self, one: Estimate, other: Estimate) -> bool:
+        """Returns whether one combination needs no more memory and no more time than another, and less of one."""
+        mine, theirs = ((e.need.total, -e.speed.images_per_sec) for e in (one, other))
+        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+    @property
+    def best(self) -> list[Estimate]:
+        """The combinations that none beats, those that need the least memory first."""
+        kept = [point for point in self.points if not any(self.beats(other, point) for other in self.points)]
+        return sorted(kept, key=lambda point: point.need.total)
+
+    @property
+    def advice(self) -> Estimate | None:
+        """The fastest combination within the budget; None if there is none."""
+        inside = [point for point in self.points if point.need.total <= self.budget_bytes]
+        return max(inside, key=lambda point: point.speed.images_per_sec, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """Everything that is known about a config on one kind of GPU."""
 
     largest: list[tuple[Estimate, LargestBatch]]  # as configured first, then with remat, accumulation, other precision
     batches: list[Estimate]  # of --batch_sizes
     ways_out: list[Estimate]  # that fit, the fastest first; empty if the config itself fits
-    frontier: "Frontier | None" = None
+    frontier: Frontier | None = None
     ladder: "Ladder | None" = None
 
     @property
@@ -91,8 +118,11 @@ class Planner:
 
     def _estimate(self, request: Request, label: str, changes: Changes, facts: StepFacts) -> Estimate:
         named = {key: getattr(value, "key", value) for key, value in changes.items()}
-        data = request.data or self.compiler.data
-        need = memory_need(facts, request.config, data.num_train * element_bytes(data.spec))
+        data, config = request.data or self.compiler.data, request.config.data
+        beside = facts.batch_bytes * (config.prefetch + 1)  # the loader's thread holds one more
+        if config.pipeline == "device":
+            beside = data.num_train * element_bytes(data.spec)
+        need = memory_need(facts.peak_bytes, facts.largest_convolution_bytes, data=beside, devices=facts.devices)
         return Estimate(request, label, named, facts, need, predicted_speed(facts, request))
 
     def plans(
@@ -155,6 +185,11 @@ class Planner:
         smallest = sorted(larger, key=lambda gpu: gpu.memory_bytes)[:1]
         return found + self._fitting(request, [(gpu.name, {"gpu": gpu}) for gpu in smallest])
 
+    def frontier(self, request: Request, budget_bytes: int = 0) -> Frontier:
+        """Compiles every policy of remat with 1, 2 and 4 times the accumulation; the default budget is the card's."""
+        points = self.estimates([(request, label, changes) for label, changes in combinations(request)])
+        return Frontier(points, budget_bytes or round(FITS_BELOW * request.gpu.memory_bytes))
+
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         estimates = self.estimates([(request, label, changes) for label, changes in candidates])
         return [estimate for estimate in estimates if estimate.fits]
@@ -197,15 +232,28 @@ def combined_changes(request: Request) -> list[tuple[str, Changes]]:
 
 def remat(request: Request) -> list[tuple[str, Changes]]:
     """Returns the changes to policies that recompute more than the config's; none if the config does not allow it."""
+    more = REMATS[REMATS.index(request.config.train.remat) + 1 :]
+    return [(f"remat {policy}", {"train.remat": policy}) for policy in _allowed(request, more)]
+
+
+def combinations(request: Request) -> list[tuple[str, Changes]]:
+    """Returns each policy of remat with each of PARTS, as far as the config allows; the config itself is first."""
+    train = request.config.train
+    own = {"train.remat": train.remat, "train.accum_steps": train.accum_steps}
+    counts = [train.accum_steps * parts for parts in PARTS if parts in (1, *part_counts(request))]
     found: list[tuple[str, Changes]] = []
-    for policy in REMATS[REMATS.index(request.config.train.remat) + 1 :]:
-        change = {"train.remat": policy}
-        try:
-            request.changed(change)
-        except UserError:
-            continue
-        found.append((f"remat {policy}", change))
-    return found
+    for policy, count in itertools.product(_allowed(request, REMATS), counts):
+        steps = f", {count} accumulation steps" if count > 1 else ""
+        found.append((f"remat {policy}{steps}", {"train.remat": policy, "train.accum_steps": count}))
+    return sorted(found, key=lambda pair: pair[1] != own)
+
+
+def _allowed(request: Request, policies: Sequence[str]) -> Iterator[str]:
+    """Yields the policies of remat that the config allows: some models have nothing to recompute."""
+    for policy in policies:
+        with contextlib.suppress(UserError):
+            request.changed({"train.remat": policy})
+            yield policy
 
 
 def accumulation(request: Request, parts: Sequence[int]) -> list[tuple[str, Changes]]:

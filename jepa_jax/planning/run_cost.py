@@ -44,7 +44,6 @@ class RunCost:
     parts: dict[str, float]
     seconds: tuple[float, float]
     prices: tuple[float, float]
-    loader_bound: bool  # whether the loader sets the speed of training
 
 
 def run_cost(plan: Plan, context: PlanContext) -> RunCost:
@@ -66,9 +65,7 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
     fast, slow = (sum(parts.values()) for parts in totals[1:])
     hour = context.price_of(plan.request.gpu)
     prices = [hour * plan.request.devices * seconds / 3600 for seconds in (fast, slow)]
-    return RunCost(
-        length.total_steps, totals[0], (fast, slow), (prices[0], prices[1]), loading > 1 / speed.images_per_sec
-    )
+    return RunCost(length.total_steps, totals[0], (fast, slow), (prices[0], prices[1]))
 
 
 def _forward(config: Config) -> float:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jepa_jax.planning.frontier import combinations, make_frontier
-from jepa_jax.planning.planner import Planner
+from jepa_jax.planning.planner import Planner, combinations
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.program.config import load_config
 from jepa_jax.reports.plan_page import frontier_chart
@@ -14,7 +13,7 @@ from tests.planning.line_compiler import GIB, TABLE, LineCompiler
 @pytest.fixture(scope="module")
 def frontier():
     request = Request(load_config("rapid", {"data.batch_size": 4096}), TABLE["rtx4090"])
-    return make_frontier(Planner(LineCompiler(), TABLE), request, 10 * GIB)
+    return Planner(LineCompiler(), TABLE).frontier(request, 10 * GIB)
 
 
 def test_every_policy_is_compiled_with_every_division_and_the_config_comes_first(frontier):
@@ -43,5 +42,5 @@ def test_the_advice_is_printed_with_its_flags_and_drawn(frontier):
 
 def test_a_budget_that_nothing_keeps_to_is_said():
     request = Request(load_config("rapid"), TABLE["rtx4090"])
-    frontier = make_frontier(Planner(LineCompiler(), TABLE), request, GIB // 2)
+    frontier = Planner(LineCompiler(), TABLE).frontier(request, GIB // 2)
     assert frontier.advice is None and "use a smaller batch or model" in frontier_table(frontier).note

@@ -25,8 +25,7 @@ def test_the_step_of_a_masked_autoencoder_agrees_with_xla():
 
 
 def test_an_error_is_relative_to_the_measurement():
-    check = PlanCheck("bytes", 110.0, 100.0)
-    assert check.error_percent == pytest.approx(10) and check.line() == "check: bytes: predicted 110, 100 (+10.00 %)"
+    assert PlanCheck("bytes", 110.0, 100.0).error_percent == pytest.approx(10)
 
 
 def test_a_peak_is_checked_only_on_the_gpu_it_is_for():
@@ -39,7 +38,6 @@ def test_mistakes_are_answered_before_anything_is_compiled(tmp_path):
     for options, message in (
         (plan_command.PlanOptions(("rtx9999",)), "--gpu=rtx9999: unknown"),
         (plan_command.PlanOptions(("h100",), topology="8"), "--topology=8"),
-        (plan_command.PlanOptions(("h100",), batch_sizes=(1,)), "at least 2 samples"),
         (plan_command.PlanOptions(("h100",), topology="1x1x8", batch_sizes=(500,)), "use a multiple of 8"),
     ):
         with pytest.raises(UserError, match=message):
