@@ -204,14 +204,10 @@ def _read_event(event: Any) -> Event | None:
     length = event.duration_ns
     if length <= 0 or event.name.startswith("end: "):
         return None
-    op = module = None
-    for key, value in event.stats:
-        if key == "hlo_op":
-            op = value
-        elif key == "hlo_module":
-            module = value
+    stats = dict(event.stats)
+    op, module = stats.get("hlo_op") or event.name, stats.get("hlo_module") or ""
     is_copy = event.name.lower().startswith("memcpy")
-    return Event(str(op or event.name), event.start_ns, event.start_ns + length, module or "", is_copy)
+    return Event(str(op), event.start_ns, event.start_ns + length, module, is_copy)
 
 
 def _is_work(event: Event, module: str, on_host: bool) -> bool:

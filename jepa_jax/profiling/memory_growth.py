@@ -116,7 +116,5 @@ def least_squares(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     x, y = np.asarray(points, np.float64).T
     if len(x) < 3 or x.max() == x.min():
         return 0.0, math.inf
-    dx, dy = x - x.mean(), y - y.mean()
-    rate = float(dx @ dy / (dx @ dx))
-    residual = dy - rate * dx
-    return rate, math.sqrt(residual @ residual / (len(x) - 2) / (dx @ dx))
+    fitted, covariance = np.polyfit(x, y, 1, cov=True)
+    return float(fitted[0]), math.sqrt(covariance[0, 0])

@@ -6,7 +6,6 @@ of sections compared (Bonferroni), so that 1 in 20 pairs of equal runs differs.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 import statistics
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json
 from jepa_jax.base.statistics import CONFIDENCE, bonferroni_level, student_quantile
 from jepa_jax.profiling.sections import EpochSection
 
@@ -53,15 +53,15 @@ def read_profile(path: str | pathlib.Path) -> dict[str, Any]:
     """Returns the profile of a run's folder, or of the file itself."""
     path = pathlib.Path(path)
     file = path / "profile.json" if path.is_dir() else path
+    fix = "name the folder of a profiled run"
+    profile = read_json(file, fix)
     try:
-        profile = json.loads(file.read_text())
-        if not any(epoch["blocks"] for epoch in profile["epochs"]):
-            raise UserError(f"{file}: no epoch has been profiled; let the run go on for one")
-        return profile
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); name the folder of a profiled run") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file}: not a profile; name the folder of a profiled run") from None
+        profiled = any(epoch["blocks"] for epoch in profile["epochs"])
+    except (KeyError, TypeError):
+        raise UserError(f"{file}: not a profile; {fix}") from None
+    if not profiled:
+        raise UserError(f"{file}: no epoch has been profiled; let the run go on for one")
+    return profile
 
 
 def compare_profiles(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:

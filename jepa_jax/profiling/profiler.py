@@ -5,7 +5,6 @@ every few epochs. `NullProfiler` takes its place when it is switched off.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jepa_jax.base.files import write_json
+from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.profiling.accounting import DeviceClock, Ledger, Spent
 from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks
 from jepa_jax.profiling.compilations import CompiledStep
@@ -184,7 +183,7 @@ class Profiler(NullProfiler):
         self._seen, self._epoch_start = Observed(), step
         self._batch_mark = self._timeline.step_seconds()
         done = record.epoch - self._first_epoch + 1
-        self._recorder.plan_next(step, self._epoch_end(), epochs_done=done, elapsed=self._ledger.total.seconds)
+        self._recorder.plan(step, self._epoch_end(), epochs_done=done, elapsed=self._ledger.total.seconds)
         return record
 
     def new_notes(self) -> list[str]:
@@ -260,7 +259,5 @@ class Profiler(NullProfiler):
 
 def _epochs_until(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
     """Returns the epochs that an earlier session of this run has recorded, up to the step it resumes from."""
-    try:
-        return [row for row in json.loads(path.read_text())["epochs"] if row["last_step"] <= step]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    epochs = read_json_or_empty(path).get("epochs")
+    return [row for row in epochs if row["last_step"] <= step] if isinstance(epochs, list) else []

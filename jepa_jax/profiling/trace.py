@@ -130,17 +130,18 @@ class PhaseRecorder:
         self.newest: DeviceTime | None = None
         self.notes: list[str] = []
 
-    def plan(self, start: int, end: int) -> None:
-        """Chooses the steps to record of an epoch that goes from step `start` to `end`."""
-        self._window = short_window(start, end, self._kept) if self._every else None
+    def plan(self, start: int, end: int, *, epochs_done: int = 0, elapsed: float = 0.0) -> None:
+        """Chooses the steps of an epoch to record, if it is its turn and recordings stay within their budget.
 
-    def plan_next(self, start: int, end: int, *, epochs_done: int, elapsed: float) -> None:
-        """Chooses the steps of the next epoch, if it is its turn and recordings stay within their budget."""
+        Args:
+          start: first step of the epoch.
+          end: step at which it ends.
+          epochs_done: by this session.
+          elapsed: seconds of the run so far.
+        """
         affordable = self.newest is None or self.seconds + self._last_seconds <= BUDGET * elapsed
-        if self._every and epochs_done % self._every == 0 and affordable:
-            self.plan(start, end)
-        else:
-            self._window = None
+        due = self._every and epochs_done % self._every == 0 and affordable
+        self._window = short_window(start, end, self._kept) if due else None
 
     def due(self, step: int) -> bool:
         """Returns whether a recording starts or ends after `step` steps; the device must be idle then."""

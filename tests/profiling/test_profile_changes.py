@@ -59,7 +59,7 @@ def test_one_value_is_too_few():
 
 
 def test_a_folder_without_a_profile_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"profile.json: cannot be read"):
+    with pytest.raises(UserError, match=r"profile.json: not found"):
         read_profile(tmp_path)
     (tmp_path / "profile.json").write_text('{"epochs": 3}')
     with pytest.raises(UserError, match="not a profile"):
