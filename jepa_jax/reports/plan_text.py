@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from jepa_jax.base.text import duration, gib
 from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.estimate import FITS_BELOW, Estimate, verdict_of
-from jepa_jax.planning.frontier import Frontier
 from jepa_jax.planning.ladder import Ladder, Rung, mean_samples_per_sec
-from jepa_jax.planning.planner import BATCH_GRAIN, LargestBatch, Plan
+from jepa_jax.planning.planner import BATCH_GRAIN, Frontier, LargestBatch, Plan
 from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, run_cost
 from jepa_jax.planning.step_compiler import StepFacts
 from jepa_jax.program.optim import scaled_learning_rate
@@ -105,15 +104,12 @@ def explanation_lines(facts: StepFacts) -> list[str]:
     peak = max(1, facts.peak_bytes)
     activations = 100 * max(0, peak - facts.argument_bytes - facts.parameter_bytes) / peak
     state, gradients = 100 * facts.state_bytes / peak, 100 * facts.parameter_bytes / peak
-    held_twice = facts.state_bytes - facts.alias_bytes
     return [
         f"{activations:.0f} % of the peak are activations kept for the backward pass and temporaries: they grow with",
         "the batch and shrink with remat (recomputed), accumulation (a part at a time) and more devices.",
         f"{state:.0f} % are parameters, optimizer and statistics, about {gradients:.0f} % gradients: "
         "only FSDP over several devices divides them.",
-        f"{gib(held_twice)} of the state are not donated: they are held twice."
-        if held_twice > 0
-        else "The new state reuses the memory of the old one (donated).",
+        "The new state reuses the memory of the old one (donated).",
         *(f"{kind}: {n:,} per step, {gib(sent)} sent by each device" for kind, (n, sent) in facts.collectives.items()),
     ]
 

@@ -73,10 +73,8 @@ def _epoch_bar(epoch: Epoch, longest: float) -> parts.StackedBar:
 
 def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> parts.Card:
     """Returns what slowed the last epoch down."""
-    shown: list[parts.Part] = [
-        parts.Text(found["message"], label="Bottleneck" if found["warning"] else "Remark")
-        for found in epoch["bottlenecks"]
-    ]
+    labels = {True: "Bottleneck", False: "Remark"}
+    shown: list[parts.Part] = [parts.Text(f["message"], label=labels[f["warning"]]) for f in epoch["bottlenecks"]]
     shown += [parts.Text(note, "sub") for note in notes]
     shown = shown or [parts.absent("Nothing is above its threshold.")]
     return parts.Card(f"What slows epoch {short(epoch['epoch'])} down", shown, wide=True)
