@@ -156,9 +156,9 @@ class SpeedModel:
         """Scatter of one repeat; None without repeats."""
         return 100 * math.sqrt(self.variance) if self.freedom > 0 else None
 
-    def resolution(self, repeats: int, level: float = CONFIDENCE) -> float:
+    def resolution(self, repeats: int) -> float:
         """Returns the smallest relative difference of two speeds that this many repeats can tell from noise."""
-        return _exp(student_quantile(self.freedom, level) * math.sqrt(2 * self.variance / repeats)) - 1
+        return _exp(student_quantile(self.freedom) * math.sqrt(2 * self.variance / repeats)) - 1
 
     def repeats_to_resolve(self, share: float) -> int:
         """Returns about how many repeats show a relative difference of `share` in half of all sweeps."""

@@ -25,7 +25,6 @@ from jepa_jax.experiments.knob_effects import knob_effects
 from jepa_jax.experiments.rows import OK, PENDING, SKIPPED, SweepRow
 from jepa_jax.experiments.settings import Combination
 from jepa_jax.program.optim import scaled_learning_rate
-from jepa_jax.runtime.provenance import num_cores
 
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
 MOST_LOSS = 0.01  # of the fastest reading's speed, that a choice with less memory or fewer workers may give away
@@ -46,7 +45,6 @@ class Choice:
     Attributes:
       best: the row to use.
       leader: the fastest, or the lightest of those that are as fast within noise and MOST_LOSS.
-      fastest: the fastest reading.
       tied: rows other than the leader that are as fast within noise and MOST_LOSS.
       gain: speed of the leader over the config; None if it is the config, or the config was not measured.
       verdict: SHOWN | KEEP | AS_GIVEN | NO_CONFIG.
@@ -54,30 +52,9 @@ class Choice:
 
     best: SweepRow
     leader: SweepRow
-    fastest: SweepRow
     tied: tuple[SweepRow, ...]
     gain: SpeedRatio | None
     verdict: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the choice's part of a conclusion; a gain that is not shown is kept apart."""
-        gain, keeps = self.gain.to_dict() if self.gain else None, self.verdict == KEEP
-        interval = self.best.samples_per_sec_ci95
-        return {
-            "best": self.best.combination.to_dict(),
-            "samples_per_sec": self.best.samples_per_sec,
-            "samples_per_sec_ci95": list(interval) if interval else None,
-            "verdict": self.verdict,
-            "gain": None if keeps else gain,
-            "not_shown": {"combination": self.leader.combination.to_dict(), **gain} if keeps and gain else None,
-            "tied": [row.combination.to_dict() for row in self.tied],
-        }
-
-
-NO_CHOICE: dict[str, Any] = {
-    "best": None, "samples_per_sec": None, "samples_per_sec_ci95": None, "verdict": None, "gain": None,
-    "not_shown": None, "tied": [],
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +71,23 @@ class Recommendation:
         return self.choice.best.combination if self.choice else None
 
     def to_dict(self, config: Config) -> dict[str, Any]:
-        """Returns the conclusion of the JSON file."""
+        """Returns the conclusion of the JSON file; a gain that is not shown is kept apart."""
+        choice, best = self.choice, self.best
+        interval = choice.best.samples_per_sec_ci95 if choice else None
+        gain = choice.gain.to_dict() if choice and choice.gain else None
+        kept = choice.leader.combination.to_dict() if choice and choice.verdict == KEEP else None
         return {
-            **(self.choice.to_dict() if self.choice else NO_CHOICE),
+            "best": best.to_dict() if best else None,
+            "samples_per_sec": choice.best.samples_per_sec if choice else None,
+            "samples_per_sec_ci95": list(interval) if interval else None,
+            "verdict": choice.verdict if choice else None,
+            "gain": None if kept else gain,
+            "not_shown": {"combination": kept, **gain} if kept and gain else None,
+            "tied": [row.combination.to_dict() for row in choice.tied] if choice else [],
             "text": list(self.text),
             "knobs": list(self.knobs),
             "noise_percent": self.noise_percent,
-            "learning_rate_advice": learning_rate_advice(config, self.best.batch_size) if self.best else None,
+            "learning_rate_advice": learning_rate_advice(config, best.batch_size) if best else None,
         }
 
 
@@ -113,22 +100,23 @@ def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | No
     """
     model = fit_speeds(rows)
     measured = [row for row in rows if row.is_measured]
-    candidates, remarks = sound_rows(measured, fixed_batch)
+    allowed = [row for row in measured if fixed_batch in (None, row.combination.batch_size)]
+    candidates, remarks = sound_rows(allowed)
     failures = collections.Counter(row.status for row in rows if row.status not in (OK, PENDING, SKIPPED))
     if failures:
         parts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in failures.most_common())
         remarks.insert(0, f"{failures.total()} of {len(rows)} combinations failed: {parts}.")
     knobs = tuple(knob_effects(rows, model))
     if not candidates:
-        text = (f"Nothing to recommend: {why_none(measured, fixed_batch)}", *remarks)
-        return Recommendation(None, text, knobs, model.noise_percent)
+        of_batch = "" if fixed_batch is None else f" with a batch of {fixed_batch:,} images"
+        why = "no combination has a finite loss" if allowed else f"no combination{of_batch} could be measured"
+        return Recommendation(None, (f"Nothing to recommend: {why}.", *remarks), knobs, model.noise_percent)
     given = Combination.of(config).without_idle_workers()
     choice = choose(candidates, model, next((row for row in measured if row.combination == given), None))
     text = (
         *choice_sentences(choice),
-        *tie_sentences(choice),
-        resolution_sentence(model, len(choice.best.speeds), len(candidates)),
-        what_limits(choice.best, cores=num_cores()),
+        resolution_sentence(model, len(choice.best.speeds)),
+        what_limits(choice.best),
         *remarks,
         *(knob["text"] for knob in knobs),
         *batch_sentences(config, choice.best.combination),
@@ -136,33 +124,24 @@ def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | No
     return Recommendation(choice, text, knobs, model.noise_percent)
 
 
-def sound_rows(measured: Sequence[SweepRow], fixed_batch: int | None) -> tuple[list[SweepRow], list[str]]:
+def sound_rows(rows: Sequence[SweepRow]) -> tuple[list[SweepRow], list[str]]:
     """Returns the rows that may be recommended, and sentences about those that may not."""
+
+    def labels(found: Sequence[SweepRow]) -> str:
+        return ", ".join(row.combination.label for row in found)
+
     remarks = []
-    allowed = list(measured)
-    if fixed_batch is not None:
-        allowed = [row for row in measured if row.combination.batch_size == fixed_batch]
-        remarks.append(f"The batch is kept at {fixed_batch:,} images: {len(allowed)} of {len(measured)} have it.")
-    finite = [row for row in allowed if row.finite]
-    if len(finite) < len(allowed):
-        diverging = ", ".join(row.combination.label for row in allowed if not row.finite)
-        remarks.append(f"The loss is not finite, so not recommended: {diverging}.")
+    finite = [row for row in rows if row.finite]
+    if diverging := [row for row in rows if not row.finite]:
+        remarks.append(f"The loss is not finite, so not recommended: {labels(diverging)}.")
     steady = [row for row in finite if not row.leak]
-    if len(steady) < len(finite):
-        leaking = ", ".join(row.combination.label for row in finite if row.leak)
-        remarks.append(f"Memory grows from step to step, so not recommended: {leaking}.")
-        if not steady:
-            remarks.append("All rows leak: a long run with this combination will run out of memory.")
+    if leaking := [row for row in finite if row.leak]:
+        remarks.append(
+            f"Memory grows from step to step, so not recommended: {labels(leaking)}."
+            if steady
+            else "All rows leak: a long run with this combination will run out of memory."
+        )
     return steady or finite, remarks
-
-
-def why_none(measured: Sequence[SweepRow], fixed_batch: int | None) -> str:
-    """Returns why there is nothing to recommend."""
-    if any(fixed_batch in (None, row.combination.batch_size) for row in measured):
-        return "no combination has a finite loss."
-    if measured:
-        return f"no combination with a batch of {fixed_batch:,} images could be measured."
-    return "no combination was measured."
 
 
 def choose(
@@ -199,7 +178,7 @@ def choose(
     else:
         verdict = SHOWN if gain.verdict == FASTER else KEEP
     best = given if verdict == KEEP and given is not None else leader
-    return Choice(best, leader, fastest, tuple(row for row in tied if row is not leader), gain, verdict)
+    return Choice(best, leader, tuple(row for row in tied if row is not leader), gain, verdict)
 
 
 def memory_needed(row: SweepRow, candidates: Sequence[SweepRow]) -> float:
@@ -233,40 +212,28 @@ def choice_sentences(
     """
     best, gain, verdict = choice.best, choice.gain, choice.verdict
     label = best.combination.label
-    if verdict == AS_GIVEN:
-        return [f"Keep {given} ({label}): {rate(best)}. No other usable combination is faster."]
     if verdict == KEEP:
         why = "the interval contains 1" if gain and math.isfinite(gain.high) else "nothing can be told from noise"
         leader = f"The fastest of the others, {choice.leader.combination.label}, is {gain} its speed: {why}."
         return [f"No significant speed-up: keep {given} ({label}): {rate(best)}.", leader]
-    use = f"Use {label}: {rate(best)}."
-    if verdict == SHOWN:
-        return [use, f"That is {gain} the speed of {given}; the interval holds for all comparisons together."]
-    compared = f"; this is {gain} its speed" if gain and math.isfinite(gain.ratio) else ""
-    return [use, f"{given[0].upper()}{given[1:]} cannot be kept: {why_not}{compared}."]
+    sentences = [f"Use {label}: {rate(best)}."]
+    if verdict == AS_GIVEN:
+        sentences = [f"Keep {given} ({label}): {rate(best)}. No other usable combination is faster."]
+    elif verdict == SHOWN:
+        sentences.append(f"That is {gain} the speed of {given}; the interval holds for all comparisons together.")
+    else:
+        compared = f"; this is {gain} its speed" if gain and math.isfinite(gain.ratio) else ""
+        sentences.append(f"{given[0].upper()}{given[1:]} cannot be kept: {why_not}{compared}.")
+    if choice.tied:
+        sentences.append(
+            f"The same within noise and {100 * MOST_LOSS:.0f} % of the fastest reading: {len(choice.tied)} others; "
+            "this one takes the least memory, then the fewest workers."
+        )
+    return sentences
 
 
-def tie_sentences(choice: Choice) -> list[str]:
-    """Says why the choice is not the fastest reading, or what is as good."""
-    best, tied, fastest = choice.best, choice.tied, choice.fastest
-    if choice.verdict == KEEP:
-        return []
-    if best is not fastest:
-        return [
-            f"The fastest reading was {rate(fastest)} with {fastest.combination.label}: the same within noise and "
-            f"{100 * MOST_LOSS:.0f} %, with more memory or more workers."
-        ]
-    if not tied:
-        return []
-    others = f"{len(tied)} other combination" + ("s are" if len(tied) > 1 else " is")
-    return [
-        f"{others} as fast within noise and {100 * MOST_LOSS:.0f} %; this one takes the least memory, "
-        "then the fewest workers."
-    ]
-
-
-def resolution_sentence(model: SpeedModel, repeats: int, candidates: int) -> str:
-    """Says what a sweep of so many candidates can tell apart, and how many repeats would tell more."""
+def resolution_sentence(model: SpeedModel, repeats: int) -> str:
+    """Says what so many repeats can tell apart, and how many would tell more."""
     if model.noise_percent is None:
         return "Each combination was measured once: no difference can be told from noise (--repeats=3)."
     scatter = f"One repeat scatters by {model.noise_percent:.1f} %"
@@ -274,35 +241,27 @@ def resolution_sentence(model: SpeedModel, repeats: int, candidates: int) -> str
         return f"{scatter}."
     seen = model.resolution(repeats)
     sentence = f"{scatter}: with {repeats} repeats a difference of less than {100 * seen:.1f} % stays within noise"
-    if candidates > 2:
-        selected = model.resolution(repeats, bonferroni_level(candidates - 1))
-        sentence += f" ({100 * selected:.1f} % for the fastest of {candidates})"
     if seen <= WORTH_SEEING:
         return f"{sentence}."
     needed = model.repeats_to_resolve(WORTH_SEEING)
     return f"{sentence}, and about {needed} would show one of {100 * WORTH_SEEING:.0f} %."
 
 
-def what_limits(row: SweepRow, memory_limit_bytes: float | None = None, cores: int | None = None) -> str:
+def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
     """Says what a faster setting would have to change.
 
     Args:
       memory_limit_bytes: usable memory; by default what the device's allocator has.
-      cores: of this machine, above which more workers load no faster; None if not known.
     """
     wait, memory = row.mean("data_wait_fraction"), row.largest("peak_memory_bytes")
     limit = memory_limit_bytes or row.shared("device_limit_bytes")
     if wait is not None and wait > WAITING:
         factor = 1 / max(1 - wait, 1e-3)
         gain = f"at most {factor:.2f}x" if factor < MOST_PROMISED else f"more than {MOST_PROMISED:.0f}x"
-        waits = f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain"
-        workers = row.combination.num_workers
-        if cores is None or row.combination.pipeline == "device":
-            return f"{waits}."
-        change = f"try more than {workers} workers on {cores} cores"
-        if workers >= cores:
-            change = f"{workers} workers keep all {cores} cores busy: prepare smaller or decoded data"
-        return f"{waits} ({change}, or data.pipeline=device for data that fits)."
+        return (
+            f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain "
+            "(use more workers, up to the number of cores, smaller or decoded data, or data.pipeline=device)."
+        )
     if memory and limit and memory / limit > FULL:
         share = 100 * memory / limit
         return f"Memory limits the batch: {share:.0f} % of the available memory is used; computing limits the speed."
@@ -325,11 +284,11 @@ def learning_rate_advice(config: Config, batch_size: int) -> dict[str, Any] | No
     ratio = batch_size / before
     rules = {"linear": peak * ratio, "sqrt": peak * math.sqrt(ratio)}
     advice = {name: {"peak": value, "optim.lr": value / factor} for name, value in rules.items()}
-    already = {
-        "none": "optim.batch_scaling = none does not change the rate by itself",
-        "linear": "optim.batch_scaling = linear already follows the linear rule: keep optim.lr for that",
-        "sqrt": "optim.batch_scaling = sqrt already follows the square-root rule: keep optim.lr for that",
-    }[scaling]
+    already = f"optim.batch_scaling = {scaling} " + (
+        "does not change the rate by itself"
+        if scaling == "none"
+        else "follows its rule already: keep optim.lr for that"
+    )
     text = (
         f"The batch also changes what is learned: {before:,} -> {batch_size:,} images per step. "
         f"The peak rate of {peak:.3g} would be "

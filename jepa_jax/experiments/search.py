@@ -82,7 +82,7 @@ class Search(Trials):
         return SearchOutcome(self._choose(self.ranked()), False, (), (), tuple(self.notes))
 
     def _outcome(self, chosen: Combination | None, confirmed: bool, finalists: Sequence[Combination]) -> SearchOutcome:
-        rows = self.rows()
+        rows = self.rows
         untried = tuple(dict.fromkeys(c for c in self.untried if c not in rows))
         return SearchOutcome(chosen, confirmed, tuple(finalists), untried, tuple(self.notes))
 
@@ -105,9 +105,9 @@ class Search(Trials):
     def _climb(self, start: Combination, step: Callable[[Combination], Combination | None]) -> Combination:
         """Continues in one direction while each step pays."""
         best = start
-        while (following := step(best)) is not None and (following in self.rows() or self.measure(following)):
+        while (following := step(best)) is not None and (following in self.rows or self.measure(following)):
             if not self.works(following):
-                if self.rows()[following].status != REFUSED:
+                if self.rows[following].status != REFUSED:
                     best = self._bisect(best, following)
                 break
             if self.ratio(following, best) < GROWTH:
@@ -124,11 +124,11 @@ class Search(Trials):
         return works
 
     def _larger(self, combination: Combination) -> Combination | None:
-        """Returns the next larger batch, or the largest that is expected to fit."""
+        """Returns the next larger batch; one less far where that is not expected to fit."""
         larger = self.space.larger(combination)
-        if larger is None or self.expected_to_fit(larger):
-            return larger
-        return self.space.largest_below(combination, larger, self.expected_to_fit)
+        while larger is not None and not self.expected_to_fit(larger):
+            larger = self.space.between(combination, larger)
+        return larger
 
     def _challenge(self) -> None:
         """Compares the leader with its neighbours, and each new leader with its own, until none is left."""
@@ -152,7 +152,7 @@ class Search(Trials):
 
         While the leader waits for data, a faster step would not show: the loader comes first.
         """
-        rows = self.rows()
+        rows = self.rows
         hopeful = [c for c in self.space.neighbours(leader) if not self._hopeless & set(changes(leader, c))]
         batches = [self._larger(leader), self.space.smaller(leader)]
         new = [c for c in dict.fromkeys([*map(self._shrunk, hopeful), *batches]) if c is not None and c not in rows]
@@ -176,11 +176,11 @@ class Search(Trials):
 
     def _waits(self, combination: Combination) -> bool:
         """Returns whether the loader limits its speed."""
-        return (self.rows()[combination].mean("data_wait_fraction") or 0.0) > WAITING
+        return (self.rows[combination].mean("data_wait_fraction") or 0.0) > WAITING
 
     def _hopeless_changes(self, leader: Combination, pool: Sequence[Combination]) -> set[tuple[str, Any]]:
         """Returns single changes that failed or made the leader clearly slower, except those of the batch."""
-        found, rows = set(), self.rows()
+        found, rows = set(), self.rows
         for combination in pool:
             change = changes(leader, combination)
             if len(change) != 1 or change[0][0] == "batch_size" or combination not in rows:
@@ -199,14 +199,14 @@ class Search(Trials):
             if change[0] and not others and self.ratio(combination, leader) > GAIN:
                 gains.setdefault(*change)
         merged = dataclasses.replace(leader, **gains).without_idle_workers()
-        is_new = len(gains) > 1 and merged not in self.rows() and self.expected_to_fit(merged)
+        is_new = len(gains) > 1 and merged not in self.rows and self.expected_to_fit(merged)
         return [merged] if is_new else []
 
     def _finals(self) -> list[Combination]:
         """Measures the leader, those close to it and the reference side by side until each has its repeats."""
         ranked = self.ranked()
         # One or two trials may show an equal as slower by twice the noise.
-        close = min(CLOSE, 1 - 2 * (self.model().noise_percent or 0.0) / 100)
+        close = min(CLOSE, 1 - 2 * (self.model.noise_percent or 0.0) / 100)
         finalists = [c for c in ranked if self.ratio(c, ranked[0]) > close][:FINALISTS]
         # The leader and the reference first: if the time is short, the gain is what matters.
         pool = [c for c in dict.fromkeys([ranked[0], self.reference, *finalists]) if self.works(c)]
@@ -221,7 +221,7 @@ class Search(Trials):
 
         Any of the settings that work could have been a finalist, so all of them count as comparisons.
         """
-        rows = self.rows()
+        rows = self.rows
         works = [rows[c] for c in self.ranked()]
         given = rows[self.reference] if self.works(self.reference) else None
         finals = [rows[c] for c in finalists if self.works(c)] or works[:1]
@@ -229,7 +229,7 @@ class Search(Trials):
         candidates = finals if given is None or self.reference in known else [*finals, given]
         if not candidates:
             return None
-        self.choice = choose(candidates, self.model(), given, comparisons=len(works) - 1)
+        self.choice = choose(candidates, self.model, given, comparisons=len(works) - 1)
         return self.choice.best.combination
 
     def _confirm(self, chosen: Combination) -> tuple[Combination | None, bool]:
@@ -241,32 +241,18 @@ class Search(Trials):
                 break
             if not self.measure(candidate, CONFIRM_SECONDS, confirming=True):
                 self.notes.append("There was no time left to confirm the choice by a longer run.")
-                measured = self._measured_up_to(candidate)
-                return (self._choose([measured]) if measured else None), False
+                return self._choose([candidate]), False
             result = self.trials[-1].result
             confirmed = SweepRow(candidate).with_repeat(result)
             problem = self.what_is_wrong(confirmed) if result.status == OK else result.reason or result.status
             if not problem:
-                self._repeat(candidate)
                 again = candidate if candidate == chosen else self._choose([candidate])
                 return (candidate, True) if again in (candidate, None) else self._confirm(self.reference)
             self.notes.append(f"{candidate.label} failed the longer run with validation and checkpoint: {problem}.")
-            candidate = self.space.slightly_smaller(candidate)
+            smaller = self.space.smaller(candidate)
+            candidate = self.space.between(smaller, candidate) or smaller if smaller else None
         self.notes.append("No choice passed the longer run.")
         return (self._choose([self.reference]) if self.works(self.reference) else None), False
-
-    def _measured_up_to(self, combination: Combination) -> Combination | None:
-        """Returns the combination if it was measured, else the fastest that was, with no larger part of a batch."""
-        known = [c for c in self.ranked() if c.part_size <= combination.part_size]
-        return combination if combination in known else next(iter(known), None)
-
-    def _repeat(self, chosen: Combination) -> None:
-        """Repeats a smaller choice that replaced one that failed: an interval needs several trials."""
-        while len(self.rows()[chosen].speeds) < FINAL_REPEATS:
-            self.round += 1
-            pool = [c for c in dict.fromkeys([chosen, self.reference]) if c == chosen or self.works(c)]
-            if not all([self.measure(combination) for combination in pool]):
-                break
 
 
 def _changes_loader_alone(a: Combination, b: Combination) -> bool:

@@ -1,7 +1,7 @@
 """The combinations that a search may try on this machine, and the steps from one to the next."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
@@ -9,7 +9,7 @@ from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.data.facts import data_facts
-from jepa_jax.experiments.settings import Combination, grid_values
+from jepa_jax.experiments.settings import FLAGS, Combination, grid_values
 from jepa_jax.program.config import changed_config
 
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
@@ -37,10 +37,9 @@ class SearchSpace:
 
     def start(self, given: Combination) -> Combination:
         """Returns the settings of the config, with the fixed batch if there is one, in parts that divide it."""
-        if self.fixed_batch is None or self.fixed_batch == given.batch_size:
-            return given
-        parts = given.grad_accum_steps if self.fixed_batch % given.grad_accum_steps == 0 else 1
-        return dataclasses.replace(given, batch_size=self.fixed_batch, grad_accum_steps=parts)
+        batch = self.fixed_batch or given.batch_size
+        parts = given.grad_accum_steps if batch % given.grad_accum_steps == 0 else 1
+        return dataclasses.replace(given, batch_size=batch, grad_accum_steps=parts)
 
     def larger(self, combination: Combination) -> Combination | None:
         """Doubles the images at a time, or takes the next of the list."""
@@ -51,54 +50,29 @@ class SearchSpace:
 
     def smaller(self, combination: Combination) -> Combination | None:
         """Halves the images at a time, or takes the next of the list."""
-        if not self.has_free_batch:
-            smaller = [c for c in self._listed(combination) if c.part_size < combination.part_size]
-            return max(smaller, key=lambda c: c.part_size, default=None)
-        half = _rounded(combination.batch_size / 2, combination.grad_accum_steps)
-        if half < FEWEST_IMAGES * combination.grad_accum_steps or half >= combination.batch_size:
-            return None
-        return dataclasses.replace(combination, batch_size=half)
-
-    def slightly_smaller(self, combination: Combination) -> Combination | None:
-        """Takes an eighth less where the batch is free."""
-        less = _rounded(7 / 8 * combination.batch_size, combination.grad_accum_steps)
-        if not self.has_free_batch or less < FEWEST_IMAGES * combination.grad_accum_steps:
-            return self.smaller(combination)
-        return dataclasses.replace(combination, batch_size=less)
+        if self.has_free_batch:
+            return _resized(combination, combination.batch_size / 2)
+        smaller = [c for c in self._listed(combination) if c.part_size < combination.part_size]
+        return max(smaller, key=lambda c: c.part_size, default=None)
 
     def between(self, low: Combination, high: Combination) -> Combination | None:
         """Returns the batch half-way, if the batch is free and the two are not close."""
-        middle = _rounded((low.batch_size + high.batch_size) / 2, low.grad_accum_steps)
+        middle = _resized(low, (low.batch_size + high.batch_size) / 2)
         is_far = self.has_free_batch and high.batch_size >= CLOSE_ENOUGH * low.batch_size
-        if not is_far or not low.batch_size < middle < high.batch_size:
-            return None
-        return dataclasses.replace(low, batch_size=middle)
-
-    def largest_below(
-        self, low: Combination, high: Combination, fits: Callable[[Combination], bool]
-    ) -> Combination | None:
-        """Returns the largest batch up to `high` that fits, if it is worth a trial after `low`."""
-        if not self.has_free_batch:
-            return None
-        step = GRAIN * low.grad_accum_steps
-        for batch in range(high.batch_size // step * step, low.batch_size, -step):
-            candidate = dataclasses.replace(low, batch_size=batch)
-            if fits(candidate):
-                return candidate if batch >= CLOSE_ENOUGH * low.batch_size else None
-        return None
+        return middle if middle and is_far and middle.batch_size > low.batch_size else None
 
     def neighbours(self, leader: Combination) -> list[Combination]:
         """Returns every change of one knob except the batch; data on the device needs no workers to change."""
-        workers = self.num_workers if leader.pipeline != "device" else ()
-        alone: list[dict[str, Any]] = [
-            *({"num_workers": value} for value in workers),
-            *({"pipeline": value} for value in self.pipelines),
-            *({"precision": value} for value in self.precisions),
-            *({"remat": value} for value in self.remats),
-            *({"grad_accum_steps": value} for value in self.grad_accum_steps if leader.batch_size % value == 0),
-        ]
-        changed = [dataclasses.replace(leader, **change).without_idle_workers() for change in alone]
-        return [c for c in dict.fromkeys(changed) if c != leader and c.batch_size // c.grad_accum_steps >= 2]
+        values: dict[str, Sequence[Any]] = {
+            "num_workers": self.num_workers if leader.pipeline != "device" else (),
+            "pipeline": self.pipelines,
+            "precision": self.precisions,
+            "remat": self.remats,
+            "grad_accum_steps": [parts for parts in self.grad_accum_steps if leader.batch_size % parts == 0],
+        }
+        changed = [dataclasses.replace(leader, **{knob: value}) for knob, found in values.items() for value in found]
+        different = dict.fromkeys(c.without_idle_workers() for c in changed)
+        return [c for c in different if c != leader and c.part_size >= 2]
 
     def _listed(self, combination: Combination) -> list[Combination]:
         """Returns the combination with every batch of the list, or with the fixed batch in every number of parts."""
@@ -111,16 +85,19 @@ class SearchSpace:
         return [dataclasses.replace(combination, grad_accum_steps=count) for count in counts]
 
 
+def _resized(combination: Combination, batch: float) -> Combination | None:
+    """Returns the combination with about this batch size, of which each part has enough images."""
+    step = GRAIN * combination.grad_accum_steps
+    size = int(batch // step * step)
+    enough = size >= FEWEST_IMAGES * combination.grad_accum_steps
+    return dataclasses.replace(combination, batch_size=size) if enough else None
+
+
 def changes(a: Combination, b: Combination) -> list[tuple[str, Any]]:
     """Returns the knobs in which b differs from a, with their values in b; without a loader workers do not count."""
     names = [field.name for field in dataclasses.fields(Combination)]
     counted = [name for name in names if name != "num_workers" or b.pipeline != "device"]
     return [(name, getattr(b, name)) for name in counted if getattr(a, name) != getattr(b, name)]
-
-
-def _rounded(batch: float, parts: int) -> int:
-    step = GRAIN * parts
-    return int(batch // step * step)
 
 
 def make_space(
@@ -135,19 +112,20 @@ def make_space(
     own = Combination.of(config)
     given = grid_values(config, {flag: text or None for flag, text in texts.items()})
 
-    def values(flag: str, present: Any, default: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys([present, *(given[flag] if texts.get(flag) else default)]))
+    def values(flag: str, default: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Returns the config's own value and those of the list; the defaults without a list, none without either."""
+        present, listed = getattr(own, FLAGS[flag]), given[flag] if texts.get(flag) else default
+        return tuple(dict.fromkeys([present, *listed])) if listed else ()
 
-    pipelines = ["grain"] + (["device"] if fits_on_device(config.data, use_dummy_data) else [])
-    remats = ["none"] + (["full"] if allows_remat(config) else [])
-    batches = values("batch_sizes", own.batch_size, ()) if texts.get("batch_sizes") else ()
     return SearchSpace(
-        num_workers=tuple(sorted(values("num_workers", own.num_workers, worker_counts(num_cores())))),
-        precisions=values("precisions", own.precision, ("float32", "bfloat16")),
-        remats=values("remats", own.remat, remats),
-        pipelines=values("pipelines", own.pipeline, pipelines),
-        grad_accum_steps=values("grad_accum", own.grad_accum_steps, ()) if texts.get("grad_accum") else (),
-        batch_sizes=tuple(sorted(batches)),
+        num_workers=tuple(sorted(values("num_workers", worker_counts(num_cores())))),
+        precisions=values("precisions", ("float32", "bfloat16")),
+        remats=values("remats", ("none", "full") if allows_remat(config) else ("none",)),
+        pipelines=values(
+            "pipelines", ("grain", "device") if fits_on_device(config.data, use_dummy_data) else ("grain",)
+        ),
+        grad_accum_steps=values("grad_accum"),
+        batch_sizes=tuple(sorted(values("batch_sizes"))),
         fixed_batch=parse_fixed_batch(fixed_batch, own.batch_size),
     )
 

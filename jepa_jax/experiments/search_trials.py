@@ -110,7 +110,8 @@ class Trials:
         self.reserved_trials = 0.0  # of usual length, which have to be possible afterwards
         self.trials: list[SearchTrial] = []
         self.untried: list[Combination] = []
-        self._read: tuple[int, dict[Combination, SweepRow], SpeedModel] | None = None
+        self.rows: dict[Combination, SweepRow] = {}  # of all trials
+        self.model: SpeedModel = fit_speeds([])
 
     def seconds_spent(self) -> float:
         return self._spent_before + self._clock() - self._began
@@ -162,6 +163,8 @@ class Trials:
         self.trials.append(trial)
         figures = trial.result.figures
         self.limits = self.limits.with_device(figures.device_limit_bytes if figures else None)
+        self.rows = rows_of(self.trials)
+        self.model = fit_speeds(list(self.rows.values()))
 
     def _warm_seconds(self) -> float:
         """Returns the usual length of a trial whose program was compiled before; 0 before the first."""
@@ -177,37 +180,24 @@ class Trials:
 
     def _batches(self, combination: Combination, seconds: float) -> int:
         """Returns how many batches take about `seconds`, by the speed of this combination, or of the fastest."""
-        rows = self.rows()
+        rows = self.rows
         own = rows[combination].samples_per_sec if combination in rows else None
         speed = own or max((row.samples_per_sec or 0.0 for row in rows.values()), default=0.0)
         return round(min(max(seconds * speed / combination.batch_size, FEWEST_BATCHES), MOST_BATCHES))
 
-    def rows(self) -> dict[Combination, SweepRow]:
-        return self._rows_and_model()[0]
-
-    def model(self) -> SpeedModel:
-        return self._rows_and_model()[1]
-
-    def _rows_and_model(self) -> tuple[dict[Combination, SweepRow], SpeedModel]:
-        """Reads all trials; again only after a new one."""
-        if self._read is None or self._read[0] != len(self.trials):
-            rows = rows_of(self.trials)
-            self._read = len(self.trials), rows, fit_speeds(list(rows.values()))
-        return self._read[1:]
-
     def works(self, combination: Combination) -> bool:
         """Returns whether it was measured, with a finite loss, within the usable memory, without a leak."""
-        row = self.rows().get(combination)
+        row = self.rows.get(combination)
         return row is not None and row.is_measured and not self.what_is_wrong(row)
 
     def ratio(self, a: Combination, b: Combination) -> float:
-        rows = self.rows()
-        found = compare_speeds(rows[a], rows[b], self.model()).ratio
+        rows = self.rows
+        found = compare_speeds(rows[a], rows[b], self.model).ratio
         return found if math.isfinite(found) else (rows[a].samples_per_sec or 0.0) / (rows[b].samples_per_sec or 1.0)
 
     def ranked(self, combinations: Iterable[Combination] | None = None) -> list[Combination]:
         """Returns those that work, the fastest first."""
-        rows, model = self.rows(), self.model()
+        rows, model = self.rows, self.model
         pool = [c for c in (rows if combinations is None else combinations) if self.works(c)]
         return sorted(pool, key=lambda combination: -model.effect(rows[combination]))
 
@@ -219,7 +209,7 @@ class Trials:
         expectation is 0: only a trial can tell.
         """
         points: dict[float, float] = {}
-        for other, row in self.rows().items():
+        for other, row in self.rows.items():
             memory = self.limits.memory_bytes if row.status == OUT_OF_MEMORY else row.memory_bytes
             alike = (other.precision, other.remat) == (combination.precision, combination.remat)
             if alike and row.status in (OK, OUT_OF_MEMORY) and memory and math.isfinite(memory):
@@ -236,7 +226,7 @@ class Trials:
 
     def why_not(self, combination: Combination) -> str:
         """Returns why a combination does not work."""
-        row = self.rows().get(combination)
+        row = self.rows.get(combination)
         if row is None:
             return "not measured"
         return self.what_is_wrong(row) if row.status == OK else row.reason or row.status

@@ -36,7 +36,7 @@ from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, run_trial
 from jepa_jax.experiments.tuned_file import write_tuned
 from jepa_jax.runtime.allocator import pool_fraction
-from jepa_jax.runtime.provenance import base_header, describe_hardware, differences, num_cores
+from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -168,7 +168,7 @@ class Tuning:
     def _on_trial(self, trial: SearchTrial) -> None:
         self.save()
         self.progress.done = round(self.search.seconds_spent(), 1)
-        speed = max((row.samples_per_sec or 0.0 for row in self.search.rows().values()), default=0.0)
+        speed = max((row.samples_per_sec or 0.0 for row in self.search.rows.values()), default=0.0)
         self.progress.best = f"best {short(speed)} images/s" if speed else ""
         self.progress.report(
             f"{self.search.stage} · {trial.combination.label}", trial.result.status, trial.result.in_words()
@@ -178,7 +178,7 @@ class Tuning:
         document = {
             # Once a trial has read the memory of the device, the limit is no longer a guess.
             "header": {**self.header, "memory_limit_bytes": self.search.limits.memory_bytes},
-            "rows": rows_to_json(self.search.rows().values()),
+            "rows": rows_to_json(self.search.rows.values()),
             "conclusion": recommendation.to_dict(self.search.config) if recommendation else None,
             "trials": [trial.to_dict() for trial in self.search.all_trials()],
         }
@@ -195,7 +195,7 @@ class Tuning:
             **{key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain", "text")},
             confirmed=outcome.confirmed,
             memory_fraction=self.device["memory_fraction"],
-            data_source=self.search.rows()[best].shared("data_source"),
+            data_source=self.search.rows[best].shared("data_source"),
             **{key: self.header[key] for key in copied},
         )
         shutil.rmtree(self.experiment.folder / CACHE, ignore_errors=True)
@@ -226,7 +226,7 @@ def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[flo
 
 def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) -> Recommendation:
     """Returns what a sweep would say of the rows, with the choice of the search and its reasons."""
-    rows, chosen = search.rows(), outcome.chosen
+    rows, chosen = search.rows, outcome.chosen
     found = recommend(list(rows.values()), config=config)
     if chosen is None:
         return Recommendation(None, ("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
@@ -241,7 +241,7 @@ def outcome_sentences(config: Config, search: Search, outcome: SearchOutcome, ch
     yield from choice_sentences(choice, *reference_words(search))
     if outcome.confirmed:
         yield "Confirmed by a longer run with a validation pass and a checkpoint."
-    yield what_limits(row, search.limits.memory_bytes, num_cores())
+    yield what_limits(row, search.limits.memory_bytes)
     yield from outcome.notes
     if untried:
         named = "; ".join(combination.label for combination in untried[:MOST_NAMED])

@@ -15,9 +15,9 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json, write_json
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
+from jepa_jax.experiments.recommendation import learning_rate_advice
 from jepa_jax.experiments.settings import KNOBS, Combination
 from jepa_jax.program.config import changed_config
-from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.runtime.allocator import OLD_POOL_VARIABLE, POOL_VARIABLE, pool_fraction, pool_variables
 from jepa_jax.runtime.provenance import describe_hardware
 
@@ -38,15 +38,11 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads a file of tuned settings; rejects any other file."""
     fix = "give the tuned.json of jepa-jax tune as --tuned"
     tuned = read_json(pathlib.Path(path).expanduser(), fix)
-    if tuned.get("kind") != KIND or not isinstance(tuned.get("overrides"), dict):
-        raise UserError(f"--tuned={path}: not a file of tuned settings; {fix}")
-    if tuned.get("version") != VERSION:
-        raise UserError(f"--tuned={path}: version {tuned.get('version')!r}, not {VERSION}; run jepa-jax tune again")
+    if (tuned.get("kind"), tuned.get("version")) != (KIND, VERSION) or not isinstance(tuned.get("overrides"), dict):
+        raise UserError(f"--tuned={path}: not a file of tuned settings of version {VERSION}; {fix}")
     for key, value in tuned["overrides"].items():
-        if key not in KINDS:
-            raise UserError(f"--tuned={path}: {key} is not a tuned setting; {fix}, unchanged")
-        if not isinstance(value, KINDS[key]) or isinstance(value, bool):
-            raise UserError(f"--tuned={path}: {key} = {value!r} is not of type {KINDS[key].__name__}; {fix}, unchanged")
+        if type(value) is not KINDS.get(key):
+            raise UserError(f"--tuned={path}: {key} = {value!r} is not a tuned setting; {fix}, unchanged")
     return tuned
 
 
@@ -99,23 +95,9 @@ def apply_tuned(config: Config, tuned: Mapping[str, Any], explicit: Collection[s
     if promised and as_measured:
         lines.append(f"tuned: {promised:,.0f} images/s were measured with these settings")
     changed = changed_config(config, changes)
-    if changed.data.batch_size != config.data.batch_size:
-        lines.append(rate_line(changed, config.data.batch_size))
+    if advice := learning_rate_advice(config, changed.data.batch_size):
+        lines.append(f"tuned: {advice['text']}")
     return changed, lines
-
-
-def rate_line(config: Config, batch_before: int) -> str:
-    """Says what another batch means for the learning rate."""
-    optim, batch = config.optim, config.data.batch_size
-    before, after = (
-        scaled_learning_rate(optim.lr, size, optim.batch_scaling, optim.reference_batch)
-        for size in (batch_before, batch)
-    )
-    rate = f"{before:.3g} -> {after:.3g}" if before != after else f"{after:.3g} as before"
-    return (
-        f"tuned: the batch has changed from {batch_before:,} to {batch:,} images; the peak learning rate is {rate} "
-        f"(optim.lr = {optim.lr:g}, optim.batch_scaling = {optim.batch_scaling})"
-    )
 
 
 def doubts(config: Config, tuned: Mapping[str, Any], hardware: Mapping[str, Any]) -> list[str]:

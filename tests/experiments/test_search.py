@@ -285,7 +285,7 @@ class TestCommand:
         found = tuned_file.read_tuned(result["tuned"])
         chosen = Combination.from_dict(result["chosen"])
         config, lines = tuned_file.apply_tuned(self.config, found)
-        assert Combination.of(config) == chosen and any("batch has changed" in line for line in lines)
+        assert Combination.of(config) == chosen and any("batch also changes" in line for line in lines)
         low, high = found["samples_per_sec_ci95"]
         assert low < Machine().speed(chosen) < high
         assert "linear rule" in " ".join(found["text"])

@@ -27,14 +27,19 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_config(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "scaling, words", [("none", "is 0.002 as before"), ("linear", "0.002 -> 0.004"), ("sqrt", "0.002 -> 0.00283")]
+    "scaling, words",
+    [
+        ("none", "none does not change the rate by itself"),
+        ("linear", "0.004 by the linear rule (optim.lr=0.002)"),
+        ("sqrt", "0.00283 by the square-root rule (optim.lr=0.002)"),
+    ],
 )
 def test_says_what_another_batch_makes_of_the_rate(tmp_path, scaling, words):
     config = tiny_config(
         data__batch_size=128, optim__lr=0.002, optim__batch_scaling=scaling, optim__reference_batch=128
     )
     _, lines = tuned_file.apply_tuned(config, write(tmp_path / "tuned.json"))
-    assert words in lines[-1] and "from 128 to 256" in lines[-1]
+    assert words in lines[-1] and "128 -> 256 images per step" in lines[-1]
 
 
 def test_drawn_images_are_a_doubt_where_real_ones_are_loaded(tmp_path):
