@@ -5,11 +5,11 @@ behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one task
 at a time. `explain_exit` says how a process ended. The sweep, the search or the study decides which task is next.
 """
 
+import concurrent.futures
 import dataclasses
 import enum
 import json
 import pathlib
-import queue
 import statistics
 import sys
 import threading
@@ -191,42 +191,29 @@ def run_on_cards(
       keep: takes what a job has returned.
       tick: called about twice per second.
     """
-    ended: queue.SimpleQueue[tuple[Card, Job, Outcome | BaseException]] = queue.SimpleQueue()
     stop = threading.Event()
-    threads: dict[Card, threading.Thread] = {}
 
     def check() -> None:
         if stop.is_set():
             raise Stopped
 
-    def work(card: Card, job: Job) -> None:
+    with concurrent.futures.ThreadPoolExecutor(len(cards)) as pool:
+        running: dict[concurrent.futures.Future[Outcome], tuple[Card, Job]] = {}
         try:
-            ended.put((card, job, run(job, card, check)))
-        except BaseException as error:  # raised again in the caller's thread
-            ended.put((card, job, error))
-
-    try:
-        while True:
-            for card in [card for card in cards if card not in threads]:
-                job = take(card)
-                if job is not None:
-                    threads[card] = threading.Thread(target=work, args=(card, job), name=f"card-{card}", daemon=True)
-                    threads[card].start()
-            if not threads:
-                return
-            try:
-                card, finished, outcome = ended.get(timeout=TICK_SECONDS)
-            except queue.Empty:
-                tick()
-                continue
-            threads.pop(card).join()
-            if isinstance(outcome, BaseException):
-                raise outcome
-            keep(finished, outcome)
-    finally:
-        stop.set()
-        for thread in threads.values():
-            thread.join()
+            while True:
+                busy = [card for card, _ in running.values()]
+                for card in cards:
+                    if card not in busy and (job := take(card)) is not None:
+                        running[pool.submit(run, job, card, check)] = card, job
+                if not running:
+                    return
+                ended, _ = concurrent.futures.wait(running, TICK_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                for future in ended:
+                    keep(running.pop(future)[1], future.result())
+                if not ended:
+                    tick()
+        finally:
+            stop.set()  # the pool waits for what is under way
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What the rows of a study show: the best learning rate, or accuracy and time against epochs."""
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -65,63 +66,44 @@ def find_best_lr(rows: Sequence[StudyRow]) -> Findings:
     groups = group_rows(rows, "lr")
     measured = [group for group in groups if group.numbers(SELECTION_KEY)]
     facts: dict[str, Any] = {"best_lr": None, "probe_accuracy": None, "at_edge": None, "within_noise": []}
-    facts |= common_facts(rows)
+    facts |= {SELECTION_KEY: None, **common_facts(rows)}
     if not measured:
-        sentence = "No run has finished with a held-out accuracy: there is no best learning rate."
-        return Findings(facts, [sentence, *old_rows(rows)])
+        return Findings(facts, ["No run has finished with a held-out accuracy: there is no best learning rate."])
     # A rate at which a seed failed is not recommended if another one held for all seeds.
     best = max(measured, key=lambda group: (not group.unfinished(), group.mean(SELECTION_KEY)))
-    held_out, seeds = best.mean(SELECTION_KEY), len(best.numbers(SELECTION_KEY))
+    held_out, test, seeds = best.mean(SELECTION_KEY), best.mean("probe_accuracy"), len(best.numbers(SELECTION_KEY))
     # A run that was killed or could not start says nothing about its rate.
     tried = [group.value for group in groups if any(row.status in DONE for row in group.rows)]
-    facts |= {"best_lr": best.value, SELECTION_KEY: round(held_out, 4), "probe_accuracy": best_test(best)}
-    facts |= {"at_edge": best.value in (tried[0], tried[-1]), "seeds": seeds}
-    mean = f" (mean of {seeds})" if seeds > 1 else ""
-    test = "" if facts["probe_accuracy"] is None else f"; test accuracy {facts['probe_accuracy']:.2f} %"
-    sentences = [f"Best learning rate: {best.value:g}, {held_out:.2f} % of held-out train images{mean}{test}."]
+    facts |= {"best_lr": best.value, SELECTION_KEY: round(held_out, 4), "seeds": seeds}
+    facts |= {"probe_accuracy": None if math.isnan(test) else round(test, 4)}
+    facts |= {"at_edge": best.value in (tried[0], tried[-1])}
+    known = "" if math.isnan(test) else f"; test accuracy {test:.2f} %"
+    sentences = [
+        f"Best learning rate: {best.value:g}, {held_out:.2f} % of held-out train images (mean of {seeds}){known}."
+    ]
     noise = seed_noise(measured, SELECTION_KEY)
     if noise is None:
         sentences.append("One seed per rate: the noise is unknown; give --seeds=0,1,2 to see it.")
     else:
         close = [group.value for group in measured if group is not best and within_noise(best, group, noise)]
-        facts |= {"within_noise": close, "seed_std": round(noise.std, 4), "degrees_of_freedom": noise.freedom}
-        named = ", ".join(f"{value:g}" for value in close)
-        interval = f"95 %, t with {noise.freedom} degree{'s' if noise.freedom > 1 else ''} of freedom"
-        sentences.append(
-            f"Within noise of it ({interval}): {named}."
-            if named
-            else f"No other rate is within noise of it ({interval})."
-        )
-    sentences.append(place_sentence(best.value, tried))
+        facts |= {"within_noise": close, **noise_facts(noise)}
+        named = ", ".join(f"{value:g}" for value in close) or "no other rate"
+        sentences.append(f"Within noise of it (95 %, t with {noise.freedom} degrees of freedom): {named}.")
+    if facts["at_edge"]:
+        side = "smallest" if best.value == tried[0] else "largest"
+        sentences.append(f"It is the {side} rate tried: the best may lie beyond; widen --lrs.")
     partly = [(group, group.unfinished()) for group in groups]
     sentences += [f"{group.value:g}: {n} of {len(group.rows)} runs did not finish." for group, n in partly if n]
-    return Findings(facts, sentences + old_rows(rows))
+    return Findings(facts, sentences)
 
 
 def common_facts(rows: Sequence[StudyRow]) -> dict[str, Any]:
     finished = sum(row.status == FINISHED for row in rows)
-    return {"chosen_by": SELECTION_KEY, SELECTION_KEY: None, "runs": len(rows), "finished": finished}
+    return {"chosen_by": SELECTION_KEY, "runs": len(rows), "finished": finished}
 
 
-def best_test(best: Group) -> float | None:
-    """Returns the mean test accuracy of what was chosen."""
-    return round(best.mean("probe_accuracy"), 4) if best.numbers("probe_accuracy") else None
-
-
-def old_rows(rows: Iterable[StudyRow]) -> list[str]:
-    """Returns a sentence about runs that an earlier version finished, which measured no held-out accuracy."""
-    names = [
-        row.name
-        for row in rows
-        if row.status == FINISHED and row.probe_accuracy is not None and getattr(row, SELECTION_KEY) is None
-    ]
-    if not names:
-        return []
-    runs = "run of an earlier version has" if len(names) == 1 else "runs of an earlier version have"
-    return [
-        f"{len(names)} finished {runs} no held-out accuracy, which alone decides here (their "
-        f"test accuracies do not): {', '.join(names)}. Measure them again in another --output_dir."
-    ]
+def noise_facts(noise: PooledNoise) -> dict[str, Any]:
+    return {"seed_std": round(noise.std, 4), "degrees_of_freedom": noise.freedom}
 
 
 def within_noise(best: Group, other: Group, noise: PooledNoise) -> bool:
@@ -130,52 +112,36 @@ def within_noise(best: Group, other: Group, noise: PooledNoise) -> bool:
     return abs(best.mean(SELECTION_KEY) - other.mean(SELECTION_KEY)) <= half_width
 
 
-def place_sentence(best: float, tried: Sequence[float]) -> str:
-    if len(tried) == 1:
-        return "Only one rate was tried."
-    if best not in (tried[0], tried[-1]):
-        return "It lies inside the range tried."
-    side = "smallest" if best == tried[0] else "largest"
-    return f"It is the {side} rate tried: the best may lie beyond; widen --lrs."
-
-
 def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
     """Compares accuracy and time of different numbers of epochs, and says whether the times can be trusted."""
     groups = [group for group in group_rows(rows, "epochs") if group.numbers(SELECTION_KEY)]
     noise = seed_noise(groups, SELECTION_KEY)
-    points = [tradeoff_point(group) for group in groups]
     flagged = odd_times(rows)
-    facts = {"points": points, "flagged": list(flagged), "time_grows": True} | common_facts(rows)
-    del facts[SELECTION_KEY]
+    facts = {"points": [tradeoff_point(group) for group in groups], "flagged": list(flagged), "time_grows": True}
+    facts |= common_facts(rows) | (noise_facts(noise) if noise else {})
     sentences = [f"{name}: {reason}." for name, reason in flagged.items()]
-    for i, (before, after) in enumerate(zip(points, points[1:], strict=False)):
-        text = f"{before['epochs']} to {after['epochs']} epochs: {after[SELECTION_KEY] - before[SELECTION_KEY]:+.2f}"
-        if noise is not None:
-            counts = (len(group.numbers(SELECTION_KEY)) for group in groups[i : i + 2])
-            text += f" ± {noise.half_width(*counts):.2f}"
-        text += " points"
-        if before["wall_seconds"] is not None and after["wall_seconds"] is not None:
-            extra = after["wall_seconds"] - before["wall_seconds"]
-            text += f" for {extra:+.0f} s"
-            if extra <= 0:
-                facts["time_grows"] = False
-                text += "; more epochs cannot take less time: do not trust these times"
+    for before, after in itertools.pairwise(groups):
+        gain, extra = (after.mean(key) - before.mean(key) for key in (SELECTION_KEY, "wall_seconds"))
+        counts = (len(group.numbers(SELECTION_KEY)) for group in (before, after))
+        spread = f" ± {noise.half_width(*counts):.2f}" if noise else ""
+        text = f"{before.value} to {after.value} epochs: {gain:+.2f}{spread} points for {extra:+.0f} s"
+        if extra <= 0:
+            facts["time_grows"] = False
+            text += "; more epochs cannot take less time: do not trust these times"
         sentences.append(text + ".")
-    if len(points) > 1:
+    if len(groups) > 1:
         sentences.append("Points are of the linear probe on held-out train images; test accuracies are in the table.")
-    if noise is not None:
-        facts |= {"seed_std": round(noise.std, 4), "degrees_of_freedom": noise.freedom}
+    if noise:
         sentences.append(
             f"Standard deviation between seeds: {noise.std:.2f} points, {noise.freedom} degrees of freedom."
         )
-    return Findings(facts, [*(sentences or ["Too few runs have finished to compare."]), *old_rows(rows)])
+    return Findings(facts, sentences or ["Too few runs have finished to compare."])
 
 
 def tradeoff_point(group: Group) -> dict[str, Any]:
     """Returns the mean figures of a number of epochs."""
     keys = (SELECTION_KEY, "probe_accuracy", "wall_seconds")
-    means = {key: group.mean(key) if group.numbers(key) else None for key in keys}
-    return {"epochs": group.value, **means}
+    return {"epochs": group.value, **{key: group.mean(key) if group.numbers(key) else None for key in keys}}
 
 
 def odd_times(rows: Iterable[StudyRow], factor: float = 2.0) -> dict[str, str]:

@@ -39,7 +39,6 @@ class SearchOutcome:
 
     chosen: Combination | None
     confirmed: bool
-    finalists: tuple[Combination, ...]
     untried: tuple[Combination, ...]  # for lack of time
     notes: tuple[str, ...]
 
@@ -66,25 +65,24 @@ class Search(Trials):
         self._challenge()
         if not self.ranked():
             self.notes.append("No combination could be measured.")
-            return self._outcome(None, False, [])
+            return self._outcome(None, False)
         self.stage, self.reserved_trials = "finalists", 3
         finalists = self._finals()
         self.stage, self.reserved_trials = "confirmation", 0
         chosen = self._choose(finalists)
         chosen, confirmed = self._confirm(chosen) if chosen else (None, False)
-        return self._outcome(chosen, confirmed, finalists)
+        return self._outcome(chosen, confirmed)
 
     def best_so_far(self) -> SearchOutcome:
         """Returns the outcome of a search that was interrupted."""
         self.notes.append(
             "Interrupted: this is the best so far, not confirmed; tuned.json was not written, --resume continues."
         )
-        return SearchOutcome(self._choose(self.ranked()), False, (), (), tuple(self.notes))
+        return self._outcome(self._choose(self.ranked()), confirmed=False)
 
-    def _outcome(self, chosen: Combination | None, confirmed: bool, finalists: Sequence[Combination]) -> SearchOutcome:
-        rows = self.rows
-        untried = tuple(dict.fromkeys(c for c in self.untried if c not in rows))
-        return SearchOutcome(chosen, confirmed, tuple(finalists), untried, tuple(self.notes))
+    def _outcome(self, chosen: Combination | None, confirmed: bool) -> SearchOutcome:
+        untried = tuple(dict.fromkeys(c for c in self.untried if c not in self.rows))
+        return SearchOutcome(chosen, confirmed, untried, tuple(self.notes))
 
     def _find_batch(self) -> None:
         start = self.reference

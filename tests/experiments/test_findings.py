@@ -57,18 +57,6 @@ def test_noise_is_that_of_students_t_with_the_real_degrees_of_freedom(gap, is_wi
     assert "t with 3 degrees of freedom" in " ".join(found.sentences)
 
 
-def test_rows_of_an_earlier_version_are_not_chosen_by_their_test_accuracy():
-    old = [dataclasses.replace(row, probe_held_out_accuracy=None) for row in lr_rows({0.1: [90], 0.2: [91]})]
-    found = find_best_lr(old)
-    assert found.facts["best_lr"] is None
-    assert "no best learning rate" in found.sentences[0]
-    assert "2 finished runs of an earlier version have no held-out accuracy" in found.sentences[1]
-    assert "0.1_0, 0.2_0" in found.sentences[1] and "another --output_dir" in found.sentences[1]
-    mixed = find_best_lr([*old[:1], *lr_rows({0.3: [60]})])
-    assert mixed.facts["best_lr"] == 0.3 and "1 finished run of an earlier version has" in mixed.sentences[-1]
-    assert "of an earlier version" in find_tradeoff(old).sentences[-1] and find_tradeoff(old).facts["points"] == []
-
-
 def test_best_rate_at_the_edge_is_reported():
     found = find_best_lr(lr_rows({0.1: [50], 0.3: [60]}))
     assert found.facts["at_edge"] and found.facts["within_noise"] == []
