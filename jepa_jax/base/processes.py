@@ -192,26 +192,21 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
     """
     import fcntl
 
-    while True:
+    try:
+        lock = open(lock_file, "w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(refusal) from None
+    except OSError as error:
+        raise disk_error(error, lock_file) from error
+    with lock:
+        if not same_file(lock.fileno(), lock_file):  # its last holder has removed it just now
+            raise UserError(refusal)
         try:
-            lock = open(lock_file, "w")
-        except OSError as error:
-            raise disk_error(error, lock_file) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(refusal) from None
-            except OSError as error:
-                raise disk_error(error, lock_file) from error
-            if not same_file(lock.fileno(), lock_file):
-                continue  # its last holder has removed it just now
-            try:
-                yield
-            finally:
-                if same_file(lock.fileno(), lock_file):
-                    lock_file.unlink()
-            return
+            yield
+        finally:
+            if same_file(lock.fileno(), lock_file):
+                lock_file.unlink()
 
 
 def same_file(descriptor: int, path: pathlib.Path) -> bool:

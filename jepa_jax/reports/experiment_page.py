@@ -12,7 +12,7 @@ from jepa_jax.base.files import write_atomically
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import GIB, gib, number, percent, short
 from jepa_jax.experiments.findings import Findings, Group, group_rows, seed_noise, sort_rows
-from jepa_jax.experiments.knob_effects import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
+from jepa_jax.experiments.recommendation import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
 from jepa_jax.reports.charts import Series, line_chart

@@ -9,7 +9,7 @@ import pytest
 
 from jepa_jax.base import statistics
 from jepa_jax.base.statistics import fit_speeds
-from jepa_jax.experiments import knob_effects, recommendation
+from jepa_jax.experiments import recommendation
 from jepa_jax.experiments.recommendation import learning_rate_advice, what_limits
 from tests.experiments.made_rows import PLAIN, make_row, simulate
 from tests.tiny import tiny_config
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def effect_of(rows, knob):
-    entries = knob_effects.knob_effects(rows, fit_speeds(rows))
+    entries = recommendation.knob_effects(rows, fit_speeds(rows))
     return next(entry for entry in entries if entry["knob"] == knob)
 
 
@@ -28,20 +28,20 @@ class TestKnobs:
         for seed in range(40):
             rows = simulate(seed, sigma=0.02, slow=0.10)
             precision = effect_of(rows, "precision")
-            slowed.append(precision["effect"] == knob_effects.EFFECT)
+            slowed.append(precision["effect"] == recommendation.EFFECT)
             # float32 sorts after bfloat16, so the ratio is that of the faster one.
             low, high = precision["comparisons"][0]["interval"]
             assert 1.05 < low < high < 1.18
-            idle.append(effect_of(rows, "num_workers")["effect"] == knob_effects.NOT_MEASURABLE)
+            idle.append(effect_of(rows, "num_workers")["effect"] == recommendation.NOT_MEASURABLE)
         assert all(slowed)
         assert np.mean(idle) > 0.8  # 0.89 over 200 seeds: an interval for the mean and one for each pair
 
     def test_the_same_program_and_pipeline_is_no_effect_by_construction(self):
         rows = simulate(0, fingerprint=True)
         found = effect_of(rows, "precision")
-        assert found["effect"] == knob_effects.BY_CONSTRUCTION
+        assert found["effect"] == recommendation.BY_CONSTRUCTION
         assert "no effect by construction" in found["text"]
-        assert effect_of(rows, "batch_size")["effect"] == knob_effects.EFFECT
+        assert effect_of(rows, "batch_size")["effect"] == recommendation.EFFECT
 
     def test_a_gain_here_that_is_a_loss_there_is_an_effect(self):
         rows = [
@@ -50,11 +50,11 @@ class TestKnobs:
         ]  # fmt: skip
         found = effect_of(rows, "num_workers")
         assert found["comparisons"][0]["ratio"] == pytest.approx(1.0)
-        assert found["effect"] == knob_effects.EFFECT
+        assert found["effect"] == recommendation.EFFECT
 
     def test_a_knob_that_was_not_swept_is_not_spoken_of(self):
         rows = simulate(0)
-        found = {entry["knob"] for entry in knob_effects.knob_effects(rows, fit_speeds(rows))}
+        found = {entry["knob"] for entry in recommendation.knob_effects(rows, fit_speeds(rows))}
         assert found == {"batch_size", "precision", "num_workers"}
 
     def test_values_never_measured_side_by_side_stay_unknown(self):

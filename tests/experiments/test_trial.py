@@ -19,11 +19,10 @@ from jepa_jax.base.files import write_json
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import TrainBatches, batches_ready
 from jepa_jax.data.sources import open_source
-from jepa_jax.experiments import confirmation, measurement, trial
+from jepa_jax.experiments import measurement, trial
 from jepa_jax.experiments.engine import Runner
-from jepa_jax.experiments.measurement import measure, pipeline_fingerprint
+from jepa_jax.experiments.measurement import TimedSteps, measure, measure_steps, pipeline_fingerprint
 from jepa_jax.experiments.settings import KNOBS, Combination, TrialRequest
-from jepa_jax.experiments.timing import TimedSteps, measure_steps
 from jepa_jax.experiments.trial import (
     attempt,
     child_environment,
@@ -191,14 +190,14 @@ def test_a_leak_is_found_with_its_slope_and_nothing_else_is():
 @pytest.mark.slow
 def test_a_confirming_run_evaluates_features_of_the_whole_set(monkeypatch):
     seen = {}
-    monkeypatch.setattr(confirmation, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
-    true_fit = confirmation.fit_softmax
+    monkeypatch.setattr(measurement, "knn_accuracy", lambda train, *_, **__: seen.update(knn=train.features.shape))
+    true_fit = measurement.fit_softmax
 
     def fit(x, *arguments, **options):
         seen["probe"] = x.shape
         return true_fit(x, *arguments, **options)
 
-    monkeypatch.setattr(confirmation, "fit_softmax", fit)
+    monkeypatch.setattr(measurement, "fit_softmax", fit)
     config = tiny_config(data__num_train=1000)
     figures = measure(request_of(config, max_batches=2, warmup_batches=1, with_evaluation=True))
     assert figures.finite and seen == {"knn": (1000, 16), "probe": (1000, 16)}
