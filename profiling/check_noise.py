@@ -108,7 +108,7 @@ def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repe
     for number in range(repeats):
         for index in (0, 1) if number % 2 else (1, 0):
             request = TrialRequest(header["config"], rows[index].combination, use_dummy_data=True, **counts)
-            result = measured_or_run(runner, f"{index:03d}_round{number}", [request], 600.0)
+            result = measured_or_run(runner, f"{index:03d}_round{number}", request, 600.0)
             rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
     return rows
 

@@ -32,14 +32,9 @@ GRACE_SECONDS = 60.0  # for a checkpoint, after another process has failed
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_flag("processes", "N", "how many processes to start; also -n N", kind=int, required=True, short="n")
-    parser.add_flag(
-        "devices",
-        "K",
-        "devices of each process: GPUs, or virtual CPU devices; 0 = GPUs divided by N, or one CPU device",
-        0,
-        least=0,
-    )
+    parser.add_flag("processes", "N", "processes to start; also -n N", kind=int, least=1, required=True, short="n")
+    meaning = "devices of each process: GPUs, or virtual CPU devices; 0 = GPUs divided by N, or one CPU device"
+    parser.add_flag("devices", "K", meaning, 0, least=0)
     parser.add_switch("slurm", "submit the processes as one SLURM job")
     parser.add_flag("slurm_options", "FLAGS", "flags of sbatch, separated by spaces", "")
     parser.add_rest("command", "train [flags of train], after --")
@@ -47,12 +42,8 @@ def add_flags(parser: Parser) -> None:
 
 def run_launch(arguments: Arguments, console: Console) -> Result:
     command, count = arguments.command, arguments.processes
-    if count < 1:
-        raise UserError(f"-n {count}: must be at least 1; see jepa-jax launch --help")
-    if not command:
-        raise UserError("launch: give the command to start after --, e.g. launch -n 2 -- train --config=quickstart ...")
     if command[:1] != ["train"]:
-        raise UserError(f"launch: {command[0]} after --: only train uses several processes")
+        raise UserError("launch: give a train command after --, e.g. launch -n 2 -- train --config=quickstart ...")
     if arguments.slurm:
         from jepa_jax.experiments.slurm import make_executor
 

@@ -24,7 +24,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name
+from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
 
 if TYPE_CHECKING:
     from jepa_jax.experiments.sweep import Sweep
@@ -45,8 +45,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_config()
     parser.add_flag("output_json", "FILE", "file of the results", required=True)
     parser.add_flag("study", "FILE", "TOML file with values of these flags; the command line wins")
-    for name, help in LISTS.items():
-        parser.add_flag(name, "LIST", f"{help}, separated by commas or spaces; by default the config's own")
+    add_lists(parser, default="the config's own")
     parser.add_flag(
         "fixed_effective_batch", "N", "choose among combinations of this batch size only", kind=int, least=2
     )
@@ -68,6 +67,12 @@ def add_flags(parser: Parser) -> None:
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
     parser.add_switch("resume", "continue with the results in --output_json")
     parser.add_switch("retry_failed", "as --resume, and measure again what failed or was skipped")
+
+
+def add_lists(parser: Parser, default: str) -> None:
+    """Adds a flag with a list of values for each setting that is measured."""
+    for name, help in LISTS.items():
+        parser.add_flag(name, "LIST", f"{help}, separated by commas or spaces; by default {default}")
 
 
 def expand(parser: Parser, argv: Sequence[str]) -> list[str]:
@@ -132,19 +137,14 @@ def sweep_from(arguments: Arguments) -> "Sweep":
     options = device_options(describe_hardware(gpus[0] if gpus else arguments.gpu_index), arguments.memory_fraction)
     if arguments.slurm_array or arguments.collect:  # the tasks run on other machines, whose GPUs are not known here
         options["compile_anew"] = True
-    return Sweep(
-        config=config,
-        config_name=config_name(arguments),
-        values=grid_values(config, lists_from(arguments)),
-        output=pathlib.Path(arguments.output_json),
-        max_batches=arguments.max_batches,
-        warmup_batches=arguments.warmup_batches,
-        repeats=arguments.repeats,
-        use_dummy_data=arguments.use_dummy_data,
-        gpu_index=arguments.gpu_index,
-        gpus=gpus,
-        **options,
-    )
+    others = {
+        "config": config,
+        "config_name": config_name(arguments),
+        "values": grid_values(config, lists_from(arguments)),
+        "output": pathlib.Path(arguments.output_json),
+        "gpus": gpus,
+    }
+    return Sweep(**fields_from(arguments, Sweep) | others | options)
 
 
 def gpus_from(arguments: Arguments) -> tuple[int, ...] | None:

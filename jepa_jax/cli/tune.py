@@ -13,15 +13,7 @@ import pathlib
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
-
-LISTS = {
-    "batch_sizes": "batch sizes to choose from; by default any",
-    "num_workers": "numbers of worker processes to try; by default by the cores of the machine",
-    "grad_accum": "accumulation steps to try; by default the config's own",
-    "precisions": "precisions to try; by default both",
-    "remats": "values of train.remat to try; by default both",
-    "pipelines": "pipelines to try; by default both, for data that fits in memory",
-}
+from jepa_jax.cli.sweep import LISTS, add_lists
 
 
 def add_flags(parser: Parser) -> None:
@@ -41,8 +33,7 @@ def add_flags(parser: Parser) -> None:
         "by default that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
     )  # fmt: skip
     parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
-    for name, help in LISTS.items():
-        parser.add_flag(name, "LIST", help)
+    add_lists(parser, default="what is worth a try on this machine")
     parser.add_switch("use_dummy_data", "use random images instead of the config's data")
     parser.add_switch("resume", "continue a search that was interrupted")
 

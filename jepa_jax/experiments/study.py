@@ -8,6 +8,7 @@ reason, and the study continues.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import time
@@ -94,14 +95,12 @@ def plan_runs(
 ) -> list[StudyRun]:
     """Returns a run for every combination; a rate or a share of warm-up that is None stays that of the config."""
     runs = []
-    for count in epochs:
-        for lr in lrs:
-            for seed in seeds:
-                overrides = [f"--config.optim.epochs={count}", f"--config.train.seed={seed}"]
-                overrides += [] if lr is None else [f"--config.optim.lr={lr!r}"]
-                overrides += [] if warmup is None else [f"--config.optim.warmup_epochs={round(warmup * count, 6)}"]
-                name = ("" if lr is None else f"lr{lr}_") + f"epochs{count}_seed{seed}"
-                runs.append(StudyRun(name, lr, count, seed, tuple(overrides)))
+    for count, lr, seed in itertools.product(epochs, lrs, seeds):
+        overrides = [f"--config.optim.epochs={count}", f"--config.train.seed={seed}"]
+        overrides += [] if lr is None else [f"--config.optim.lr={lr!r}"]
+        overrides += [] if warmup is None else [f"--config.optim.warmup_epochs={round(warmup * count, 6)}"]
+        name = ("" if lr is None else f"lr{lr}_") + f"epochs{count}_seed{seed}"
+        runs.append(StudyRun(name, lr, count, seed, tuple(overrides)))
     return runs
 
 
@@ -219,17 +218,14 @@ def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout
 def with_results(row: StudyRow, workdir: pathlib.Path) -> StudyRow:
     """Returns the row with the results that its run wrote, or with the reason why there are none."""
     summary = read_json_or_empty(workdir / "summary.json")
-    status, reason = row.status, row.reason
-    if status == FINISHED and not summary:
-        status, reason = FAILED, "exit code 0, but no readable summary.json was written"
-    elif status == FINISHED and summary.get("status", FINISHED) != FINISHED:
-        status, reason = str(summary["status"]), f"summary.json says {summary['status']}"
-    results: dict[str, Any] = {}
-    if summary.get("status", FINISHED) == status:  # otherwise the summary is that of an earlier attempt
-        results = {key: finite(summary.get(key)) for key in SUMMARY_KEYS}
-    if status == FINISHED:
-        results["final_loss"] = finite(summary.get("final_loss", last_metric(workdir, "train/loss")))
-    return dataclasses.replace(row, status=status, reason=reason, **results)
+    if row.status == FINISHED and not summary:
+        return dataclasses.replace(row, status=FAILED, reason="exit code 0, but no readable summary.json was written")
+    if summary.get("status") != row.status:  # the summary is that of an earlier attempt
+        return row
+    results = {key: finite(summary.get(key)) for key in SUMMARY_KEYS}
+    if row.status == FINISHED:
+        results["final_loss"] = finite(last_metric(workdir, "train/loss"))
+    return dataclasses.replace(row, **results)
 
 
 def finite(value: Any) -> Any:

@@ -176,9 +176,9 @@ def _measure_rows(
 
     def run(job: Job, card: int | None, check: Callable[[], None]) -> TrialResult:
         request = sweep.request(rows[job[0]].combination)
-        requests = [dataclasses.replace(request, gpu_index=one) for one in (card, *cards)] if sweep.gpus else [request]
+        request = request if card is None else dataclasses.replace(request, gpu_index=card)
         quiet = Runner(runner.folder, grace=runner.grace, on_tick=check)
-        return measured_or_run(quiet, trial_name(*job), requests, time_limit)
+        return measured_or_run(quiet, trial_name(*job), request, time_limit)
 
     def keep(job: Job, result: TrialResult) -> None:
         del running[job]
@@ -231,26 +231,17 @@ def interleaved(count: int, number: int, rounds: int) -> list[int]:
     return [(start + i) % count for i in range(count)]
 
 
-def measured_or_run(runner: Runner, name: str, requests: Sequence[TrialRequest], time_limit: float) -> TrialResult:
-    """Measures the first of the requests, unless any was measured after its sweep had been killed.
+def measured_or_run(runner: Runner, name: str, request: TrialRequest, time_limit: float) -> TrialResult:
+    """Measures a request, unless it was measured, on whatever card, after its sweep had been killed.
 
     One that failed then may have failed because its sweep was killed, so it is run again.
     """
-    for request in requests:
-        left = finished_result(runner.folder / name, request)
-        if left is not None and left.status == OK:
-            return _on_card(left, request)
+    left = finished_result(runner.folder / name, request)
+    if left is not None and left.status == OK:
+        return left
     began = time.monotonic()
-    result = run_trial(runner, requests[0], time_limit=time_limit, limit_flag=LIMIT_FLAG, name=name)
-    result = dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
-    return _on_card(result, requests[0])
-
-
-def _on_card(result: TrialResult, request: TrialRequest) -> TrialResult:
-    """Returns the result with the name of the card, where the trial could not tell it itself."""
-    if result.figures is None or result.figures.card or request.gpu_index is None:
-        return result
-    return dataclasses.replace(result, figures=dataclasses.replace(result.figures, card=f"GPU {request.gpu_index}"))
+    result = run_trial(runner, request, time_limit=time_limit, limit_flag=LIMIT_FLAG, name=name)
+    return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
 
 def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress, at_once: int = 1) -> None:

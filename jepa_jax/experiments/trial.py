@@ -110,13 +110,14 @@ def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, 
 
 
 def finished_result(folder: pathlib.Path, request: TrialRequest) -> TrialResult | None:
-    """Returns what a trial wrote at its end, if it was given this request."""
+    """Returns what a trial wrote at its end, if it was given this request, on whatever GPU."""
     try:
         asked = json.loads((folder / REQUEST).read_text())
         result = TrialResult.from_dict(json.loads((folder / RESULT).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return result if asked == json.loads(json.dumps(request.to_dict())) else None
+    same = {**asked, "gpu_index": None} == {**json.loads(json.dumps(request.to_dict())), "gpu_index": None}
+    return result if same else None
 
 
 def measure_request(request: TrialRequest) -> Figures:

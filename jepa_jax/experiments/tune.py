@@ -10,7 +10,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -21,7 +21,6 @@ from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, Runner
 from jepa_jax.experiments.recommendation import (
-    Choice,
     Recommendation,
     batch_sentences,
     choice_sentences,
@@ -40,7 +39,6 @@ from jepa_jax.runtime.provenance import base_header, describe_hardware, differen
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-MOST_NAMED = 4  # untried combinations in a sentence
 SETTINGS = ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")  # that have to be the same
 
 Document = dict[str, Any]  # that of a sweep, and "trials" in order, from which a search continues
@@ -232,22 +230,15 @@ def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) ->
         return Recommendation(None, ("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
     assert search.choice is not None  # made with the outcome
     choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
-    sentences = outcome_sentences(config, search, outcome, choice)
-    return Recommendation(choice, tuple(sentences), found.knobs, found.noise_percent)
-
-
-def outcome_sentences(config: Config, search: Search, outcome: SearchOutcome, choice: Choice) -> Iterator[str]:
-    row, untried = choice.best, outcome.untried
-    yield from choice_sentences(choice, *reference_words(search))
+    sentences = choice_sentences(choice, *reference_words(search))
     if outcome.confirmed:
-        yield "Confirmed by a longer run with a validation pass and a checkpoint."
-    yield what_limits(row, search.limits.memory_bytes)
-    yield from outcome.notes
-    if untried:
-        named = "; ".join(combination.label for combination in untried[:MOST_NAMED])
-        more = f"; and {len(untried) - MOST_NAMED} more" if len(untried) > MOST_NAMED else ""
-        yield f"Not tried for lack of time: {named}{more}."
-    yield from batch_sentences(config, row.combination)
+        sentences.append("Confirmed by a longer run with a validation pass and a checkpoint.")
+    sentences += [what_limits(choice.best, search.limits.memory_bytes), *outcome.notes]
+    if outcome.untried:
+        named = "; ".join(combination.label for combination in outcome.untried)
+        sentences.append(f"Not tried for lack of time: {named}.")
+    sentences += batch_sentences(config, chosen)
+    return Recommendation(choice, tuple(sentences), found.knobs, found.noise_percent)
 
 
 def reference_words(search: Search) -> tuple[str, str]:
