@@ -94,6 +94,7 @@ def run(
     finally:
         kill_group(process)  # workers that outlived it
         process.wait()
+        (folder / PROCESS_FILE).unlink(missing_ok=True)
     return Ended(process.returncode, timed_out, tail(log, begin))
 
 

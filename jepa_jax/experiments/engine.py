@@ -1,13 +1,12 @@
 """Runs the trials and training runs of sweeps, searches and studies, each in a process of its own.
 
 An `Experiment` keeps the results in one JSON document, holds a lock, stops processes that a killed predecessor left
-behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one task; `run_on_cards` runs one task per GPU
-at a time. `explain_exit` says how a process ended. The sweep, the search or the study decides which task is next.
+behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one command; `run_on_cards` runs one per GPU at a
+time. `explain_exit` says how a process ended. The sweep, the search or the study decides which task is next.
 """
 
 import concurrent.futures
 import dataclasses
-import enum
 import json
 import pathlib
 import statistics
@@ -30,6 +29,7 @@ from jepa_jax.base.errors import (
 from jepa_jax.base.files import disk_error, write_json
 from jepa_jax.base.signals import signals_raise
 from jepa_jax.base.text import duration, shortened
+from jepa_jax.experiments.rows import DIVERGED, FAILED, FINISHED, INTERRUPTED, OUT_OF_MEMORY, TIMED_OUT
 from jepa_jax.runtime.memory import is_out_of_memory
 
 EXIT_NO_RESULT = 1  # every task has ended, none of them with a result
@@ -43,39 +43,10 @@ Outcome = TypeVar("Outcome")
 Card = TypeVar("Card", int, int | None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A command to run in its own process.
-
-    Attributes:
-      name: of its folder, which holds its log.
-      label: shown beside the progress bar.
-      timeout: seconds after which it is stopped.
-      environment: variables in addition to those of this process.
-      reached: returns the work done so far, in the unit of the progress bar.
-    """
-
-    name: str
-    command: Sequence[str]
-    label: str
-    timeout: float | None = None
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    reached: Callable[[], float] = lambda: 0.0
-
-
-class End(enum.Enum):
-    """How a process ended."""
-
-    FINISHED = enum.auto()
-    DIVERGED = enum.auto()
-    INTERRUPTED = enum.auto()
-    TIMED_OUT = enum.auto()
-    OUT_OF_MEMORY = enum.auto()
-    FAILED = enum.auto()
-
-
-def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str = "") -> tuple[End, str]:
+def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str = "") -> tuple[str, str]:
     """Returns how a process ended, and the reason in words.
+
+    The first is FINISHED, DIVERGED, INTERRUPTED, TIMED_OUT, OUT_OF_MEMORY or FAILED.
 
     A process that runs out of memory may be told so by XLA, die in an allocation, or be killed by the kernel: its log
     and its exit code together say which.
@@ -89,19 +60,19 @@ def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str
     last = f"its last message: {message}" if message else "its log is empty"
     if ended.timed_out:
         advice = f" ({flag}: raise it for a slow machine)" if flag else ""
-        return End.TIMED_OUT, f"stopped after {timeout:g} s{advice}; {last}"
+        return TIMED_OUT, f"stopped after {timeout:g} s{advice}; {last}"
     if code == EXIT_OK:
-        return End.FINISHED, ""
+        return FINISHED, ""
     if code == EXIT_DIVERGED:
-        return End.DIVERGED, message or "the loss became NaN or infinite"
+        return DIVERGED, message or "the loss became NaN or infinite"
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
-        return End.INTERRUPTED, f"interrupted from outside ({how}); the same command continues it"
+        return INTERRUPTED, f"interrupted from outside ({how}); the same command continues it"
     told = [line for line in ended.lines[-LAST_LINES:] if is_out_of_memory(line)]
     if told:
-        return End.OUT_OF_MEMORY, f"{shortened(told[-1])} ({how})"
+        return OUT_OF_MEMORY, f"{shortened(told[-1])} ({how})"
     if how == "killed by SIGKILL":
-        return End.OUT_OF_MEMORY, f"{how}: as the kernel does when the machine's memory is used up"
-    return End.FAILED, message if code == EXIT_USER_ERROR and message else f"{how}; {last}"
+        return OUT_OF_MEMORY, f"{how}: as the kernel does when the machine's memory is used up"
+    return FAILED, message if code == EXIT_USER_ERROR and message else f"{how}; {last}"
 
 
 class Progress(ProgressBar):
@@ -147,26 +118,34 @@ class Runner:
         """`grace`: seconds that a task has to stop by itself before it is killed; `on_tick`: may raise to stop it."""
         self.folder, self.grace, self.progress, self._on_tick = folder, grace, progress, on_tick
 
-    def run(self, task: Task) -> processes.Ended:
-        """Runs a task to its end; an exception, such as Ctrl-C, stops it cleanly and is raised again."""
-        folder, began = self.folder / task.name, time.monotonic()
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        label: str,
+        *,
+        timeout: float | None = None,
+        environment: Mapping[str, str] | None = None,
+        reached: Callable[[], float] = lambda: 0.0,
+    ) -> processes.Ended:
+        """Runs a command to its end; an exception, such as Ctrl-C, stops it cleanly and is raised again.
+
+        Args:
+          name: of its folder, which holds its log.
+          label: shown beside the progress bar.
+          timeout: seconds after which it is stopped.
+          environment: variables in addition to those of this process.
+          reached: returns the work done so far, in the unit of the progress bar.
+        """
+        began = time.monotonic()
 
         def tick() -> None:
             self._on_tick()
             if self.progress:
-                self.progress.tick(task.label, task.reached(), time.monotonic() - began)
+                self.progress.tick(label, reached(), time.monotonic() - began)
 
-        try:
-            return processes.run(
-                task.command,
-                folder,
-                environment=task.environment,
-                timeout=task.timeout,
-                grace=self.grace,
-                on_tick=tick,
-            )
-        finally:
-            (folder / processes.PROCESS_FILE).unlink(missing_ok=True)
+        options: dict[str, Any] = {"environment": environment, "timeout": timeout, "grace": self.grace}
+        return processes.run(command, self.folder / name, on_tick=tick, **options)
 
 
 class Stopped(Exception):

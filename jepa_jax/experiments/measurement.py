@@ -277,7 +277,7 @@ def measure_steps(
         leak=bool(growth.leaks),
         finite=loop.finite,
         data_wait_fraction=min(1.0, waited / elapsed),
-        notes=tuple(_notes(config, loop, growth)),
+        notes=tuple(_notes(loop, growth)),
     )
 
 
@@ -293,9 +293,7 @@ def find_growth(
     return memory_growth.growth(points)
 
 
-def _notes(config: Config, loop: TimedSteps, growth: memory_growth.Growth) -> Iterator[str]:
-    if config.data.pipeline == "device" and config.data.num_workers:
-        yield "num_workers has no effect: with pipeline=device nothing is loaded"
+def _notes(loop: TimedSteps, growth: memory_growth.Growth) -> Iterator[str]:
     if growth.leaks:
         where = " and ".join(growth.leaks)
         yield f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB per step"

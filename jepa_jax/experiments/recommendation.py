@@ -6,7 +6,6 @@ effective batch is the batch size.
 
 import collections
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -170,8 +169,14 @@ def choose(
         for row, found in zip(candidates, ratios, strict=True)
         if row is fastest or (found.verdict == SAME and found.ratio >= 1 - MOST_LOSS)
     ]
-    memory = {row.combination: memory_needed(row, candidates) for row in tied}
-    leader = min(tied, key=functools.partial(_preference, memory=memory, model=model))
+    least = min(row.memory_bytes for row in tied)
+
+    def preference(row: SweepRow) -> tuple[bool, float, int, float]:
+        """Sorts by memory unless it is close to the least, then by workers, then by speed."""
+        light = row.memory_bytes <= EQUAL_MEMORY * least
+        return not light, 0.0 if light else row.memory_bytes, row.combination.num_workers, -model.effect(row)
+
+    leader = min(tied, key=preference)
     gain = None
     if given is not None and given.combination != leader.combination:
         gain = compare_speeds(leader, given, model, bonferroni_level(max(others, comparisons or 1)))
@@ -184,18 +189,6 @@ def choose(
         verdict = SHOWN if gain.verdict == FASTER else KEEP
     best = given if verdict == KEEP and given is not None else leader
     return Choice(best, leader, tuple(row for row in tied if row is not leader), gain, verdict)
-
-
-def memory_needed(row: SweepRow, candidates: Sequence[SweepRow]) -> float:
-    """Returns the smallest reading of all rows that run the same program from the same pipeline: readings vary."""
-    return min(other.memory_bytes for other in candidates if other is row or other.same_execution(row))
-
-
-def _preference(row: SweepRow, memory: dict[Combination, float], model: SpeedModel) -> tuple[bool, float, int, float]:
-    """Sorts by memory unless it is close to the least, then by workers, then by speed."""
-    needed = memory[row.combination]
-    light = needed <= EQUAL_MEMORY * min(memory.values())
-    return not light, 0.0 if light else needed, row.combination.num_workers, -model.effect(row)
 
 
 def rate(row: SweepRow) -> str:

@@ -25,22 +25,27 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.experiments.engine import (
     EXIT_NO_RESULT,
-    End,
     Experiment,
     Progress,
     Runner,
-    Task,
     differing_entries,
     explain_exit,
 )
-from jepa_jax.experiments.rows import DIVERGED, DONE, FAILED, FINISHED, INTERRUPTED, KILLED, TIMEOUT, StudyRow
+from jepa_jax.experiments.rows import (
+    DONE,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    OUT_OF_MEMORY,
+    TIMED_OUT,
+    TIMEOUT,
+    StudyRow,
+)
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import load_config
 
 GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
-STATUSES = {
-    End.FINISHED: FINISHED, End.DIVERGED: DIVERGED, End.TIMED_OUT: TIMEOUT, End.INTERRUPTED: INTERRUPTED,
-}  # fmt: skip
 # Keys of summary.json that a row repeats.
 SUMMARY_KEYS = (
     "probe_held_out_accuracy", "untrained_probe_held_out_accuracy", "probe_accuracy", "untrained_probe_accuracy",
@@ -209,9 +214,12 @@ def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout
     if read_json_or_empty(workdir / "summary.json").get("status") == FINISHED:
         return dataclasses.replace(row, status=FINISHED, reason="", exit_code=EXIT_OK)
     reached = functools.partial(reached_epoch, workdir, run.epochs)
-    ended = runner.run(Task(run.name, run_command(study, run), run.name, timeout, reached=reached))
-    end, reason = explain_exit(ended, timeout, "--timeout")
-    status = STATUSES.get(end) or (KILLED if ended.exit_code < 0 else FAILED)
+    ended = runner.run(run.name, run_command(study, run), run.name, timeout=timeout, reached=reached)
+    status, reason = explain_exit(ended, timeout, "--timeout")
+    if status in (OUT_OF_MEMORY, FAILED):
+        status = KILLED if ended.exit_code < 0 else FAILED
+    elif status == TIMED_OUT:
+        status = TIMEOUT
     return dataclasses.replace(row, status=status, reason=reason, exit_code=ended.exit_code)
 
 

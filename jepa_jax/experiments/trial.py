@@ -21,8 +21,8 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.text import shortened
-from jepa_jax.experiments.engine import End, Runner, Task, explain_exit
-from jepa_jax.experiments.rows import CRASHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Figures, TrialResult
+from jepa_jax.experiments.engine import Runner, explain_exit
+from jepa_jax.experiments.rows import CRASHED, FINISHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Figures, TrialResult
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.allocator import pool_fraction, pool_variables
 from jepa_jax.runtime.gpus import only_gpu
@@ -34,7 +34,6 @@ REQUEST, RESULT = "request.json", "result.json"
 CACHE = "compiled"  # programs of all trials of a folder: on CPUs a repeat is not compiled again
 CACHED_FROM_SECONDS = 0.2  # of compilation
 STOP_SECONDS = 1.0  # for a trial to end when it is asked to; it has nothing to save
-STATUSES = {End.OUT_OF_MEMORY: OUT_OF_MEMORY, End.TIMED_OUT: TIMED_OUT}  # of other ends without a result: CRASHED
 
 Measure = Callable[[TrialRequest], Figures]
 
@@ -67,7 +66,9 @@ def run_trial(
     folder.mkdir(parents=True)
     write_json(folder / REQUEST, request.to_dict())
     command = [*TRIAL_COMMAND, str(folder / REQUEST), str(folder / RESULT)]
-    ended = runner.run(Task(name, command, request.combination.label, time_limit, environment, reached))
+    ended = runner.run(
+        name, command, request.combination.label, timeout=time_limit, environment=environment, reached=reached
+    )
     result = finished_result(folder, request)
     # A trial that was done and hung while it closed was measured all the same.
     if result is not None and (result.status == OK or not ended.timed_out):
@@ -77,10 +78,10 @@ def run_trial(
 
 def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "") -> TrialResult:
     """Returns the result of a trial whose process left none."""
-    end, reason = explain_exit(ended, time_limit, limit_flag)
-    if end is End.FINISHED:
+    status, reason = explain_exit(ended, time_limit, limit_flag)
+    if status == FINISHED:
         reason = f"ended without a result; its last message: {ended.message}"
-    return TrialResult(STATUSES.get(end, CRASHED), reason)
+    return TrialResult(status if status in (OUT_OF_MEMORY, TIMED_OUT) else CRASHED, reason)
 
 
 def device_options(hardware: Mapping[str, Any], memory_fraction: float | None) -> dict[str, Any]:

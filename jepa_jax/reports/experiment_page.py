@@ -70,11 +70,6 @@ def memory_gib(row: JsonRow) -> float | None:
     return None if memory is None else memory / GIB
 
 
-def has_finite_loss(row: JsonRow) -> bool:
-    """Returns whether all losses of a row were finite."""
-    return row.get("finite", True) is not False
-
-
 class Column(NamedTuple):
     """A column of a table: its value in a row, and how a known value is written."""
 
@@ -141,7 +136,7 @@ def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
 
 def status_words(row: JsonRow) -> str:
     """Returns how a row ended and why; for a measured one, what is wrong with it."""
-    if row["status"] == "ok" and not has_finite_loss(row):
+    if row["status"] == "ok" and row.get("finite") is False:
         return "loss not finite"
     if row["status"] == "ok" and row.get("leak"):
         slope = number(row.get("memory_slope_bytes_per_step"))
@@ -212,15 +207,18 @@ def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Ma
 
 def gain_words(conclusion: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the gain over the config as given, and a note; an interval that contains 1 is no gain."""
-    if leader := conclusion.get("not_shown"):
-        if not leader.get("interval"):
-            return "none shown", "measured once: nothing can be told from noise; keep the config"
-        low, high = leader["interval"]
-        return "none shown", f"keep the config; the fastest other: {leader['ratio']:.2f} ({low:.2f} to {high:.2f}) x"
-    gain = conclusion.get("gain") or {}
+    leader = conclusion.get("not_shown")
+    gain = leader or conclusion.get("gain") or {}
+    ends = gain.get("interval")
+    if leader and not ends:
+        return "none shown", "measured once: nothing can be told from noise; keep the config"
+    if leader:
+        return (
+            "none shown",
+            f"keep the config; the fastest other: {gain['ratio']:.2f} ({ends[0]:.2f} to {ends[1]:.2f}) x",
+        )
     if not gain.get("ratio"):
         return "–", "the config as given is not slower, or was not measured"
-    ends = gain.get("interval")
     return f"{gain['ratio']:.2f} x", (f"{ends[0]:.2f} to {ends[1]:.2f}, " if ends else "") + "over the config as given"
 
 

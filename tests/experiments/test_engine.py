@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
-from jepa_jax.experiments.engine import Experiment, Progress, Task, differing_entries
+from jepa_jax.experiments.engine import Experiment, Progress, differing_entries
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_signal_stops_the_task_and_becomes_an_exit_code(experiment, tmp_path, 
         return 0.0
 
     def work(runner):
-        runner.run(Task("a", [sys.executable, "-c", STOPPABLE, str(said)], "a", reached=raise_when_ready))
+        runner.run("a", [sys.executable, "-c", STOPPABLE, str(said)], "a", reached=raise_when_ready)
         pytest.fail("the signal should have ended the task")
 
     assert experiment.execute(work, Progress(1, "tasks"), grace=600.0) == code

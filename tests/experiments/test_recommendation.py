@@ -89,14 +89,6 @@ class TestRecommendation:
         assert len(result.choice.tied) == 2
         assert "same within noise" in " ".join(result.text)
 
-    def test_workers_that_do_nothing_are_not_chosen_for_the_memory_of_a_lucky_reading(self):
-        same = {"pipeline": "device", "program_fingerprint": "p", "pipeline_fingerprint": "device"}
-        rows = [
-            make_row([100, 101, 99], num_workers=0, process_memory_bytes=1.1e9, **same),
-            make_row([100, 99, 102], num_workers=4, process_memory_bytes=1.0e9, **same),
-        ]
-        assert self.recommend(rows).best.num_workers == 0
-
     def test_of_equal_rows_the_luckiest_is_rarely_shown_to_be_faster_than_the_config(self):
         wrong = []
         for seed in range(60):
