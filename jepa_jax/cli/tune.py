@@ -13,7 +13,7 @@ import pathlib
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
-from jepa_jax.cli.sweep import LISTS, add_lists
+from jepa_jax.cli.sweep import add_lists, join_lists, lists_from
 
 
 def add_flags(parser: Parser) -> None:
@@ -45,7 +45,7 @@ def run_tune(arguments: Arguments, console: Console) -> Result:
 
     others = {
         "output_dir": pathlib.Path(arguments.output_dir).expanduser(),
-        "values": {name: getattr(arguments, name) for name in LISTS},
+        "values": lists_from(arguments),
         "config_name": config_name(arguments),
     }
     options = TuneOptions(**fields_from(arguments, TuneOptions) | others)
@@ -58,5 +58,5 @@ def run_tune(arguments: Arguments, console: Console) -> Result:
     return Result([result], "\n".join(lines), code)
 
 
-TUNE = Command("tune", __doc__, add_flags, run_tune)
+TUNE = Command("tune", __doc__, add_flags, run_tune, lambda parser, argv: join_lists(argv))
 main = TUNE.main

@@ -1,8 +1,8 @@
 """Runs the trials and training runs of sweeps, searches and studies, each in a process of its own.
 
 An `Experiment` keeps the results in one JSON document, holds a lock, stops processes that a killed predecessor left
-behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one command; `run_on_cards` runs one per GPU at a
-time. `explain_exit` says how a process ended. The sweep, the search or the study decides which task is next.
+behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one command; `run_on_cards`
+runs one per GPU at a time. `explain_exit` says how a process ended. The sweep, search or study decides what is next.
 """
 
 import concurrent.futures

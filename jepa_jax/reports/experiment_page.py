@@ -209,17 +209,13 @@ def gain_words(conclusion: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the gain over the config as given, and a note; an interval that contains 1 is no gain."""
     leader = conclusion.get("not_shown")
     gain = leader or conclusion.get("gain") or {}
-    ends = gain.get("interval")
-    if leader and not ends:
-        return "none shown", "measured once: nothing can be told from noise; keep the config"
-    if leader:
-        return (
-            "none shown",
-            f"keep the config; the fastest other: {gain['ratio']:.2f} ({ends[0]:.2f} to {ends[1]:.2f}) x",
-        )
     if not gain.get("ratio"):
         return "–", "the config as given is not slower, or was not measured"
-    return f"{gain['ratio']:.2f} x", (f"{ends[0]:.2f} to {ends[1]:.2f}, " if ends else "") + "over the config as given"
+    ends = gain.get("interval")
+    interval = f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "measured once: no interval"
+    if leader:
+        return "none shown", f"keep the config; the fastest other: {gain['ratio']:.2f} ({interval}) x"
+    return f"{gain['ratio']:.2f} x", f"{interval}, over the config as given"
 
 
 def choice_card(conclusion: Mapping[str, Any]) -> Card:
