@@ -24,7 +24,8 @@ SHORT = dict(
     train__max_steps=20, train__checkpoint_every_steps=8, eval__every_epochs=2, eval__knn_every_epochs=0,
     profile__enabled=False, optim__name="sgd", optim__lr=0.05, optim__warmup_lr=0.05,
 )  # fmt: skip
-SLOWER = dict(data__validation=0.25, optim__lr=1e-3, optim__warmup_lr=1e-3, method__spatial_lr=1e-3)
+SLOWER = dict(data__validation=0.25, optim__lr=1e-3, optim__warmup_lr=1e-3, method__lr_temporal=1e-3)
+SLOWER |= dict(method__lr_spatial=1e-3)
 STOP_AT = 11  # the step near which the second process is told to stop
 
 

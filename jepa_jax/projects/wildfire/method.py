@@ -1,7 +1,7 @@
 """EmberFormer: the next mask of a wildfire from a history of masks, wind and terrain.
 
-The temporal part is trained at `optim.lr`, the spatial decoder and the refinement at `method.spatial_lr`. The decoder
-may start from public SegFormer weights and stay as it is for the first epochs.
+The temporal part is trained at `method.lr_temporal`, the spatial decoder and the refinement at `method.lr_spatial`. The
+decoder may start from public SegFormer weights and stay as it is for the first epochs.
 """
 
 import dataclasses
@@ -29,7 +29,13 @@ from jepa_jax.projects.wildfire.models.segformer_weights import segformer_variab
 class EmberFormerMethodConfig(NamedGroup):
     reads_images: ClassVar[bool] = False
 
-    spatial_lr: float = key(1e-4, "peak rate of decoder and refinement at the reference batch", least=0)
+    spatial_lr: float = key(1e-4, "former name of method.lr_spatial", least=0)
+    lr_temporal: float = key(
+        1e-3, "peak rate of the temporal part at the reference batch", least=0, default_from="optim.lr"
+    )
+    lr_spatial: float = key(
+        1e-4, "peak rate of decoder and refinement at the reference batch", least=0, default_from="method.spatial_lr"
+    )
     frozen_epochs: float = key(
         0.0, "epochs at the start in which the decoder's weights stay, apart from its classifier's", least=0
     )
@@ -52,11 +58,13 @@ class EmberFormerMethod(Method):
     def __init__(self, config: Config, total_steps: int):
         super().__init__(config, total_steps)
         frozen = round(self.config.frozen_epochs / config.optim.epochs * total_steps) if config.optim.epochs else 0
-        spatial_lr = self.config.spatial_lr
+        temporal, spatial = self.config.lr_temporal, self.config.lr_spatial
         self.param_groups = (
             # The classifier starts at random whatever was loaded, so it is never frozen.
-            ParamGroup("^refinement/|^decoder/(head/)?classifier/", lr=spatial_lr),
-            ParamGroup("^decoder/", lr=spatial_lr, frozen_steps=frozen),
+            ParamGroup("^refinement/|^decoder/(head/)?classifier/", lr=spatial),
+            ParamGroup("^decoder/", lr=spatial, frozen_steps=frozen),
+            # What has the rate of `optim` is no group, as in the checkpoints of earlier versions.
+            *(() if temporal == config.optim.lr else (ParamGroup("", lr=temporal),)),
         )
 
     def init(self, key: jax.Array, sample: Batch) -> EmberFormer:

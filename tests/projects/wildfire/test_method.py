@@ -46,11 +46,16 @@ def moved(before, after):
 @pytest.fixture(scope="module")
 def frozen():
     """A program whose decoder is frozen for two of four steps, and a batch for it."""
-    rates = dict(optim__lr=1e-3, optim__warmup_lr=1e-3, method__spatial_lr=1e-4)
+    rates = dict(optim__lr=5e-4, optim__warmup_lr=5e-4, method__lr_temporal=1e-3, method__lr_spatial=1e-4)
     return program_and_batch(tiny_fire_config(method__frozen_epochs=0.5, optim__epochs=1.0, **rates))
 
 
-def test_the_decoder_stays_for_its_frozen_epochs_and_the_spatial_part_has_its_own_rate(frozen):
+def test_rates_follow_the_optimizer_and_their_former_name():
+    method = load_config("emberformer_cpu", {"optim.lr": 0.5, "method.spatial_lr": 0.25}).method
+    assert (method.lr_temporal, method.lr_spatial) == (0.5, 0.25)
+
+
+def test_the_decoder_stays_for_its_frozen_epochs_and_both_parts_have_their_own_rate(frozen):
     program, batch = frozen
     assert program.length.total_steps == 4
     state = program.factory.create(0, batch)
@@ -64,6 +69,7 @@ def test_the_decoder_stays_for_its_frozen_epochs_and_the_spatial_part_has_its_ow
     assert all(one["history"] and one["refinement"] and one["classifier"] for one in seen)
     # The first update of Adam has the length of the rate in every parameter.
     assert rates["refinement"] == pytest.approx(0.1 * rates["history"], rel=0.05)
+    assert rates["history"] == pytest.approx(1e-3, rel=0.05)
 
 
 def largest_changes(before, after):
