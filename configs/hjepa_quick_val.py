@@ -24,6 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.augment.crop.size = 224
     config.data.augment.crop.scale = (0.3, 1.0)
     config.optim.lr = 1e-4
+    config.optim.warmup_lr = 0.0
     config.optim.beta2 = 0.95
     config.optim.weight_decay = 0.04
     config.optim.clip_norm = 3.0

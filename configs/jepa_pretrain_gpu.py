@@ -1,4 +1,4 @@
-"""Image JEPA on CIFAR-10 for one 48 GB GPU: ResNet-18, batch 1024 in two parts, 8 loader processes, bfloat16.
+"""Image JEPA on CIFAR-10 for one 48 GB GPU: ResNet-18, two parts of 1024 per update, 8 workers, bfloat16.
 
     jepa-jax train --config=jepa_pretrain_gpu --workdir=runs/jepa_pretrain_gpu
 
@@ -7,7 +7,8 @@ The settings that a public throughput sweep recommends for an RTX A6000 with 8 p
 
     jepa-jax plan --config=jepa_pretrain_gpu --gpu=a6000
 
-A batch is all images of an update: the two parts have 512 each. Never trained here: no accuracy is claimed.
+data.batch_size counts all images of an update: 2048, in two parts of 1024. The rate is image_jepa's, for this batch.
+Never trained here: no accuracy is claimed.
 """
 
 import ml_collections
@@ -17,7 +18,7 @@ from jepa_jax.configs import image_jepa
 
 def get_config() -> ml_collections.ConfigDict:
     config = image_jepa.get_config()
-    config.data.batch_size = 1024
+    config.data.batch_size = 2048
     config.optim.reference_batch = config.data.batch_size
     config.data.num_workers = 8
     config.data.pipeline = "grain"

@@ -124,7 +124,7 @@ def start_folder(run: Run) -> None:
 def machine_warnings(config: Config, platform: str) -> Iterator[str]:
     """Yields what does not suit this machine, though it works."""
     data = config.data
-    if data.workers < data.num_workers:
+    if data.pipeline == "grain" and data.workers < data.num_workers:
         yield f"config.data.num_workers = {data.num_workers}: {data.workers} are started, two per core; use auto"
     if config.train.precision == "bfloat16" and platform == "cpu":
         yield "config.train.precision = bfloat16: slower than float32 on most CPUs; compare them by jepa-jax sweep"

@@ -11,10 +11,11 @@ from ml_collections import ConfigDict, config_dict
 from jepa_jax.base.errors import UserError
 from jepa_jax.config import default_config, with_choices
 from jepa_jax.config.checks import nearest_key
-from jepa_jax.config.recipe import read_recipe, shipped_recipes, summary_of
+from jepa_jax.config.recipe import assume_gpus, read_recipe, shipped_recipes, summary_of
 from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import config_hash, differing_keys, flatten, nested
 from jepa_jax.program.config import changed_config, load_config
+from jepa_jax.program.optim import make_optimizer
 from tests.tiny import tiny_config
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -204,6 +205,28 @@ def test_recipes_that_stem_from_published_ones_have_their_values():
     assert (eb_jepa.optim.lr, eb_jepa.optim.warmup_lr, eb_jepa.optim.epochs) == (0.3, 3e-5, 300)
     assert (rapid.method.std_weight, rapid.method.cov_weight, rapid.method.projector) == (25, 1, (4096,) * 3)
     assert (rapid.data.batch_size, rapid.optim.lr, rapid.optim.warmup_epochs) == (3072, 0.707, 5)
+    assert (rapid.train.seed, rapid.data.num_workers, rapid.train.precision) == (42, 16, "bfloat16")
+    swept = load_config("jepa_pretrain_gpu")
+    assert swept.data.batch_size == swept.train.accum_steps * 1024 == 2048 == swept.optim.reference_batch
+    assert (swept.data.num_workers, swept.data.pipeline, swept.train.precision) == (8, "grain", "bfloat16")
+
+
+def test_hierarchical_recipes_have_the_published_masks_and_warm_up():
+    """The rates are those of the log of the quick run: 50,000 images in batches of 32, one epoch of warm-up."""
+    for name in ("hjepa_quick_val", "hjepa_20epoch", "hjepa_100epoch"):
+        config = load_config(name)
+        assert config.method.mask.target_scale == (0.15, 0.25) and config.optim.warmup_lr == 0
+    config, length = load_config("hjepa_quick_val"), 50_000 // 32
+    rate = make_optimizer(config.optim, batch_size=32, steps_per_epoch=length, total_steps=5 * length)[1]
+    assert [float(rate(step)) for step in (0, 50, 250)] == pytest.approx([0, 3.2e-6, 1.6e-5], rel=1e-3)
+
+
+def test_wildfire_recipes_compute_in_mixed_precision_on_gpus():
+    with assume_gpus():
+        planned = [load_config(name) for name in ("emberformer_small", "emberformer")]
+    assert [config.train.precision for config in planned] == ["bfloat16"] * 2
+    assert [(config.method.lr_temporal, config.method.lr_spatial) for config in planned] == [(1e-3, 1e-4)] * 2
+    assert load_config("emberformer").train.precision == "float32"
 
 
 def test_multi_crop_recipes_have_the_published_values():
