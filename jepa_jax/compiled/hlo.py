@@ -10,10 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-TYPE_BITS = {
-    "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
-    "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
-}  # fmt: skip
 # Instructions that name or group values without touching them, and those whose parts are counted instead.
 FREE = frozenset((
     "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "partition-id", "replica-id",
@@ -217,8 +213,6 @@ def parse_hlo(text: str) -> CompiledProgram:
             entry = header.group(2) if header.group(1) else entry
         elif start := _ASSIGNMENT.match(line):
             current[start.group(2)] = _parse_instruction(start.group(2), bool(start.group(1)), line[start.end() :])
-    if not entry:
-        raise ValueError("no ENTRY computation: not the text of a compiled program")
     module = _MODULE.match(text)
     return CompiledProgram(computations, entry, module[1] if module else "")
 
@@ -260,7 +254,8 @@ def shape_bytes(shape: str) -> int:
     """Returns the bytes of the arrays of a shape."""
     total = 0
     for name, extents in ARRAY.findall(shape):
-        bits = TYPE_BITS.get(name, 8 if name.startswith("f8") else 4 if name.startswith("f4") else 0)
+        digits = re.match(r"[a-z]+(\d+)", name)  # of bf16, f8e4m3, s32; tokens have none and no size
+        bits = 8 if name == "pred" else int(digits[1]) if digits else 0
         numbers = math.prod(int(extent.lstrip("<=")) for extent in extents.split(",") if extent)
         total += -(-numbers * bits // 8)
     return total

@@ -91,14 +91,7 @@ def verdict_of(needed: int, capacity: int) -> str:
 
 
 def memory_need(peak: int, largest_convolution: int, *, data: int = 0, devices: int = 1) -> MemoryNeed:
-    """Returns what a device must hold, in bytes: the peak of a step, data beside it, and the margin.
-
-    Args:
-        peak: of the compiled step.
-        largest_convolution: operands and result of the largest convolution.
-        data: that the device holds beside the step.
-        devices: that exchange gradients.
-    """
+    """Returns the bytes that a device must hold; `largest_convolution` is what the largest one reads and writes."""
     return MemoryNeed(
         peak=peak,
         data=data,

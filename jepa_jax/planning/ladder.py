@@ -14,12 +14,11 @@ from jepa_jax.planning.estimate import Estimate
 from jepa_jax.planning.planner import (
     Changes,
     Planner,
-    accumulation,
     batch_change,
     combined_changes,
     enough_parts,
     part_counts,
-    remat,
+    single_changes,
 )
 from jepa_jax.planning.step_compiler import Request
 
@@ -118,10 +117,7 @@ def _retreat(planner: Planner, request: Request, top: Rung, rungs: Sequence[Rung
     at_top = top.estimate.request
     parts = (enough_parts(top.estimate) or part_counts(at_top)[-1:])[:1]
     steps = [batch_change(top.estimate.batch_size // count) for count in parts]
-    steps += accumulation(at_top, parts) + remat(at_top)
-    if at_top.config.train.precision == "float32":
-        steps.append(("bfloat16", {"train.precision": "bfloat16"}))
-    found = changed(steps)
+    found = changed(steps + single_changes(top.estimate, parts))
     if not any(row.fits for row in found):
         found += changed(combined_changes(at_top))
     model = smaller_model(top, rungs)

@@ -177,7 +177,7 @@ class Planner:
         request = estimate.request
         smaller = largest.estimate
         found = [smaller] if smaller and smaller.batch_size < estimate.batch_size else []
-        found += self._fitting(request, single_changes(estimate))
+        found += self._fitting(request, single_changes(estimate, enough_parts(estimate)[:1]))
         if len(found) < FEWEST_WAYS:
             found += self._fitting(request, combined_changes(request))
         found.sort(key=lambda way: -way.speed.images_per_sec)
@@ -207,15 +207,12 @@ def variant_changes(request: Request) -> list[tuple[str, Changes]]:
     return [*remat(request), *halves, (other, {"train.precision": other})]
 
 
-def single_changes(estimate: Estimate) -> list[tuple[str, Changes]]:
-    """Returns changes of the config that may each be enough to make it fit."""
-    request = estimate.request
-    config = request.config
-    changes: list[tuple[str, Changes]] = []
+def single_changes(estimate: Estimate, parts: Sequence[int]) -> list[tuple[str, Changes]]:
+    """Returns changes that need less memory: accumulation in so many parts, remat, bfloat16, FSDP."""
+    request, config = estimate.request, estimate.request.config
+    changes = accumulation(request, parts) + remat(request)
     if config.train.precision == "float32":
         changes.append(("bfloat16", {"train.precision": "bfloat16"}))
-    changes += remat(request)
-    changes += accumulation(request, enough_parts(estimate)[:1])
     if request.devices > 1 and config.mesh.fsdp == 1:
         changes.append((f"FSDP over {request.devices}", {"mesh.data": -1, "mesh.fsdp": request.devices}))
     return changes

@@ -139,14 +139,7 @@ def trace_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct]) -> A
 
 
 def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], traced: Any, lowered: Any) -> StepFacts:
-    """Compiles a step for the devices of its program's mesh and reads the facts from the result.
-
-    Args:
-        program: the program over the devices to compile for.
-        batch: shapes of a batch.
-        traced: the step as `trace_step` returns it.
-        lowered: `traced.lower()`.
-    """
+    """Compiles a step, as `trace_step` and its `lower` return it, and reads the facts from the result."""
     compiled = compile_lowered(lowered)
     memory = compiled.memory_analysis()
     hlo = parse_hlo(compiled.as_text())
@@ -196,8 +189,7 @@ class StepCompiler:
     def all_facts(self, requests: Sequence[Request]) -> list[StepFacts]:
         """Returns facts in the order of the requests; compilations overlap."""
         require_wheels()
-        workers = max(1, min(MOST_PARALLEL, os.cpu_count() or 1))
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        with concurrent.futures.ThreadPoolExecutor(MOST_PARALLEL) as pool:
             # Tracing is Python and stays in this thread; compiling releases the interpreter and overlaps.
             return [future.result() for future in [self._start(request, pool) for request in requests]]
 

@@ -131,14 +131,7 @@ class PhaseRecorder:
         self.notes: list[str] = []
 
     def plan(self, start: int, end: int, *, epochs_done: int = 0, elapsed: float = 0.0) -> None:
-        """Chooses the steps of an epoch to record, if it is its turn and recordings stay within their budget.
-
-        Args:
-          start: first step of the epoch.
-          end: step at which it ends.
-          epochs_done: by this session.
-          elapsed: seconds of the run so far.
-        """
+        """Chooses steps of the epoch from `start` to `end`, if it is its turn and the budget allows."""
         affordable = self.newest is None or self.seconds + self._last_seconds <= BUDGET * elapsed
         due = self._every and epochs_done % self._every == 0 and affordable
         self._window = short_window(start, end, self._kept) if due else None

@@ -16,7 +16,7 @@ from jepa_jax.reports.tables import text_table
 from jepa_jax.runtime.allocator import POOL_FRACTION, POOL_VARIABLE
 
 FACTS_IN_JSON = (
-    "peak_bytes", "argument_bytes", "temp_bytes", "parameter_bytes", "optimizer_bytes", "target_bytes", "alias_bytes",
+    "argument_bytes", "temp_bytes", "parameter_bytes", "optimizer_bytes", "target_bytes", "alias_bytes",
     "state_bytes", "collectives", "host_calls",
 )  # fmt: skip
 WIDTH = 120  # characters of a line of notes on a terminal
@@ -92,11 +92,10 @@ def recomputation_lines(estimate: Estimate) -> list[str]:
         return ["XLA keeps everything: with more memory the step would need as much."]
     speed = estimate.speed
     cost = 100 * speed.recomputing_seconds / (speed.seconds - speed.recomputing_seconds)
-    line = f"XLA runs {estimate.facts.recomputed} kernels again to save memory, which costs {cost:.1f} % of time"
-    if estimate.unlimited is None:
-        return [f"{line}."]
-    kept = f"without that the peak would be {gib(estimate.unlimited_peak)} instead of {gib(estimate.need.peak)}"
-    return [f"{line}; {kept}."]
+    return [
+        f"XLA runs {estimate.facts.recomputed} kernels again to save memory, which costs {cost:.1f} % of time; "
+        f"without that the peak would be {gib(estimate.unlimited_peak)} instead of {gib(estimate.need.peak)}."
+    ]
 
 
 def explanation_lines(facts: StepFacts) -> list[str]:
@@ -353,21 +352,15 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
     return {
         "gpu": plan.request.gpu.key,
         "topology": plan.request.topology,
-        "batch_size": estimate.batch_size,
+        **row_json(estimate),
         **{name: getattr(facts, name) for name in FACTS_IN_JSON},
         "capacity_bytes": estimate.capacity,
-        "needed_bytes": estimate.need.total,
         "margin_bytes": estimate.need.margin,
-        "verdict": estimate.verdict,
         "fits": estimate.fits,
         "largest_batch": plan.largest[0][1].batch_size,
-        "flops_per_step": facts.flops,
         "bytes_per_step": facts.bytes_moved * facts.devices,
         "unlimited_peak_bytes": estimate.unlimited_peak,
-        "recomputed_kernels": facts.recomputed,
         "recomputing_seconds": estimate.speed.recomputing_seconds,
-        "images_per_sec": estimate.speed.images_per_sec,
-        "images_per_sec_bound": estimate.speed.bound_images_per_sec,
         "images_per_sec_predicted": list(estimate.speed.predicted),
         "prediction_median_error": estimate.speed.factors.median_error,
         "prediction_p90_error": estimate.speed.factors.p90_error,
