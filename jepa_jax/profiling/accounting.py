@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jepa_jax.profiling.sections import EpochSection, Phase, Section, Segment, Timeline
+from jepa_jax.profiling.sections import COUNTS_FOR, EpochSection, Phase, Section, Segment, Timeline
 
 Interval = tuple[float, float]
 Name = TypeVar("Name", bound=str)
@@ -162,9 +162,9 @@ def breakdown(spent: Spent, shares: Mapping[Phase, float] | None, transfer_share
     """
     seconds = dict.fromkeys(EpochSection, 0.0)
     for phase, share in ({Phase.OTHER: 1.0} if shares is None else shares).items():
-        seconds[Phase(phase).epoch_section] += spent.device * share
+        seconds[COUNTS_FOR.get(phase, EpochSection.OTHER)] += spent.device * share
     for section, value in spent.exposed.items():
-        seconds[Section(section).epoch_section] += value
+        seconds[COUNTS_FOR.get(section, EpochSection.OTHER)] += value
     seconds[EpochSection.DATA_TRANSFER] = seconds[EpochSection.DATA_WAIT] * transfer_share
     seconds[EpochSection.DATA_WAIT] -= seconds[EpochSection.DATA_TRANSFER]
     return seconds

@@ -48,7 +48,7 @@ class Bottleneck:
 
 def find_bottlenecks(record: EpochRecord, setting: Setting, history: Sequence[monitor.Sample] = ()) -> list[Bottleneck]:
     """Returns everything above its threshold, worst first, then remarks; `history`: samples of the settled run."""
-    found = [*_of_steps(record, setting), *_of_epoch(record), *_of_memory(record), *_of_gpus(record), *_leaks(history)]
+    found = [*_of_steps(record, setting), *_of_epoch(record), *_of_machine(record), *_leaks(history)]
     return sorted(found, key=lambda bottleneck: (not bottleneck.warning, -bottleneck.severity))
 
 
@@ -152,7 +152,7 @@ def _of_epoch(record: EpochRecord) -> Iterator[Bottleneck]:
         yield Bottleneck("recompiling", compiling, message)
 
 
-def _of_memory(record: EpochRecord) -> Iterator[Bottleneck]:
+def _of_machine(record: EpochRecord) -> Iterator[Bottleneck]:
     used = record.system["ram_percent_max"]
     if used is not None and used > 100 * RAM:
         message = (
@@ -160,9 +160,6 @@ def _of_memory(record: EpochRecord) -> Iterator[Bottleneck]:
             "the run from being killed (a gain in safety, not in speed)"
         )
         yield Bottleneck("memory", used / 100, message)
-
-
-def _of_gpus(record: EpochRecord) -> Iterator[Bottleneck]:
     for index, gpu in enumerate(record.gpus):
         pressure, throttled = gpu["memory_pressure"], gpu["throttled"]
         if pressure is not None and pressure > GPU_MEMORY:

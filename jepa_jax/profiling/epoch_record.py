@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.profiling import monitor
-from jepa_jax.profiling.accounting import Spent, breakdown, percentages
+from jepa_jax.profiling.accounting import Spent, breakdown
 from jepa_jax.profiling.sections import BETWEEN_STEPS, OVERHEADS, EpochSection, Phase, Section
 from jepa_jax.profiling.speed import mfu
 
@@ -80,10 +80,6 @@ class EpochRecord:
     gpus: list[dict[str, float | None]]
     blocks: list[dict[str, Any]]
     bottlenecks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    def percent(self) -> dict[EpochSection, float]:
-        """Returns each section in percent of the epoch."""
-        return percentages(self.sections)
 
     def loop_seconds(self) -> float:
         """Returns the time of the epoch without what happens between steps."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.bottlenecks import GPU_MEMORY, RAM, batch_share
 from jepa_jax.profiling.epoch_record import EpochRecord
 from jepa_jax.profiling.sections import EpochSection
@@ -51,7 +52,7 @@ def epoch_metrics(record: EpochRecord) -> Metrics:
         metrics[f"timing_{section}_avg"] = record.sections[section] / steps if record.split else None
     for section in TIMED_PER_EPOCH:
         metrics[f"timing_{section}_avg"] = record.sections[section]
-    metrics |= {f"epoch_{section}_percentage": value for section, value in record.percent().items()}
+    metrics |= {f"epoch_{section}_percentage": value for section, value in percentages(record.sections).items()}
     return metrics | _data_metrics(record) | _memory_metrics(record)
 
 
@@ -116,7 +117,7 @@ def epoch_summary(record: EpochRecord) -> list[str]:
     images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} img/s"
     mfu = "" if record.mfu is None else f"  MFU {100 * record.mfu:.1f} %"
     lines = [f"time of epoch {record.epoch}: {record.seconds:.1f} s{speed}{images}{mfu}"]
-    percent = record.percent()
+    percent = percentages(record.sections)
     named = [section for section in EpochSection if section != EpochSection.OTHER and record.sections[section] > 0]
     for section in [*sorted(named, key=lambda section: -record.sections[section]), EpochSection.OTHER]:
         untraced = section == EpochSection.OTHER and not record.split

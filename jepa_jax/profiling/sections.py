@@ -40,11 +40,6 @@ class Section(enum.StrEnum):
 
     __hash__ = str.__hash__  # that of enums is a Python function, which every dict of the timeline would call
 
-    @property
-    def epoch_section(self) -> EpochSection:
-        """The part of the epoch that this section counts for while the device is idle."""
-        return _OF_HOST.get(self, EpochSection.OTHER)
-
 
 class Phase(enum.StrEnum):
     """What the device does in a training step."""
@@ -55,11 +50,6 @@ class Phase(enum.StrEnum):
     OPTIMIZER = "optimizer"
     EMA = "ema"
     OTHER = "other"
-
-    @property
-    def epoch_section(self) -> EpochSection:
-        """The part of the epoch that this phase counts for."""
-        return _OF_DEVICE[self]
 
 
 # Time that belongs to steps: not compilations, evaluations, pictures, checkpoints or the profiler's own work.
@@ -73,20 +63,18 @@ BETWEEN_STEPS = (
     EpochSection.CHECKPOINT,
     EpochSection.COMPILE,
 )
-_OF_HOST = {
+# What sections, while the device is idle, and phases count for; those that are missing count for EpochSection.OTHER.
+COUNTS_FOR: dict[Section | Phase, EpochSection] = {
     Section.DATA_WAIT: EpochSection.DATA_WAIT,
     Section.VALIDATION: EpochSection.VALIDATION_EPOCH,
     Section.VISUALIZATION: EpochSection.VISUALIZATION_GENERATION,
     Section.CHECKPOINT: EpochSection.CHECKPOINT,
     Section.COMPILE: EpochSection.COMPILE,
-}
-_OF_DEVICE = {
     Phase.FORWARD: EpochSection.FORWARD_PASS,
     Phase.BACKWARD: EpochSection.BACKWARD_PASS,
     Phase.AUGMENT: EpochSection.AUGMENT,
     Phase.OPTIMIZER: EpochSection.OPTIMIZER_STEP,
     Phase.EMA: EpochSection.EMA_UPDATE,
-    Phase.OTHER: EpochSection.OTHER,
 }
 
 Segment = tuple[Section, float, float]  # section, start, end on the timeline's clock
