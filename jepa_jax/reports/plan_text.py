@@ -147,10 +147,14 @@ def ways_out_table(estimate: Estimate, ways: Sequence[Estimate]) -> PlanTable:
     if not ways:
         note = f"No alternative was found: not even {BATCH_GRAIN} samples per device fit. "
         return PlanTable("ways out", [], [], note + "Use more devices with config.mesh.fsdp, or a smaller model.")
-    note = "Each was compiled and fits: the fastest first, then another GPU." + accumulation_note(estimate, ways)
-    return PlanTable(
-        "ways out", [*ESTIMATE_COLUMNS, "flags"], [[*estimate_cells(way), flags(way)] for way in ways], note
-    )
+    note = "Each was compiled and fits: the fastest first, then another GPU."
+    return changes_table("ways out", estimate, ways, note)
+
+
+def changes_table(title: str, base: Estimate, changed: Sequence[Estimate], note: str) -> PlanTable:
+    """Returns changes of an estimate with the flags that make them."""
+    rows = [[*estimate_cells(row), flags(row)] for row in changed]
+    return PlanTable(title, [*ESTIMATE_COLUMNS, "flags"], rows, note + accumulation_note(base, changed))
 
 
 def pool_lines(estimate: Estimate, fraction: float = POOL_FRACTION) -> list[str]:
@@ -298,11 +302,9 @@ def _rung_table(rungs: Sequence[Rung]) -> PlanTable:
 
 def _retreat_table(ladder: Ladder) -> PlanTable:
     top = ladder.top.estimate
-    rows = [[*estimate_cells(row), flags(row)] for row in ladder.retreat]
     state = "needs the most of all rungs" if top.fits else "does not fit"
     note = f"Changes of {top.label!r}, which {state}, in the order in which to try them."
-    note += accumulation_note(top, ladder.retreat)
-    return PlanTable("when memory runs out", [*ESTIMATE_COLUMNS, "flags"], rows, note)
+    return changes_table("when memory runs out", top, ladder.retreat, note)
 
 
 def _size_table(sizes: Sequence[Rung]) -> PlanTable:
