@@ -46,7 +46,6 @@ PROTOCOLS: Mapping[str, type[EncoderEvaluator]] = {
     "few_shot": FewShot,
 }
 LARGE = ("confusion", "sweep", "spectrum")  # parts of results that no terminal shows
-PICTURED_IMAGES = 10  # whose patch features are drawn
 FEWEST_POINTS = 10  # of a scatter plot
 
 
@@ -59,7 +58,6 @@ class Evaluation:
     levels: Sequence[int]  # that were measured now
     protocols: Sequence[str]  # that were measured now
     points: Mapping[int, Split]  # level -> features of some test images
-    patches: tuple[np.ndarray, np.ndarray] | None  # images and their patch features [B, gh, gw, F]
 
 
 def evaluate(
@@ -98,16 +96,10 @@ def evaluate(
     if not names:
         raise UserError(f"--protocols={protocols}: {results.record['notes'][0]} Use feature_quality.")
     points: dict[int, Split] = {}
-    patches = None
-    if "feature_quality" in names:
-        if len(encoder.test) >= FEWEST_POINTS:
-            shown = sample(len(encoder.test), limits.pictured_points)
-            points = {level: encoder.test_features(level).part(shown) for level in chosen}
-        if "image" in encoder.test.spec and encoder.has_patches:
-            images = encoder.test.batch(sample(len(encoder.test), PICTURED_IMAGES))["image"]
-            patches = images, encoder.patch_tokens(images)
-    record = results.finish(time.perf_counter() - started)
-    return Evaluation(run.results, record, chosen, names, points, patches)
+    if "feature_quality" in names and len(encoder.test) >= FEWEST_POINTS:
+        shown = sample(len(encoder.test), limits.pictured_points)
+        points = {level: encoder.test_features(level).part(shown) for level in chosen}
+    return Evaluation(run.results, results.finish(time.perf_counter() - started), chosen, names, points)
 
 
 def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
@@ -156,7 +148,7 @@ class Results:
         if is_same:
             self.record |= {"notes": found["notes"], "levels": found["levels"]}
         else:
-            for path in [*run.results.glob("*.png"), *run.results.glob("*.svg")]:  # figures of another checkpoint
+            for path in run.results.glob("*.svg"):  # figures of another checkpoint
                 path.unlink()
 
     def note(self, sentence: str, console: Console) -> None:

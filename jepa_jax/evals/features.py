@@ -13,6 +13,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
+from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.data.contract import Source
 
 HELD_OUT = 0.1
@@ -55,6 +56,17 @@ def chance(train: Split, test: Split, num_classes: int) -> float:
     """
     commonest = np.argmax(np.bincount(train.labels, minlength=num_classes))
     return max(100 / num_classes, 100 * float(np.mean(test.labels == commonest)))
+
+
+def accuracy_figures(accuracy: float, train: Split, test: Split, num_classes: int) -> dict[str, Any]:
+    """Returns what eval.json holds of every accuracy in percent: its interval, chance, and numbers of images."""
+    return {
+        "accuracy": accuracy,
+        "interval_95": accuracy_interval(accuracy, len(test.labels)),
+        "chance": chance(train, test, num_classes),
+        "train_images": len(train.labels),
+        "test_images": len(test.labels),
+    }
 
 
 def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ class FewShot(EncoderEvaluator):
         return len(SHOTS)
 
     def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
-        result = few_shot(encoder.test_features(level), on_shots=self.context.progress.advance)
+        result = few_shot(encoder.test_features(level), self.context.progress.advance)
         return result | {"chance": 100 / result["ways"] if result["ways"] else None}
 
     def in_words(self, figures: Figures) -> str:
@@ -30,40 +30,26 @@ class FewShot(EncoderEvaluator):
         return ", ".join(shots) or "too few images per class"
 
 
-def few_shot(
-    split: Split,
-    *,
-    ways: int = WAYS,
-    shots: tuple[int, ...] = SHOTS,
-    queries: int = QUERIES,
-    episodes: int = EPISODES,
-    seed: int = 0,
-    on_shots: OnCount = ignore,
-) -> dict[str, Any]:
+def few_shot(split: Split, on_shots: OnCount = ignore) -> dict[str, Any]:
     """Returns mean accuracy in percent and its 95 % interval for each number of shots, over random episodes.
 
     Features are scaled to unit length. A split too small for the protocol gets fewer ways or queries, which the result
     states; numbers of shots that leave no query are left out.
     """
     members = [np.flatnonzero(split.labels == label) for label in np.unique(split.labels)]
-    ways = min(ways, len(members))
+    sizes, ways = sorted(map(len, members)), min(WAYS, len(members))
     features = unit_length(split.features)
-    result: dict[str, Any] = {"ways": ways, "episodes": episodes, "images": len(split.labels), "shots": {}}
-    for shot in shots:
-        asked = min(queries, _largest_class(members, ways) - shot)
+    result: dict[str, Any] = {"ways": ways, "episodes": EPISODES, "images": len(split.labels), "shots": {}}
+    for shot in SHOTS:
+        asked = min(QUERIES, sizes[-ways] - shot)  # as many as `ways` classes have
         if ways >= 2 and asked >= 1:
             usable = [indices for indices in members if len(indices) >= shot + asked]
-            rng = np.random.default_rng([seed, shot])
-            drawn = draw_episodes(rng, usable, ways, shot + asked, episodes)
+            rng = np.random.default_rng([0, shot])
+            drawn = draw_episodes(rng, usable, ways, shot + asked, EPISODES)
             accuracy, half_width = mean_interval(episode_accuracies(features[drawn], shot))
             result["shots"][str(shot)] = {"accuracy": accuracy, "interval_95": half_width, "queries": asked}
         on_shots(1)
     return result
-
-
-def _largest_class(members: list[np.ndarray], ways: int) -> int:
-    """Returns how many images at least `ways` classes have."""
-    return sorted((len(indices) for indices in members), reverse=True)[ways - 1] if members else 0
 
 
 def draw_episodes(
@@ -90,7 +76,5 @@ def episode_accuracies(features: np.ndarray, shot: int) -> np.ndarray:
 
 def mean_interval(accuracies: np.ndarray) -> tuple[float, float]:
     """Returns the mean in percent and half the width of its 95 % interval, 1.96 s / sqrt(n)."""
-    if len(accuracies) < 2:
-        return 100 * float(np.mean(accuracies)), float("inf")
     half_width = NORMAL_95 * float(np.std(accuracies, ddof=1)) / np.sqrt(len(accuracies))
     return 100 * float(np.mean(accuracies)), 100 * half_width

@@ -13,11 +13,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.sources import subset
 from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
-from jepa_jax.evals.features import OnCount, Split, chance, held_out_split, ignore
+from jepa_jax.evals.features import OnCount, Split, accuracy_figures, held_out_split, ignore
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.linear_probe import Standard, choose_penalty, gram_matrix, top1
 from jepa_jax.methods.contract import Batch
@@ -61,25 +60,13 @@ class FineTune(EncoderEvaluator):
 
     def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
         (train, test), chosen = encoder.features(level), self.images(encoder)
-        epochs, images = self.context.limits.fine_tune_epochs, len(test.labels)
+        epochs, sources = self.context.limits.fine_tune_epochs, (subset(encoder.train, chosen), encoder.test)
         result = fine_tune(
-            encoder,
-            (subset(encoder.train, chosen), encoder.test),
-            train.part(chosen),
-            level=level,
-            epochs=epochs,
-            on_step=self.context.progress.advance,
+            encoder, sources, train.part(chosen), level=level, epochs=epochs, on_step=self.context.progress.advance
         )
-        figures = result._asdict()
+        figures = accuracy_figures(result.accuracy, train, test, len(encoder.classes)) | result._asdict()
         del figures["params"]
-        return figures | {
-            "interval_95": accuracy_interval(result.accuracy, images),
-            "chance": chance(train, test, len(encoder.classes)),
-            "encoder_rate": ENCODER_RATE,
-            "head_rate": HEAD_RATE,
-            "epochs": epochs,
-            "test_images": images,
-        }
+        return figures | {"encoder_rate": ENCODER_RATE, "head_rate": HEAD_RATE, "epochs": epochs}
 
 
 def fine_tune(
@@ -89,7 +76,6 @@ def fine_tune(
     *,
     epochs: int,
     level: int = 0,
-    seed: int = 0,
     on_step: OnCount = ignore,
 ) -> FineTuneResult:
     """Trains on the images of sources[0], whose frozen `features` start the head, and scores on sources[1]."""
@@ -112,11 +98,11 @@ def fine_tune(
     best: tuple[float, int, Any, Any] = (-1.0, 0, None, None)
     scores = []
     for epoch in range(epochs):
-        order = np.random.default_rng([seed, epoch]).permutation(fit_part)
+        order = np.random.default_rng([0, epoch]).permutation(fit_part)
         for n in range(steps_per_epoch):
             loaded = train.batch(order[n * batch_size : (n + 1) * batch_size])
             batch = {name: jax.device_put(loaded[name], sharding) for name in train.spec}
-            key = jax.random.fold_in(jax.random.key(seed), epoch * steps_per_epoch + n)
+            key = jax.random.fold_in(jax.random.key(0), epoch * steps_per_epoch + n)
             params, stats, opt_state = step(params, stats, opt_state, batch, key)
             on_step(1)
         scores.append(accuracy(params, stats, subset(train, score_part)))

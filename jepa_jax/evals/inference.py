@@ -173,11 +173,7 @@ class FrozenEncoder(FrozenModel):
         return self.in_batches(self._features(0, True), self._checked(images))
 
     def patch_tokens(self, images: np.ndarray) -> np.ndarray:
-        """Returns features of each patch of uint8 images: [N, rows, columns, F] in float32.
-
-        Raises:
-          UserError: the encoder has no grid of patches.
-        """
+        """Returns features of each patch of uint8 images: [N, rows, columns, F] in float32."""
         if not self.has_patches:
             raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
         return self.in_batches(self.once("patches", lambda: jax.jit(self._feature_map)), self._checked(images))
@@ -198,12 +194,14 @@ class FrozenEncoder(FrozenModel):
     @property
     def train(self) -> Source:
         """The train split that it is evaluated on."""
-        return self._splits[0]
+        assert self.splits is not None
+        return self.splits[0]
 
     @property
     def test(self) -> Source:
         """The test split that it is evaluated on."""
-        return self._splits[1]
+        assert self.splits is not None
+        return self.splits[1]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -252,11 +250,6 @@ class FrozenEncoder(FrozenModel):
 
         return self.once(("normalises", level), differ)
 
-    @property
-    def _splits(self) -> tuple[Source, Source]:
-        assert self.splits is not None, "this encoder has no data to be evaluated on"
-        return self.splits
-
     def _feature_map(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
         method = self.program.method
         if not isinstance(method, PatchMethod):
@@ -284,15 +277,7 @@ class FrozenEncoder(FrozenModel):
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:
-    """Returns the encoder of a run: of its best checkpoint if `train.keep_best` is set, or else of its newest.
-
-    Args:
-      workdir: folder of the run.
-      batch_size: images per call of the compiled encoder.
-
-    Raises:
-      UserError: the folder holds no run, or no checkpoint yet.
-    """
+    """Returns the encoder of a run: of its best checkpoint if `train.keep_best` is set, or else of its newest."""
     config = changed_config(encoder_config(workdir), {"eval.batch_size": batch_size})
     program, state = restore_state(config, workdir, make_mesh(1, 1, jax.local_devices()))
     return FrozenEncoder(config, program, *evaluated_variables(state, config.eval.weights))
@@ -329,9 +314,6 @@ def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: 
     Args:
       data_dir: the new place of the data if it moved.
       pool: what features are made of, instead of the run's `eval.pool`.
-
-    Raises:
-      UserError: the folder holds no run or no checkpoint, the data is not there, the encoder has no such features.
     """
     keep_freed_memory()
     config, mesh, folder = encoder_config(workdir), make_mesh(-1, 1), Workdir(workdir).path

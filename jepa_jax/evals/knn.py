@@ -10,7 +10,7 @@ import numpy as np
 
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
-from jepa_jax.evals.features import OnCount, Split, chance, held_out_split, ignore
+from jepa_jax.evals.features import OnCount, Split, accuracy_figures, held_out_split, ignore
 from jepa_jax.evals.inference import FrozenEncoder
 
 QUERIES = 500  # test images compared at once: bounds the [queries, train] similarity matrix
@@ -29,23 +29,18 @@ class NearestNeighbours(EncoderEvaluator):
 
     def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
         train, test = encoder.features(level)
-        classes, images = len(encoder.classes), len(test.labels)
-        sweep = knn_sweep(train, test, classes, on_images=self.context.progress.advance)
+        classes = len(encoder.classes)
+        sweep = knn_sweep(train, test, classes, self.context.progress.advance)
         fixed = knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE)
-        return {
-            "accuracy": sweep.accuracy,
-            "interval_95": accuracy_interval(sweep.accuracy, images),
-            "chance": chance(train, test, classes),
+        return accuracy_figures(sweep.accuracy, train, test, classes) | {
             "k": sweep.k,
             "temperature": sweep.temperature,
             "held_out_accuracy": sweep.held_out_accuracy,
             "fixed_accuracy": fixed,
-            "fixed_interval_95": accuracy_interval(fixed, images),
+            "fixed_interval_95": accuracy_interval(fixed, len(test.labels)),
             "fixed_k": FIXED_K,
             "fixed_temperature": FIXED_TEMPERATURE,
-            "sweep": {"ks": sweep.ks, "temperatures": sweep.temperatures, "held_out_accuracy": sweep.held_out.tolist()},
-            "train_images": len(train.labels),
-            "test_images": images,
+            "sweep": {"ks": sweep.ks, "temperatures": TEMPERATURES, "held_out_accuracy": sweep.held_out.tolist()},
         }
 
 
@@ -56,9 +51,8 @@ class KnnSweep(NamedTuple):
     k: int
     temperature: float
     held_out_accuracy: float
-    ks: tuple[int, ...]
-    temperatures: tuple[float, ...]
-    held_out: np.ndarray  # [temperatures, ks]
+    ks: tuple[int, ...]  # those of KS that there are enough images for
+    held_out: np.ndarray  # accuracies [TEMPERATURES, ks]
 
 
 def knn_accuracy(
@@ -68,24 +62,16 @@ def knn_accuracy(
     return float(vote_accuracies(train, test, num_classes, (k,), (temperature,), on_images)[0, 0])
 
 
-def knn_sweep(
-    train: Split,
-    test: Split,
-    num_classes: int,
-    *,
-    ks: Sequence[int] = KS,
-    temperatures: Sequence[float] = TEMPERATURES,
-    on_images: OnCount = ignore,
-) -> KnnSweep:
+def knn_sweep(train: Split, test: Split, num_classes: int, on_images: OnCount = ignore) -> KnnSweep:
     """Chooses k and T on a held-out tenth of `train`, then votes once on `test` with all of `train`."""
     fit_part, score_part = held_out_split(len(train.labels))
     kept, held_out = train.part(fit_part), train.part(score_part)
-    ks = tuple(k for k in ks if k <= len(kept.labels)) or (len(kept.labels),)
-    grid = vote_accuracies(kept, held_out, num_classes, ks, temperatures, on_images)
+    ks = tuple(k for k in KS if k <= len(kept.labels)) or (len(kept.labels),)
+    grid = vote_accuracies(kept, held_out, num_classes, ks, TEMPERATURES, on_images)
     row, column = divmod(int(np.argmax(grid)), len(ks))
-    k, temperature = ks[column], temperatures[row]
-    accuracy = float(vote_accuracies(train, test, num_classes, (k,), (temperature,), on_images)[0, 0])
-    return KnnSweep(accuracy, k, temperature, float(grid[row, column]), ks, tuple(temperatures), grid)
+    k, temperature = ks[column], TEMPERATURES[row]
+    accuracy = knn_accuracy(train, test, num_classes, k=k, temperature=temperature, on_images=on_images)
+    return KnnSweep(accuracy, k, temperature, float(grid[row, column]), ks, grid)
 
 
 def vote_accuracies(

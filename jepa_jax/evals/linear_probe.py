@@ -17,9 +17,8 @@ import scipy.optimize
 from threadpoolctl import threadpool_limits
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
-from jepa_jax.evals.features import OnCount, Split, chance, check_classes, held_out_split, ignore
+from jepa_jax.evals.features import OnCount, Split, accuracy_figures, check_classes, held_out_split, ignore
 from jepa_jax.evals.inference import FrozenEncoder
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -58,16 +57,11 @@ class LinearProbe(EncoderEvaluator):
         (train, test), classes = encoder.features(level), len(encoder.classes)
         check_classes(train.labels, test.labels, encoder.classes)
         result = linear_probe(train, test, classes, self.context.progress.advance)
-        figures: Figures = {
-            "accuracy": result.accuracy,
-            "interval_95": accuracy_interval(result.accuracy, len(test.labels)),
-            "chance": chance(train, test, classes),
+        figures = accuracy_figures(result.accuracy, train, test, classes) | {
             "top5_accuracy": result.top5_accuracy,
             "penalty": result.penalty,
             "held_out_accuracy": result.held_out_accuracy,
             "solver": f"L-BFGS; penalty of {', '.join(f'{p:g}' for p in PENALTIES)} chosen on held-out train images",
-            "train_images": len(train.labels),
-            "test_images": len(test.labels),
         }
         return figures | ({"confusion": result.confusion.tolist()} if classes <= MOST_CLASSES else {})
 

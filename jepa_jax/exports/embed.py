@@ -142,9 +142,6 @@ def embed_folder(
     Args:
       output: a .npz or .parquet file.
       skip: leaves out images that cannot be read instead of raising.
-
-    Raises:
-      UserError: there are no images, one cannot be read, the file cannot be written, or pyarrow is missing.
     """
     root, file = pathlib.Path(folder).expanduser(), pathlib.Path(output).expanduser()
     check_output(file)

@@ -32,16 +32,7 @@ Files = dict[str, bytes]
 
 
 def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathlib.Path) -> Exported:
-    """Writes the evaluated encoder of a run into a folder, with a model card beside it.
-
-    Args:
-      workdir: folder of the run.
-      format: "safetensors", "hf" or "stablehlo".
-      output: folder that is made; it may exist if it holds an earlier export or nothing.
-
-    Raises:
-      UserError: the run has no checkpoint, the format cannot hold its encoder, or the folder holds other files.
-    """
+    """Writes the evaluated encoder of a run into a folder that is new or holds an export, with a model card."""
     if format not in FORMATS:
         raise UserError(f"--format={format}: not one of {', '.join(FORMATS)}")
     folder = pathlib.Path(output).expanduser()
@@ -125,12 +116,8 @@ def transformers_files(
     """Returns the config.json and the tensors of the model of transformers that gives the same outputs.
 
     Args:
-        encoder: a ViT or ResNet.
         structure: see `jepa_jax.models.registry.Encoder`.
         image_size: pixels per side that its positions are meant for.
-
-    Raises:
-        UserError: transformers has no such model.
     """
     if isinstance(encoder, ViT):
         return _vit(encoder, structure, image_size, channels)

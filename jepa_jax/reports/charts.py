@@ -131,8 +131,7 @@ def scatter_chart(
     series = [Series(name, own[:, 0], own[:, 1], "points") for name, own in zip(names, groups or [points], strict=True)]
     card = line_chart(title, series, x_label=x_label, y_label=y_label, wide=wide)
     chart = card.parts[0]
-    if not isinstance(chart, Chart):
-        return card
+    assert isinstance(chart, Chart)  # there are points
     layers = [layer._replace(ticks=[]) for layer in chart.layers]
     legend = chart.legend if len(classes) <= MANY_CLASSES else []
     bare = chart._replace(layers=layers, x_ticks=[], legend=legend, tall=True, data={**chart.data, "series": []})

@@ -14,7 +14,7 @@ from jepa_jax.config.schema import flatten
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.evaluation_page import evaluation_table, level_name, level_rows
 from jepa_jax.reports.page import write_page
-from jepa_jax.reports.parts import Bar, Bars, Card, Page, Section, Table, Text, absent, absent_section, card_grid
+from jepa_jax.reports.parts import Card, Page, Section, Table, Text, absent, absent_section, card_grid
 from jepa_jax.reports.run_files import CHOSEN, SUMMARY_ROWS, RunFiles, probe_gain, read_run, shown
 from jepa_jax.reports.tables import text_table
 
@@ -32,7 +32,6 @@ CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Learning rate", "train/lr", {"log": "offer", "from_zero": True}),
     ("Gradient norm", "train/grad_norm", {"log": "offer", "smooth": True}),
 )
-ACCURACIES = {"probe_accuracy": "main", "untrained_probe_accuracy": "baseline", "knn_accuracy": "run"}  # key -> style
 # Rows of an evaluation that a terminal shows; the page shows all.
 BRIEF = (
     "Linear probe, top-1",
@@ -136,7 +135,6 @@ def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Pag
         sections=[
             *([Section("", [Card("", [Text(text, "warn", "Warning") for text in warnings])])] if warnings else []),
             summary_section(runs),
-            accuracy_section(runs),
             evaluation_section(runs),
             curve_section(runs),
             config_section(runs),
@@ -168,19 +166,6 @@ def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                 ["Gained by training", *(shown(probe_gain(figures), "{:+.1f} points".format) for figures in columns)]
             )
     return [row for row in rows if set(row[1:]) != {"–"}]
-
-
-def accuracy_section(runs: Sequence[ComparedRun]) -> Section:
-    """Returns bars of the accuracies that each run measured at its end."""
-    groups = {
-        SUMMARY_ROWS[key][0]: [
-            Bar(one.name, value, style) for one in runs if (value := one.run.accuracy(key)) is not None
-        ]
-        for key, style in ACCURACIES.items()
-    }
-    if not any(groups.values()):
-        return absent_section("Accuracy", "No run has measured an accuracy yet.")
-    return Section("Accuracy", [Card("", [Bars(groups)])])
 
 
 def evaluation_section(runs: Sequence[ComparedRun]) -> Section:

@@ -8,7 +8,6 @@ import numpy as np
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import number, percent, short
-from jepa_jax.data.pictures import grid, png
 from jepa_jax.evals.evaluate import Evaluation
 from jepa_jax.evals.features import Split
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
@@ -20,15 +19,16 @@ from jepa_jax.reports.parts import (
     KeyFigure,
     KeyFigures,
     Page,
-    Part,
     Section,
     Table,
     Text,
     absent_section,
     card_grid,
 )
-from jepa_jax.reports.projection import patch_colours, pca, tsne
 from jepa_jax.reports.tables import markdown_table
+
+PERPLEXITY = 30.0
+TSNE_COMPONENTS = 50  # principal components keep the relevant distances and make them cheap
 
 Record = Mapping[str, Any]  # what eval.json holds
 LevelResults = Mapping[str, Any]  # protocol -> its results, at one level
@@ -95,10 +95,6 @@ ROWS: dict[str, Row] = {
     ),
     "Collapse": lambda results: results["feature_quality"]["collapse"] or "none",
 }
-PATCHES = (
-    "Test images and their patch features",
-    "Colours: the first three principal components of the patch features of all these images.",
-)
 HEADLINE = ("Linear probe", "k-NN", "Fine-tuned", "Few-shot, 5")  # bars that are also key figures
 
 
@@ -163,9 +159,6 @@ def write_evaluation(evaluation: Evaluation) -> None:
         write_figure(folder / f"scatter_level{level}.svg", scatter_charts(split, record["classes"]))
     if spectrum := spectrum_chart(record):
         write_figure(folder / "spectrum.svg", [spectrum])
-    if evaluation.patches is not None:
-        images, maps = evaluation.patches
-        write_atomically(folder / "patches.png", png(grid([list(images), list(patch_colours(maps))])))
     write_atomically(folder / "eval.md", evaluation_markdown(record))
     write_page(folder / "eval.html", evaluation_page(record, folder))
 
@@ -222,6 +215,28 @@ def scatter_charts(split: Split, classes: Sequence[str]) -> list[Card]:
     return cards if embedded is None else [*cards, scatter_chart("t-SNE", embedded, labels, classes)]
 
 
+def pca(features: np.ndarray, components: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Returns coordinates [N, components] and the share of the variance that each component holds."""
+    x = np.asarray(features, np.float64)
+    x = x - x.mean(axis=0)
+    eigenvalues, vectors = np.linalg.eigh(x.T @ x)
+    order = np.argsort(eigenvalues)[::-1][:components]
+    total = max(float(eigenvalues.sum()), 1e-300)
+    return x @ vectors[:, order], eigenvalues[order] / total
+
+
+def tsne(features: np.ndarray) -> np.ndarray | None:
+    """Returns the t-SNE [N, 2] of features (van der Maaten and Hinton 2008); None without scikit-learn."""
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        return None
+    x = pca(features, min(TSNE_COMPONENTS, features.shape[1]))[0].astype(np.float32)
+    perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
+    init = "pca" if x.shape[1] > 1 else "random"
+    return TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(x)
+
+
 def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
     """Returns the page of an evaluation; figures are read from `folder` and embedded."""
     weights = "weights of the EMA target" if record["weights"] == "target" else "weights as trained"
@@ -234,7 +249,6 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
         Section("Figures", [Card("", [table], _conditions(record))]),
         *(level_figures(record, folder, level) for level in record["levels"]),
         Section("Spectrum", [spectrum] if (spectrum := spectrum_chart(record)) else []),
-        Section("Patches", [patches] if (patches := _picture(folder / "patches.png", *PATCHES)) else []),
     ]
     return Page(
         heading=folder.resolve().parent.name,
@@ -316,8 +330,10 @@ def accuracies(levels: Mapping[str, LevelResults]) -> Section:
 def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
     """Returns the pictures and the fine-tuning curve of one level."""
     results = record["levels"][level]
-    scatter = _picture(folder / f"scatter_level{level}.svg", "Features of test images", wide=True)
-    cards = [*level_maps(results, record["classes"]).values(), scatter]
+    cards = list(level_maps(results, record["classes"]).values())
+    if (scatter := folder / f"scatter_level{level}.svg").exists():
+        title = "Features of test images"
+        cards.append(Card(title, [embed_file(scatter, title, "picture")], wide=True))
     if tuned := results.get("fine_tune"):
         scores = [tuned["start_accuracy"], *tuned["held_out_accuracies"]]
         series = [Series("held-out accuracy", range(len(scores)), scores)]
@@ -332,9 +348,3 @@ def spectrum_chart(record: Record) -> Card | None:
     series = [Series(level_name(level), range(1, len(y) + 1), y) for level, y in found.items() if y]
     title = "Singular values of centred features"
     return line_chart(title, series, x_label="component", x_log=True, log="first") if series else None
-
-
-def _picture(path: pathlib.Path, title: str, note: str = "", wide: bool = False) -> Card | None:
-    """Returns a card with a figure, None where there is no such file."""
-    parts: list[Part] = [embed_file(path, title, "picture")] if path.exists() else []
-    return Card(title, parts, note, wide) if parts else None

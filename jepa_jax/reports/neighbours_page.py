@@ -19,15 +19,7 @@ SAMPLE = 12  # images that `sample` draws
 
 
 def write_neighbours(embedded: Embedded, folder: str | pathlib.Path, asked: str) -> pathlib.Path:
-    """Writes the page beside the file of features; returns its path.
-
-    Args:
-      folder: that the names are paths below.
-      asked: names with commas between them, or "sample".
-
-    Raises:
-      UserError: one of the names is not among the images.
-    """
+    """Writes the page of the images that are asked for (see `queries`) beside the features; returns its path."""
     root, names, page = pathlib.Path(folder).expanduser(), embedded.names, embedded.output.with_suffix(".html")
     cards = []
     for query in queries(names, asked):
@@ -44,7 +36,7 @@ def write_neighbours(embedded: Embedded, folder: str | pathlib.Path, asked: str)
 
 
 def queries(names: Sequence[str], asked: str) -> list[int]:
-    """Returns the places of the images that neighbours are wanted of."""
+    """Returns the places of the images that neighbours are wanted of: names with commas, or "sample"."""
     if asked == "sample":
         return sorted(np.random.default_rng(0).permutation(len(names))[:SAMPLE].tolist())
     places = {name: i for i, name in enumerate(names)}

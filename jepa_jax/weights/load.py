@@ -105,15 +105,15 @@ class LoadedModel:
         """
         images = self._checked(pixel_values)
         if self.kind != "mae":
-            return self._apply(self._split[1], images)
+            return self._apply(images)
         if noise is None:
             noise = np.random.default_rng(0).random((len(images), self.module.encoder.grid**2), np.float32)
-        return self._apply(self._split[1], images, np.asarray(noise, np.float32))
+        return self._apply(images, np.asarray(noise, np.float32))
 
     def features(self, pixel_values: Any) -> jax.Array:
         """Returns one vector per image [B, F], in float32: the outputs pooled as `pool` says."""
         assert self.encoder is not None
-        return self._features(self._split[1], self._checked(pixel_values))
+        return self._features(self._checked(pixel_values))
 
     def _checked(self, pixel_values: Any) -> Any:
         images = np.asarray(pixel_values) if not isinstance(pixel_values, jax.Array) else pixel_values
@@ -130,31 +130,36 @@ class LoadedModel:
         return images
 
     @functools.cached_property
-    def _split(self) -> tuple[Any, Any]:
-        return nnx.split(self.module)
-
-    @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
-        def run(state: Any, images: jax.Array, *noise: jax.Array) -> Any:
-            module = nnx.merge(self._split[0], state)
+        def outputs(module: Any, images: jax.Array, *noise: jax.Array) -> Any:
             if isinstance(module, ViT):
                 return module.encode(module.embed(images)).astype(np.float32)
             if isinstance(module, PooledEncoder):
                 return module.outputs(images).cells.astype(np.float32)
             return module(images, *noise)
 
-        return _exact(jax.jit(run))
+        return self._compiled(outputs)
 
     @functools.cached_property
     def _features(self) -> Callable[..., jax.Array]:
-        def run(state: Any, images: jax.Array) -> jax.Array:
-            module = nnx.merge(self._split[0], state)
+        def features(module: Any, images: jax.Array) -> jax.Array:
             encoder = module.encoder if self.kind == "mae" else module
             if not isinstance(encoder, PooledEncoder):
                 return encoder(images).astype(np.float32)
             return pooled(encoder.outputs(images), self.pool)
 
-        return _exact(jax.jit(run))
+        return self._compiled(features)
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of arrays that multiplies in full float32 also where a device would round."""
+        graph, state = nnx.split(self.module)
+        compiled = jax.jit(lambda state, *arrays: function(nnx.merge(graph, state), *arrays))
+
+        def run(*arrays: Any) -> Any:
+            with jax.default_matmul_precision("float32"):
+                return compiled(state, *arrays)
+
+        return run
 
 
 def load_model(source: str | os.PathLike[str]) -> LoadedModel:
@@ -233,14 +238,3 @@ def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[
 
 def _on_host(module: nnx.Module, kept: Any) -> dict[str, Any]:
     return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(module, kept)))
-
-
-def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function, which multiplies in full float32 also where a device would round."""
-
-    @functools.wraps(function)
-    def run(*arguments: Any) -> Any:
-        with jax.default_matmul_precision("float32"):
-            return function(*arguments)
-
-    return run

@@ -18,11 +18,7 @@ Path = str | os.PathLike[str]
 
 
 def located(source: Path) -> pathlib.Path:
-    """Returns the local path of weights; downloads `hub:OWNER/NAME` from the Hugging Face Hub, unless it is cached.
-
-    Raises:
-        UserError: there is no such file or folder, huggingface_hub is not installed, or the download fails.
-    """
+    """Returns the local path of weights; downloads `hub:OWNER/NAME` from the Hugging Face Hub, unless it is cached."""
     text = os.fspath(source)
     if not text.startswith(HUB):
         path = pathlib.Path(text).expanduser()
@@ -56,20 +52,13 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a .safetensors file, or of the model.safetensors of a directory, by name.
 
     A directory may also hold several files and an index of them, as transformers saves large models.
-
-    Raises:
-        UserError: there is no such file, or it is not a complete safetensors file.
     """
     files = weight_files(tensor_file(path))
     return {name: tensor for file in files for name, tensor in _read(file).items()}
 
 
 def weight_files(origin: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that hold the tensors of what `tensor_file` found: itself, or those that an index lists.
-
-    Raises:
-        UserError: the index lists none, or something else than .safetensors files beside it.
-    """
+    """Returns the files that hold the tensors of what `tensor_file` found: itself, or those that an index lists."""
     if origin.name != INDEX:
         return [origin]
     fix = "download the files again"

@@ -136,7 +136,6 @@ def test_one_class_is_said_instead_of_an_accuracy_of_100_percent(tmp_path):
 def test_arrays_for_figures_come_along_and_caps_are_stated(evaluation):
     assert evaluation.levels == [0] and evaluation.protocols == list(PROTOCOLS)
     assert evaluation.points[0].features.shape[0] == 40
-    assert evaluation.patches is None  # the encoder has no grid of patches
     record = evaluation.record
     assert record["limits"]["fine_tune_epochs"] == 1 and record["train_images"] == 160
     assert json.dumps(without_large_parts(record)).count("confusion") == 0
@@ -157,8 +156,6 @@ def test_levels_of_a_hierarchy(tmp_path):
     write_run(config, tmp_path / "run")
     found = evaluate(tmp_path / "run", protocols="knn,feature_quality", limits=LIMITS, console=quiet())
     assert list(found.record["levels"]) == ["0", "1"]
-    images, maps = found.patches
-    assert len(images) == len(maps) == 10 and maps.ndim == 4
     with pytest.raises(UserError, match="--levels=2.*levels 0, 1"):
         evaluate(tmp_path / "run", protocols="knn", levels="2", console=quiet())
 

@@ -1,5 +1,7 @@
 """The results of an evaluation: files, figures and pages from a record, with or without every protocol."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,8 @@ from jepa_jax.reports.evaluation_page import (
     evaluation_page,
     evaluation_table,
     leading_level,
+    pca,
+    tsne,
     write_evaluation,
 )
 from jepa_jax.reports.page import render
@@ -54,20 +58,18 @@ def make_record(levels):
 @pytest.fixture
 def evaluation(tmp_path):
     points = {0: Split(RNG.normal(size=(40, 8)), np.arange(40) % 2)}
-    images = RNG.integers(0, 255, (2, 8, 8, 3), dtype=np.uint8)
-    patches = images, RNG.normal(size=(2, 4, 4, 6))
     (tmp_path / "eval").mkdir()
-    return Evaluation(tmp_path / "eval", make_record({"0": RESULTS}), [0], list(RESULTS), points, patches=patches)
+    return Evaluation(tmp_path / "eval", make_record({"0": RESULTS}), [0], list(RESULTS), points)
 
 
 def test_everything_is_written(evaluation):
     write_evaluation(evaluation)
     assert {path.name for path in evaluation.folder.iterdir()} == {
         "eval.md", "eval.html", "confusion_level0.svg", "knn_level0.svg", "scatter_level0.svg",
-        "spectrum.svg", "patches.png",
+        "spectrum.svg",
     }  # fmt: skip
     page = (evaluation.folder / "eval.html").read_text()
-    assert page.count("data:image/png") == 1 and page.count("data:image/svg+xml") == 1  # patches; scatter plots
+    assert page.count("data:image/svg+xml") == 1  # scatter plots
     assert page.count('<svg class="map"') == 2  # confusion matrix; k-NN over k and temperature
     for text in (
         "+20.0 points over untrained", "80.0 %", "2-way, ± 1.5", "&lt;vit&gt;", "step 1,200", "EMA target",
@@ -117,6 +119,28 @@ def test_an_evaluation_without_labels_has_a_page(tmp_path):
     record = make_record({"0": {"feature_quality": RESULTS["feature_quality"] | {"collapse": None}}}) | {"classes": []}
     points = {0: Split(RNG.normal(size=(40, 8)), np.zeros(40))}
     (tmp_path / "eval").mkdir()
-    write_evaluation(Evaluation(tmp_path / "eval", record, [0], ["feature_quality"], points, patches=None))
+    write_evaluation(Evaluation(tmp_path / "eval", record, [0], ["feature_quality"], points))
     page = (tmp_path / "eval" / "eval.html").read_text()
     assert "No accuracy was measured." in page and "Features of test images" in page and "Collapsed" not in page
+
+
+def test_pca_finds_the_axes_of_an_ellipse():
+    x = RNG.normal(size=(3000, 3)) * (3, 1, 0.01)
+    points, shares = pca(x)
+    assert shares == pytest.approx([0.9, 0.1], abs=0.01)
+    assert abs(np.corrcoef(points[:, 0], x[:, 0])[0, 1]) > 0.999
+
+
+def test_tsne_keeps_clusters_together():
+    labels = np.repeat(np.arange(4), 30)
+    x = 8 * RNG.normal(size=(4, 20))[labels] + RNG.normal(size=(120, 20))
+    y = tsne(x)
+    distance = np.linalg.norm(y[:, None] - y[None], axis=-1)
+    np.fill_diagonal(distance, np.inf)
+    assert np.mean(labels[np.argmin(distance, axis=1)] == labels) == 1
+    assert np.isfinite(y).all()
+
+
+def test_without_scikit_learn_there_is_no_tsne(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    assert tsne(RNG.normal(size=(12, 3))) is None
