@@ -10,7 +10,7 @@ import io
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
 # Of what the files hold, whatever their names say; Pillow would run a program for some others.
@@ -19,15 +19,6 @@ JPEG_END = b"\xff\xd9"
 NPY_MAGIC = b"\x93NUMPY"
 TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 ORIENTATION = 0x0112  # tag of EXIF
-UPRIGHT = {  # what undoes each orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
 WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # of more than 8 bits
 SHRINKS = (8, 4, 2)  # fractions at which JPEG can be decoded
@@ -94,10 +85,9 @@ class Photo:
         width, height = stored.size
         mode = "L" if self._channels == 1 else stored.mode
         stored.draft(mode, (max(1, width // shrink), max(1, height // shrink)))  # no effect but on JPEG
-        image = in_mode(stored, MODES[self._channels])
-        if self._orientation in UPRIGHT:
-            image = image.transpose(UPRIGHT[self._orientation])
-        return image
+        if self._orientation != 1:
+            ImageOps.exif_transpose(stored, in_place=True)
+        return in_mode(stored, MODES[self._channels])
 
 
 def in_mode(stored: Image.Image, mode: str) -> Image.Image:
