@@ -121,7 +121,7 @@ def _listed(folder: pathlib.Path) -> tuple[list[str], list[str]]:
         for entry in entries:
             if entry.is_dir():
                 folders.append(entry.name)
-            elif _is_image(entry.name):
+            elif entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
                 if not entry.is_file() and os.path.exists(entry.path):  # reading a pipe would wait for ever
                     raise UserError(f"{entry.path}: not a regular file; remove it")
                 files.append(entry.name)
@@ -134,12 +134,12 @@ def _images_of(top: pathlib.Path, classes: tuple[str, ...]) -> list[str]:
     Links are followed. Raises UserError for one that leads to a folder that is listed already: it would repeat images
     without end, or those of one class in another.
     """
-    seen = {_identity(top): top}
+    seen = {top.resolve(strict=True): top}
     paths = []
     waiting = [top / name for name in classes]
     while waiting:
         folder = waiting.pop()
-        earlier = seen.setdefault(_identity(folder), folder)
+        earlier = seen.setdefault(folder.resolve(strict=True), folder)
         if earlier != folder:
             raise UserError(f"{folder}: the same folder as {earlier}; remove the link")
         folders, files = _listed(folder)
@@ -147,12 +147,3 @@ def _images_of(top: pathlib.Path, classes: tuple[str, ...]) -> list[str]:
         paths += [f"{below}/{name}" for name in files]
         waiting += [folder / name for name in folders]
     return paths
-
-
-def _identity(folder: pathlib.Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_dev, found.st_ino
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
