@@ -79,7 +79,7 @@ def machine_cards(nvml: Any) -> list[list[Card]]:
 
 
 def _parts(nvml: Any, handle: Any) -> list[Card]:
-    own = _text(ask(nvml, "nvmlDeviceGetUUID", handle))
+    own = str(ask(nvml, "nvmlDeviceGetUUID", handle))
     mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
     if not mode or not mode[0]:
         return [Card(own, handle, handle, (own,))]
@@ -87,14 +87,9 @@ def _parts(nvml: Any, handle: Any) -> list[Card]:
     for index in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
         if part is not None:
-            name = _text(ask(nvml, "nvmlDeviceGetUUID", part))
-            gpu, compute = (ask(nvml, f"nvmlDeviceGet{kind}InstanceId", part) for kind in ("Gpu", "Compute"))
-            instances.append(Card(name, part, handle, (name, f"MIG-{own}/{gpu}/{compute}", own)))
+            name = str(ask(nvml, "nvmlDeviceGetUUID", part))
+            instances.append(Card(name, part, handle, (name, own)))
     return instances
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name or "")
 
 
 def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
@@ -201,9 +196,8 @@ class Gpus:
         card = self._cards[0] if self._cards else None
         if card is None:
             return None, None
-        name = ask(self._nvml, "nvmlDeviceGetName", card.parent)
         memory = ask(self._nvml, "nvmlDeviceGetMemoryInfo", card.handle)
-        return name.decode() if isinstance(name, bytes) else name, memory and memory.total
+        return ask(self._nvml, "nvmlDeviceGetName", card.parent), memory and memory.total
 
     def close(self) -> None:
         """Releases NVML; afterwards there are no GPUs."""
@@ -223,11 +217,7 @@ def jax_gpus(devices: Sequence[Any]) -> Gpus:
 
 def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:
     """Returns name and bytes of memory of the first GPU that a process restricted to `gpu_index` sees."""
-    gpus = Gpus(environment=os.environ | only_gpu(gpu_index))
-    try:
-        return gpus.first_name_and_memory()
-    finally:
-        gpus.close()
+    return Gpus(environment=os.environ | only_gpu(gpu_index)).first_name_and_memory()
 
 
 def list_gpus(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> list[str]:
@@ -236,11 +226,7 @@ def list_gpus(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> 
     They are in the order of CUDA_VISIBLE_DEVICES, or of nvidia-smi if it is not set.
     """
     by_bus = {} if VISIBLE in environment else {ORDER: BY_BUS}
-    gpus = Gpus(nvml, {**environment, **by_bus})
-    try:
-        return gpus.uuids
-    finally:
-        gpus.close()
+    return Gpus(nvml, {**environment, **by_bus}).uuids
 
 
 def only_gpu(

@@ -18,9 +18,8 @@ _WORDS = (
 # installation says the same, but only at a first call, which a smaller batch would meet as well.
 _LIBRARY_WORDS = (
     "dnn library initialization failed", "could not create cudnn handle",
-    "failed to create cudnn handle", "cudnn_status_not_initialized", "cudnn_status_alloc_failed",
-    "cublas_status_not_initialized", "cublas_status_alloc_failed", "failed to create cublas handle",
-    "cusolver_status_alloc_failed", "cufft_alloc_failed", "unhandled cuda error", "ncclunhandledcudaerror",
+    "failed to create cudnn handle", "cudnn_status_not_initialized", "cublas_status_not_initialized",
+    "failed to create cublas handle", "cufft_alloc_failed", "unhandled cuda error", "ncclunhandledcudaerror",
     "failed to cuda calloc", "failed to cuda host alloc",
 )  # fmt: skip
 _THREAD_WORDS = ("resource temporarily unavailable", "can't start new thread", "pthread_create")

@@ -69,12 +69,6 @@ class FakeNvml:
             raise RuntimeError("Not Found")
         return (handle, index)
 
-    def nvmlDeviceGetGpuInstanceId(self, handle):
-        return handle[1] + 1
-
-    def nvmlDeviceGetComputeInstanceId(self, handle):
-        return 0
-
 
 def seen(visible=None, order=None, **machine):
     environment = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
@@ -109,7 +103,6 @@ def test_the_visible_gpus_are_those_that_cuda_shows_in_its_order(visible, order,
         (None, [FIRST, SECOND]),  # whole GPUs before instances
         (INSTANCES[1], [INSTANCES[1]]),
         ("MIG-8888", [INSTANCES[1]]),
-        (f"MIG-{THIRD}/2/0", [INSTANCES[1]]),  # the older way to write it
         ("2", [INSTANCES[0]]),
         (THIRD, [INSTANCES[0]]),
         ("MIG-none", []),
