@@ -1,8 +1,6 @@
 """The trained state of a run, from its folder alone."""
 
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 from jax.sharding import Mesh
 
@@ -23,20 +21,14 @@ def run_config(workdir: str | pathlib.Path) -> Config:
     if not folder.path.is_dir():
         raise UserError(f"{folder.path}: there is no such folder; give the folder of a run")
     values = folder.read_config()
-    if _is_export(values):
-        fix = "give the folder of the run, or read this one with --weights or jepa_jax.weights.load_model"
-        if values.get("format") == "stablehlo":
-            fix = "give the folder of the run; the README.md beside says how this one is used"
+    if "method" not in values and values.keys() & {"format", "architectures", "architecture"}:
+        # Of `jepa-jax export`, transformers or timm.
+        fix = "give the folder of the run; weights are read with --weights or jepa_jax.weights.load_model"
         raise UserError(f"{folder.path}: holds exported or public weights, not a run; {fix}")
     config = resolve(values, lenient=True)
     if not folder.has_checkpoint():
         raise UserError(f"{folder.path}: holds no checkpoint yet; train first, or check the path")
     return config
-
-
-def _is_export(values: Mapping[str, Any]) -> bool:
-    """Returns whether a config.json is one of weights: of `jepa-jax export`, transformers or timm."""
-    return "method" not in values and any(name in values for name in ("format", "architectures", "architecture"))
 
 
 def restore_state(
