@@ -289,15 +289,10 @@ class ViT(nnx.Module):
         return self.norm(x) if normalised else x
 
     def patches(
-        self,
-        images: Images,
-        keep: Places | None = None,
-        described: Float[Array, "b all numbers"] | None = None,
-        *,
-        train: bool = False,
+        self, images: Images, *, described: Float[Array, "b all numbers"] | None = None, train: bool = False
     ) -> Tokens:
         """Returns outputs of the patches alone; for the arguments see `embed`."""
-        return self.encode(self.embed(images, keep, described), train=train)[:, self.num_cls :]
+        return self.encode(self.embed(images, described=described), train=train)[:, self.num_cls :]
 
     def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """See `jepa_jax.models.registry.Encoder`."""
