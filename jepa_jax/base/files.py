@@ -130,16 +130,7 @@ def read_json_or_empty(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_toml(path: pathlib.Path, name: str, fix: str) -> dict[str, Any]:
-    """Returns the content of a TOML file.
-
-    Args:
-        path: the file.
-        name: what the error calls it: the path, or the flag that names it.
-        fix: what the user should do if it cannot be read.
-
-    Raises:
-        UserError: the file cannot be read or is not TOML.
-    """
+    """Returns the content of a TOML file, as `read_json` does; `name` is what errors call it, such as its flag."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
