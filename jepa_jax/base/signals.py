@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
@@ -31,18 +31,18 @@ class InterruptFlag:
 
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self._handlers = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._previous = _install(self._catch)
+        self._handlers.enter_context(_handling(self._catch))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _restore(self._previous)
+        self._handlers.close()
 
     def _catch(self, signum: int, frame: FrameType | None) -> None:
         self.raised = signal.Signals(signum)
-        _restore(self._previous)
+        self._handlers.close()
 
     def check(self) -> None:
         """Raises Interrupted if a signal has arrived."""
@@ -52,11 +52,14 @@ class InterruptFlag:
 
 @contextlib.contextmanager
 def _handling(handler: Handler) -> Iterator[None]:
-    previous = _install(handler)
+    """Installs a handler for both signals inside the block; does nothing outside the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {signum: signal.signal(signum, handler) for signum in (EXIT_CODES if is_main else ())}
     try:
         yield
     finally:
-        _restore(previous)
+        for signum, before in previous.items():
+            signal.signal(signum, before)
 
 
 def signals_raise() -> contextlib.AbstractContextManager[None]:
@@ -74,15 +77,3 @@ def signals_exit() -> contextlib.AbstractContextManager[None]:
     For imports: an exception that is raised inside of one is sometimes swallowed, and there is nothing to save yet.
     """
     return _handling(lambda signum, frame: os._exit(EXIT_CODES[signal.Signals(signum)]))
-
-
-def _install(handler: Handler) -> dict[signal.Signals, Any]:
-    """Installs a handler for both signals and returns the previous ones; none outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {signum: signal.signal(signum, handler) for signum in EXIT_CODES}
-
-
-def _restore(previous: dict[signal.Signals, Any]) -> None:
-    while previous:
-        signal.signal(*previous.popitem())

@@ -26,7 +26,7 @@ from jepa_jax.base.errors import (
     EXIT_USER_ERROR,
     UserError,
 )
-from jepa_jax.base.files import disk_error, write_json
+from jepa_jax.base.files import make_folder, write_json
 from jepa_jax.base.signals import signals_raise
 from jepa_jax.base.text import duration, shortened
 from jepa_jax.experiments.rows import DIVERGED, FAILED, FINISHED, INTERRUPTED, OUT_OF_MEMORY, TIMED_OUT
@@ -49,11 +49,7 @@ def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str
     The first is FINISHED, DIVERGED, INTERRUPTED, TIMED_OUT, OUT_OF_MEMORY or FAILED.
 
     A process that runs out of memory may be told so by XLA, die in an allocation, or be killed by the kernel: its log
-    and its exit code together say which.
-
-    Args:
-      timeout: seconds that it had.
-      flag: flag that sets the timeout, named in the reason.
+    and its exit code together say which. `flag` sets the timeout; the reason names it.
     """
     code, message = ended.exit_code, ended.message
     how = f"killed by {processes.signal_name(code)}" if code < 0 else f"exit code {code}"
@@ -128,14 +124,9 @@ class Runner:
         environment: Mapping[str, str] | None = None,
         reached: Callable[[], float] = lambda: 0.0,
     ) -> processes.Ended:
-        """Runs a command to its end; an exception, such as Ctrl-C, stops it cleanly and is raised again.
+        """Runs a command to its end, with its log in the folder `name`; Ctrl-C stops it cleanly and is raised again.
 
-        Args:
-          name: of its folder, which holds its log.
-          label: shown beside the progress bar.
-          timeout: seconds after which it is stopped.
-          environment: variables in addition to those of this process.
-          reached: returns the work done so far, in the unit of the progress bar.
+        `reached` returns the work done so far, in the unit of the progress bar, which shows `label`.
         """
         began = time.monotonic()
 
@@ -242,11 +233,8 @@ class Experiment:
     def execute(self, work: Callable[[Runner], None], progress: Progress, *, grace: float) -> int:
         """Calls `work` while holding the lock and returns an exit code; Ctrl-C and SIGTERM end it early."""
         refusal = f"{self.flag} = {self.place}: another {self.kind} is running there; wait for it or use another place"
-        try:
-            for folder in (self.folder, self.results.parent):
-                folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, error.filename or self.folder) from error
+        for folder in (self.folder, self.results.parent):
+            make_folder(folder)
         try:
             with signals_raise(), processes.only_one(self.folder / ".lock", refusal), progress:
                 for left_over in self.folder.glob(f"*/{processes.PROCESS_FILE}"):

@@ -67,12 +67,11 @@ ReadMemory = Callable[[], memory_growth.InUse]
 OnStep = Callable[[dict[str, jax.Array], StepMetrics], object]  # called with the batch and the metrics of each step
 
 
-def ignore(batch: Any, metrics: Any) -> None:
-    """Does nothing; the default of `on_step`."""
-
-
 def measure(
-    request: TrialRequest, *, on_step: OnStep = ignore, before_steps: Callable[[], None] = lambda: None
+    request: TrialRequest,
+    *,
+    on_step: OnStep = lambda batch, metrics: None,
+    before_steps: Callable[[], None] = lambda: None,
 ) -> Figures:
     """Measures one repeat; `before_steps` is called when the step has been compiled."""
     config = request.configuration()
@@ -189,7 +188,7 @@ class TimedSteps:
         state: TrainState,
         batches: TrainBatches,
         device: DeviceClock,
-        on_step: OnStep = ignore,
+        on_step: OnStep = lambda batch, metrics: None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._batches, self._on_step, self._clock = batches, on_step, clock

@@ -96,11 +96,9 @@ class Recommendation:
 
 
 def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | None = None) -> Recommendation:
-    """Recommends what `choose` chooses; a row that leaks only if all do, one whose loss is not finite never.
+    """Recommends what `choose` chooses, of any batch size or of `fixed_batch`; gains refer to the config as given.
 
-    Args:
-      config: the config as given, to which the gain refers.
-      fixed_batch: considers rows of this batch size alone.
+    A row that leaks is recommended only if all do, one whose loss is not finite never.
     """
     model = fit_speeds(rows)
     measured = [row for row in rows if row.is_measured]
@@ -202,12 +200,7 @@ def rate(row: SweepRow) -> str:
 def choice_sentences(
     choice: Choice, given: str = "the config as given", why_not: str = "it was not measured"
 ) -> list[str]:
-    """Returns what to use and what is shown about it.
-
-    Args:
-      given: what the gain refers to.
-      why_not: why that cannot be kept, if it cannot.
-    """
+    """Returns what to use and its gain over `given`, or why that cannot be kept."""
     best, gain, verdict = choice.best, choice.gain, choice.verdict
     label = best.combination.label
     if verdict == KEEP:
@@ -246,11 +239,7 @@ def resolution_sentence(model: SpeedModel, repeats: int) -> str:
 
 
 def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
-    """Says what a faster setting would have to change.
-
-    Args:
-      memory_limit_bytes: usable memory; by default what the device's allocator has.
-    """
+    """Says what a faster setting would have to change; by default the memory is that of the device's allocator."""
     wait, memory = row.mean("data_wait_fraction"), row.largest("peak_memory_bytes")
     limit = memory_limit_bytes or row.shared("device_limit_bytes")
     if wait is not None and wait > WAITING:

@@ -200,11 +200,7 @@ class SweepRow:
         return SweepRow(self.combination, OK if good else PENDING, "", good)
 
     def to_dict(self, compile_seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Returns the row as JSON has it.
-
-        Args:
-          compile_seconds: seconds that each program took to compile, by its fingerprint.
-        """
+        """Returns the row as JSON has it; `compile_seconds` of each program by its fingerprint."""
         speed, interval, batch_size = self.samples_per_sec, self.samples_per_sec_ci95, self.combination.batch_size
         slopes = self.known("memory_slope_bytes_per_step")
         return {

@@ -59,16 +59,14 @@ class Search(Trials):
         """Runs all five steps, as far as the time allows."""
         self.measure(self.reference)
         self.reserved_trials = 7
-        self.stage = "batch"
         self._find_batch()
-        self.stage = "settings"
         self._challenge()
         if not self.ranked():
             self.notes.append("No combination could be measured.")
-            return self._outcome(None, False)
-        self.stage, self.reserved_trials = "finalists", 3
+            return self._outcome(None, confirmed=False)
+        self.reserved_trials = 3
         finalists = self._finals()
-        self.stage, self.reserved_trials = "confirmation", 0
+        self.reserved_trials = 0
         chosen = self._choose(finalists)
         chosen, confirmed = self._confirm(chosen) if chosen else (None, False)
         return self._outcome(chosen, confirmed)

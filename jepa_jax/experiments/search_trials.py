@@ -92,12 +92,9 @@ class Trials:
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ):
-        """Starts without trials, or with those of an earlier search.
+        """Starts without trials, or with those `recorded` of an earlier search, whose time counts.
 
-        Args:
-          recorded: trials of an earlier search; the same decisions find them again, and their time counts.
-          on_trial: called after each trial.
-          **options: fields of every request, such as use_dummy_data.
+        `on_trial` is called after each trial; `options` are fields of every request, such as use_dummy_data.
         """
         self.config, self.limits = config, limits
         self._run, self._on_trial, self._clock, self._options = run, on_trial, clock, options
@@ -106,7 +103,7 @@ class Trials:
         self.cut = [trial for trial in recorded if trial.cut]
         self._spent_before = sum(trial.seconds for trial in recorded)
         self._began = clock()
-        self.round, self.stage = 1, "reference"
+        self.round = 1
         self.reserved_trials = 0.0  # of usual length, which have to be possible afterwards
         self.trials: list[SearchTrial] = []
         self.untried: list[Combination] = []

@@ -163,11 +163,7 @@ def run_study(
 ) -> tuple[int, list[StudyRow]]:
     """Runs what is not done yet; returns the exit code and all rows of the directory.
 
-    Args:
-      timeout: seconds for one attempt of one run.
-      resume: False rejects a directory that holds results.
-      grace: seconds that a run has to stop by itself before it is killed.
-      on_rows: called with all rows after each run.
+    `timeout` holds for one attempt of one run; `on_rows` is called with all rows after each run.
     """
     check(study, runs, resume)
     progress = Progress(sum(run.epochs for run in runs), "epochs")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import EXIT_OK, UserError
-from jepa_jax.base.files import write_json
+from jepa_jax.base.files import make_folder, write_json
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
@@ -81,11 +81,7 @@ def run_sweep(
 ) -> tuple[int, Document]:
     """Measures what is not measured yet; returns the exit code and the document, which is also on disk.
 
-    Args:
-      time_limit: seconds after which a trial is killed.
-      resume: continue the results that exist; otherwise they are an error.
-      retry_failed: continue, and measure again what failed or was skipped.
-      fixed_batch: recommend a combination of this batch size.
+    `retry_failed` continues as `resume` does, and measures again what failed or was skipped.
     """
     batches = sweep.values["batch_sizes"]
     if fixed_batch is not None and fixed_batch not in batches:
@@ -255,13 +251,7 @@ def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress:
 
 
 def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options: str) -> dict[str, Any]:
-    """Submits an array of SLURM tasks, one per repeat that is not measured yet; returns what the command prints.
-
-    Args:
-      time_limit: seconds of a task.
-      resume: whether there are results to continue.
-      slurm_options: flags of sbatch, separated by spaces.
-    """
+    """Submits an array of SLURM tasks, one per repeat that is not measured yet; returns what the command prints."""
     header, rows = load_document(sweep, resume)
     if not sweep.use_dummy_data:
         open_source(sweep.config.data, "train")  # reports missing data now, instead of in every task
@@ -269,8 +259,7 @@ def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options
     minutes = -(-int(time_limit + SPARE_SECONDS) // 60)
     executor = make_executor(folder / "slurm", "jepa-jax-sweep", slurm_options, gres="gpu:1", time=minutes)
     rows = _collected(sweep, rows)
-    for place in (folder, sweep.output.parent):
-        place.mkdir(parents=True, exist_ok=True)
+    make_folder(sweep.output.parent)
     sweep.experiment.save(make_document(header, rows))
     jobs = list(open_trials(rows, sweep.repeats))
     for job in jobs:

@@ -47,14 +47,9 @@ def run_trial(
     name: str = "trial",
     reached: Callable[[], float] = lambda: 0.0,
 ) -> TrialResult:
-    """Measures one repeat in a new process.
+    """Measures one repeat in a new process, with request, result and log in the folder `name`, which is emptied before.
 
-    Args:
-      runner: its folder is shared by the trials of a sweep, which keep their compiled programs there.
-      time_limit: seconds after which the trial is killed.
-      limit_flag: flag that sets the limit, named in the reason.
-      name: folder for request, result and log; what an earlier trial left there is removed.
-      reached: progress within the trial.
+    The trials of a sweep share the folder of the runner, in which they keep their compiled programs.
     """
     try:
         request.configuration()
@@ -85,11 +80,9 @@ def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "
 
 
 def device_options(hardware: Mapping[str, Any], memory_fraction: float | None) -> dict[str, Any]:
-    """Returns the fields of a request that depend on whether there is a GPU.
+    """Returns the fields of a request that depend on whether `hardware` has a GPU.
 
-    Args:
-      hardware: of `provenance.describe_hardware`.
-      memory_fraction: of the GPU's memory, as asked for; by default what the environment says, which training will use.
+    The fraction of its memory is by default what the environment says, which training will use.
     """
     if hardware["gpu_name"] is None:
         return {"memory_fraction": memory_fraction, "compile_anew": False}

@@ -66,11 +66,7 @@ def tune(
 ) -> tuple[int, dict[str, Any], Document]:
     """Searches, and writes tune.json and, unless it is interrupted, tuned.json.
 
-    Args:
-      run: measures a trial; by default in its own process.
-
-    Returns:
-      The exit code, the object that the command prints last, and the document of the search.
+    Returns the exit code, the object that the command prints last, and the document of the search.
     """
     tuning = Tuning(config, options, run)
     search = tuning.search
@@ -168,9 +164,7 @@ class Tuning:
         self.progress.done = round(self.search.seconds_spent(), 1)
         speed = max((row.samples_per_sec or 0.0 for row in self.search.rows.values()), default=0.0)
         self.progress.best = f"best {short(speed)} images/s" if speed else ""
-        self.progress.report(
-            f"{self.search.stage} · {trial.combination.label}", trial.result.status, trial.result.in_words()
-        )
+        self.progress.report(trial.combination.label, trial.result.status, trial.result.in_words())
 
     def save(self, recommendation: Recommendation | None = None) -> Document:
         document = {

@@ -63,8 +63,7 @@ def use_tuned(config: Config, path: str, explicit: Collection[str], console: Con
 def use_memory_fraction(tuned: Any, environment: MutableMapping[str, str]) -> str:
     """Makes JAX, before it starts, take the share of the GPU's memory that the trials had, if no variable says else.
 
-    Returns:
-      What was done, in words; empty if there was nothing to do.
+    Returns what was done in words, or "".
     """
     if not isinstance(tuned, int | float) or not 0 < tuned <= 1:
         return ""

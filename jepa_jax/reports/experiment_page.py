@@ -51,11 +51,7 @@ EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none 
 
 
 def _field(name: str, factor: float = 1.0) -> Measure:
-    def measure(row: JsonRow) -> float | None:
-        value = number(row.get(name))
-        return None if value is None else factor * value
-
-    return measure
+    return lambda row: None if (value := number(row.get(name))) is None else factor * value
 
 
 def interval_percent(row: JsonRow) -> float | None:
@@ -118,16 +114,10 @@ SWEEP_COLUMNS = {
 def sweep_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
     """Returns settings, the figures that any measured row has, and how each row ended."""
 
-    def knob(name: str) -> Column:
-        return Column(lambda row: row["combination"][name])
-
-    def measured(column: Column) -> Column:
-        return column._replace(value=lambda row: column.value(row) if row["status"] == "ok" else None)
-
-    columns = {KNOB_WORDS[name]: knob(name) for name in knobs}
-    columns |= {name: measured(column) for name, column in SWEEP_COLUMNS.items()}
+    columns = {KNOB_WORDS[name]: Column(operator.itemgetter(name)) for name in knobs}
+    shown = [{**row["combination"], **(row if row["status"] == "ok" else {})} for row in rows]
     ends = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in map(status_words, rows)]
-    return table_cells(rows, columns) | {"status": ends}
+    return table_cells(shown, columns | SWEEP_COLUMNS) | {"status": ends}
 
 
 def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
@@ -254,13 +244,12 @@ def swept_values(rows: Iterable[JsonRow], knob: str) -> list[int]:
 
 def batch_charts(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> list[Card]:
     """Returns speed and memory against batch size, by precision and remat, below the memory there is."""
-    several = len({row["combination"]["remat"] for row in rows}) > 1
 
     def precision(row: JsonRow) -> str:
         return row["combination"]["precision"]
 
     def program(row: JsonRow) -> str:
-        return precision(row) + (f", remat {row['combination']['remat']}" if several else "")
+        return f"{precision(row)}, remat {row['combination']['remat']}"
 
     pools = [row["device_limit_bytes"] for row in rows if row.get("device_limit_bytes")]
     limit = max(pools, default=None) or number(header.get("memory_limit_bytes"))  # JAX may take a part of a card
