@@ -29,6 +29,7 @@ EVALUATORS = ClassTable(
     {
         "classification": "jepa_jax.evals.classification:Classification",
         "collapse": "jepa_jax.evals.feature_quality:CollapseWatch",
+        "context_and_target": "jepa_jax.evals.feature_quality:ContextAndTarget",
         "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
     },
 )

@@ -9,7 +9,7 @@ from jepa_jax.data.contract import sample
 from jepa_jax.evals.collapse import collapse_warning, effective_rank, feature_spread, singular_values
 from jepa_jax.evals.evaluators import EncoderEvaluator, Evaluator, Figures, Moment, Stage
 from jepa_jax.evals.inference import QUALITY_IMAGES, FrozenEncoder
-from jepa_jax.program.step import TrainState
+from jepa_jax.program.step import TrainState, evaluated_variables
 
 RANKME_EPSILON = 1e-7  # as in the paper: for float32 features
 SMALLEST_SINGULAR = 1e-6  # of the largest: below it, the spectrum of float32 features is rounding noise
@@ -79,6 +79,32 @@ class CollapseWatch(Evaluator):
 
     def warning(self, figures: Figures, untrained: Mapping[str, Any] | None) -> str | None:
         return collapse_warning(figures, untrained)
+
+
+class ContextAndTarget(Evaluator):
+    """Mean standard deviation of the features of a context encoder and of its slow copy, after epochs.
+
+    Of the images of the collapse watch and, as there, before the last normalisation.
+    """
+
+    group = "collapse"
+
+    def due(self, moment: Moment) -> bool:
+        return moment.stage == Stage.EPOCH and self.context.program.method.ema is not None
+
+    def run(self, state: TrainState, moment: Moment) -> Figures:
+        evaluated, progress = self.context.encoder_at(state, moment), self.context.progress
+        figures: Figures = {}
+        for name, weights in (("context_std", "online"), ("target_std", "target")):
+            is_evaluated = weights == self.context.config.eval.weights
+            encoder = evaluated if is_evaluated else evaluated.with_weights(*evaluated_variables(state, weights))
+            progress.start("spread of context and target", min(WATCHED_IMAGES, len(encoder.test)))
+            features = encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features
+            figures[name] = feature_spread(features)["std_mean"]
+        return figures
+
+    def in_words(self, figures: Figures) -> str:
+        return ""
 
 
 def feature_quality(features: np.ndarray, raw: np.ndarray | None = None) -> dict[str, Any]:

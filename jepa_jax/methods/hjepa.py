@@ -121,6 +121,7 @@ class HJepa(JepaMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = HJepaConfig
+    evaluators = (*JepaMethod.evaluators, "context_and_target")
 
     @property
     def levels(self) -> int:  # type: ignore[override]

@@ -51,6 +51,17 @@ def test_features_before_the_last_norm_are_computed_only_where_there_is_one(conf
     assert sum(counted) == 10
 
 
+def test_context_and_target_are_measured_apart():
+    context, state = context_of(tiny_masked_config("hjepa"))
+    evaluator = build_evaluators(context)["context_and_target"]
+    larger = jax.tree.map(lambda leaf: 2 * leaf, state.params["model"])
+    figures = evaluator.run(dataclasses.replace(state, params=state.params | {"model": larger}), FIRST)
+    watch = build_evaluators(context)["collapse"].run(state, FIRST)
+    assert [evaluator.due(moment) for moment in (UNTRAINED, FIRST, LAST)] == [False, True, False]
+    assert figures["target_std"] == pytest.approx(watch["std_mean"])  # eval.weights = target
+    assert figures["context_std"] > 1.5 * figures["target_std"]
+
+
 class Weighted(ImageMethod):
     """A user's method whose features differ from those before its last norm by constants alone."""
 
