@@ -39,7 +39,7 @@ class EncoderWith(nnx.Module):
 class ImageMethod(Method):
     """Views, encoder and features. The model that `init` returns must have its encoder as the attribute `encoder`."""
 
-    evaluators = ("classification", "collapse")
+    evaluators: tuple[str, ...] = ("classification", "collapse")
 
     @property
     def levels(self) -> int:  # type: ignore[override]
