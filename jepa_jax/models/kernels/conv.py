@@ -16,31 +16,23 @@ from jax import Array, lax
 
 from jepa_jax.models.remat import product
 
-Padding = int | str | tuple[tuple[int, int], tuple[int, int]]
 _Pads = tuple[tuple[int, int], tuple[int, int]]
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
-def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: Padding) -> Array:
-    """Cross-correlation of x [B, H, W, I] with kernel [h, w, I, O], or, depthwise, with kernel [h, w, 1, I];
-    padding: an int, "SAME", "VALID" or ((top, bottom), (left, right))."""
+def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: int | _Pads) -> Array:
+    """Returns cross-correlations of x [B, H, W, I] with kernel [h, w, I, O], or, depthwise, with kernel [h, w, 1, I].
+
+    Args:
+      padding: zeros on all sides, or ((top, bottom), (left, right)).
+    """
     if x.shape[-1] != kernel.shape[2] and not _is_depthwise(x, kernel):
         raise TypeError(f"conv2d: x has {x.shape[-1]} channels, which do not fit a kernel of shape {kernel.shape}")
     if x.dtype != kernel.dtype:
         raise TypeError(f"conv2d: x is {x.dtype} and kernel is {kernel.dtype}; cast one of them")
-    pads = _explicit_padding(padding, x.shape[1:3], kernel.shape[:2], stride)
+    pads = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
     return product(_conv(x, kernel, stride, pads))
-
-
-def _explicit_padding(padding: Padding, size: tuple[int, ...], window: tuple[int, ...], stride: int) -> _Pads:
-    if isinstance(padding, int):
-        return ((padding, padding), (padding, padding))
-    if isinstance(padding, str):
-        (top, bottom), (left, right) = lax.padtype_to_pads(size, window, (stride, stride), padding)
-    else:
-        (top, bottom), (left, right) = padding
-    return ((top, bottom), (left, right))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
