@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -73,6 +74,12 @@ class AppendedFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def file_digest(path: pathlib.Path, algorithm: str) -> str:
+    """Returns the checksum of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def make_folder(path: pathlib.Path) -> None:

@@ -1,7 +1,6 @@
 """Downloads a file: resumes, verifies, and renames it to its final name only when it is complete."""
 
 import dataclasses
-import hashlib
 import http.client
 import os
 import pathlib
@@ -10,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import file_digest
 
 CHUNK_BYTES = 1 << 18
 TIMEOUT_SECONDS = 30
@@ -35,7 +35,7 @@ def download(
     """Returns the verified file in `directory`, downloaded unless present, from where an earlier attempt stopped."""
     target = directory / remote.name
     if target.exists():
-        if target.stat().st_size == remote.size and _md5(target) == remote.md5:
+        if target.stat().st_size == remote.size and file_digest(target, "md5") == remote.md5:
             return target
         raise UserError(
             f"{target}: exists but is not the official file (size or md5 differ); move it away and try again"
@@ -50,7 +50,7 @@ def download(
                 f"{remote.url}: the connection ended after {done:,} of {remote.size:,} bytes; "
                 "run the same command again to go on from there"
             )
-        if part.stat().st_size > remote.size or _md5(part) != remote.md5:
+        if part.stat().st_size > remote.size or file_digest(part, "md5") != remote.md5:
             part.unlink()
             raise UserError(
                 f"{remote.url}: the content is not the official file (size or md5 differ) and was deleted; "
@@ -91,8 +91,3 @@ def _fetch(remote: RemoteFile, part: pathlib.Path, progress: Progress) -> None:
                 file.write(chunk)
                 done += len(chunk)
                 progress(done, remote.size)
-
-
-def _md5(file: pathlib.Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()

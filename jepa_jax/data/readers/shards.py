@@ -5,7 +5,6 @@ lists every shard with its number of images, size, SHA-256 and labels, and the c
 was; the number in the name of a shard is that of its first image.
 """
 
-import hashlib
 import json
 import os
 import pathlib
@@ -16,7 +15,7 @@ import numpy as np
 from array_record.python import array_record_module
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import write_atomically
+from jepa_jax.base.files import file_digest, write_atomically
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
@@ -105,15 +104,10 @@ def verify_shards(root: pathlib.Path) -> int:
     manifest, count = read_manifest(root, str(root)), 0
     for shard in (shard for shards in manifest["splits"].values() for shard in shards):
         file = check_shard(root, shard)
-        if file_sha256(file) != shard["sha256"]:
+        if file_digest(file, "sha256") != shard["sha256"]:
             raise UserError(f"{file}: its SHA-256 is not that of {MANIFEST}; copy or write the shards again")
         count += 1
     return count
-
-
-def file_sha256(file: pathlib.Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_shards(
@@ -158,6 +152,6 @@ def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_by
             end += 1
         writer.close()
         labels = [] if source.labels is None else source.labels[begin:end].tolist()
-        entry = {"file": file.name, "images": end - begin, "bytes": file.stat().st_size, "sha256": file_sha256(file)}
-        yield {**entry, "labels": labels}
+        size, digest = file.stat().st_size, file_digest(file, "sha256")
+        yield {"file": file.name, "images": end - begin, "bytes": size, "sha256": digest, "labels": labels}
         begin = end
