@@ -49,7 +49,11 @@ class TfdsSource(PhotoSource):
 
     def content(self, index: int) -> bytes:
         if self._records is None:
-            self._records = _open_records(_open_builder(self._name, self._directory), self._split)
+            import tensorflow_datasets as tfds
+
+            builder = _open_builder(self._name, self._directory)
+            decoders = {"image": tfds.decode.SkipDecoding()}
+            self._records = builder.as_data_source(split=self._split, decoders=decoders)
         try:
             record = self._records[int(self._chosen[index])]
         except Exception as error:  # the reader of records raises nearly anything on damaged files
@@ -114,12 +118,6 @@ def _open_builder(name: str, directory: str) -> Any:
             f"prepare it with {prepare}"
         )
     return builder
-
-
-def _open_records(builder: Any, split: str) -> Any:
-    import tensorflow_datasets as tfds
-
-    return builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
 
 
 def _split_name(builder: Any, split: str) -> str:
