@@ -19,10 +19,6 @@ class Console:
         self._task: Any = None
         self._noted = 0.0
 
-    @property
-    def interactive(self) -> bool:
-        return self._rich.is_terminal
-
     def line(self, text: str) -> None:
         self._rich.print(text, markup=False, soft_wrap=True)
 
@@ -37,7 +33,7 @@ class Console:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.stop()
-        if not self.interactive:
+        if not self._rich.is_terminal:
             return
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
