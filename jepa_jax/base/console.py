@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 NOTE_SECONDS = 0.25  # between two texts beside a progress bar
+SPEED_SECONDS = 86400.0  # of progress, from which the time left is estimated: one trial or run may take an hour
 
 
 class Console:
@@ -65,8 +66,10 @@ class ProgressBar:
         import rich.console
         import rich.progress
 
-        columns = ("{task.description}", rich.progress.BarColumn(), "{task.percentage:>3.0f} %", "{task.fields[note]}")
-        self._bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True), transient=True)
+        bar, left = rich.progress.BarColumn(), rich.progress.TimeRemainingColumn()
+        columns = ("{task.description}", bar, "{task.percentage:>3.0f} %", left, "{task.fields[note]}")
+        options: dict[str, Any] = {"transient": True, "speed_estimate_period": SPEED_SECONDS}
+        self._bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True), **options)
         self._task = self._bar.add_task("starting", total=total, note="")
 
     def __enter__(self) -> Self:

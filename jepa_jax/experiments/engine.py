@@ -9,11 +9,8 @@ import concurrent.futures
 import dataclasses
 import json
 import pathlib
-import statistics
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jepa_jax.base import processes
@@ -28,7 +25,7 @@ from jepa_jax.base.errors import (
 )
 from jepa_jax.base.files import make_folder, write_json
 from jepa_jax.base.signals import signals_raise
-from jepa_jax.base.text import duration, shortened
+from jepa_jax.base.text import shortened
 from jepa_jax.experiments.rows import DIVERGED, FAILED, FINISHED, INTERRUPTED, OUT_OF_MEMORY, TIMED_OUT
 from jepa_jax.runtime.memory import is_out_of_memory
 
@@ -74,30 +71,19 @@ def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str
 class Progress(ProgressBar):
     """Shows the work done, the time left and the best result so far; prints one line per finished task."""
 
-    def __init__(self, total: float, unit: str, paces: Iterable[float] = ()):
-        """`paces`: seconds per unit that earlier tasks took."""
+    def __init__(self, total: float, unit: str):
         super().__init__(total)
         self.total, self.unit = total, unit
         self.done, self.best = 0.0, ""
-        self._paces = list(paces)
 
-    def tick(self, label: str, reached: float, elapsed: float) -> None:
-        """Updates the bar while a task runs; `elapsed`: seconds since it started."""
-        position = f"{self.done + reached:.3g} of {self.total:g} {self.unit}"
-        self.show(self.done + reached, label, position, self.time_left(reached, elapsed), self.best)
+    def tick(self, label: str, reached: float = 0.0) -> None:
+        """Updates the bar while a task runs."""
+        done = self.done + reached
+        self.show(done, label, f"{done:.3g} of {self.total:g} {self.unit}", self.best)
 
-    def report(self, label: str, status: str, detail: str, *, pace: float | None = None) -> None:
-        """Prints the line of a finished task; `pace`: seconds per unit that it took."""
-        self._paces += [] if pace is None else [pace]
-        left = "" if sys.stderr.isatty() else self.time_left()  # the bar shows it on a terminal
-        self.line(" · ".join(filter(None, [f"{self.done:g}/{self.total:g}", label, status, detail, left])))
-
-    def time_left(self, reached: float = 0.0, elapsed: float = 0.0) -> str:
-        """Estimates from the median pace of finished tasks, or else from the task under way; empty if unknown."""
-        if not self._paces and not reached:
-            return ""
-        pace = statistics.median(self._paces) if self._paces else elapsed / reached
-        return f"{duration(max(0.0, pace * (self.total - self.done - reached)))} left"
+    def report(self, label: str, status: str, detail: str) -> None:
+        """Prints the line of a finished task."""
+        self.line(f"{self.done:g}/{self.total:g} · {label} · {status} · {detail}")
 
 
 class Runner:
@@ -128,12 +114,11 @@ class Runner:
 
         `reached` returns the work done so far, in the unit of the progress bar, which shows `label`.
         """
-        began = time.monotonic()
 
         def tick() -> None:
             self._on_tick()
             if self.progress:
-                self.progress.tick(label, reached(), time.monotonic() - began)
+                self.progress.tick(label, reached())
 
         options: dict[str, Any] = {"environment": environment, "timeout": timeout, "grace": self.grace}
         return processes.run(command, self.folder / name, on_tick=tick, **options)

@@ -252,12 +252,11 @@ def last_metric(workdir: pathlib.Path, key: str) -> Any:
 
 
 def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:
-    finished = row.status == FINISHED
     accuracies = {r.name: getattr(r, SELECTION_KEY) for r in rows if r.status == FINISHED}
     measured = [(accuracy, name) for name, accuracy in accuracies.items() if accuracy is not None]
     if measured:
         accuracy, name = max(measured)
         progress.best = f"best {accuracy:.1f} % held-out ({name})"
     figures = f"{percent(getattr(row, SELECTION_KEY))} held-out, {percent(row.probe_accuracy)} test"
-    detail = f"{figures if finished else row.reason}, {duration(row.attempt_seconds)}"
-    progress.report(row.name, row.status, detail, pace=row.attempt_seconds / row.epochs if finished else None)
+    detail = f"{figures if row.status == FINISHED else row.reason}, {duration(row.attempt_seconds)}"
+    progress.report(row.name, row.status, detail)

@@ -94,8 +94,7 @@ def run_sweep(
         rows = [row.without_failures() for row in rows]
     if not sweep.use_dummy_data and any(open_trials(rows, sweep.repeats)):
         open_source(sweep.config.data, "train")  # reports missing data once, instead of in every trial
-    seconds = [repeat.trial_seconds for row in rows for repeat in row.repeats]
-    progress = Progress(len(rows) * sweep.repeats, "repeats", [value for value in seconds if value is not None])
+    progress = Progress(len(rows) * sweep.repeats, "repeats")
     code = sweep.experiment.execute(
         lambda runner: _measure_rows(runner, progress, sweep, header, rows, time_limit), progress, grace=STOP_SECONDS
     )
@@ -158,7 +157,7 @@ def _measure_rows(
             shutil.rmtree(left)
     sweep.experiment.save(make_document(header, rows))
     cards: Sequence[int | None] = sweep.gpus or (None,)
-    running: dict[Job, float] = {}  # when each began
+    running: set[Job] = set()
     used: set[tuple[int, int | None]] = set()  # combinations and cards that have met
 
     def take(card: int | None) -> Job | None:
@@ -166,7 +165,7 @@ def _measure_rows(
         waiting = [job for job in open_trials(rows, sweep.repeats) if job not in running]
         job = next_job([job for job in waiting if job[1] == waiting[0][1]], card, cards, used)
         if job is not None:
-            running[job] = time.monotonic()
+            running.add(job)
             used.add((job[0], card))
         return job
 
@@ -177,19 +176,19 @@ def _measure_rows(
         return measured_or_run(quiet, trial_name(*job), request, time_limit)
 
     def keep(job: Job, result: TrialResult) -> None:
-        del running[job]
+        running.remove(job)
         index, number = job
         repeat = dataclasses.replace(result, round=number)
         rows[index] = rows[index].with_repeat(repeat)
         rows[:] = skip_larger(rows, index)
         sweep.experiment.save(make_document(header, rows))
         progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-        _report(rows, index, repeat, progress, len(cards))
+        _report(rows, index, repeat, progress)
 
     def tick() -> None:
         labels = [rows[index].combination.label for index, _ in running]
         label = labels[0] if len(labels) == 1 else f"{len(labels)} trials on {len(cards)} GPUs"
-        progress.tick(label, 0.0, time.monotonic() - min(running.values()))
+        progress.tick(label)
 
     progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
     run_on_cards(cards, take, run, keep, tick)
@@ -240,14 +239,12 @@ def measured_or_run(runner: Runner, name: str, request: TrialRequest, time_limit
     return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
 
-def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress, at_once: int = 1) -> None:
+def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress) -> None:
     measured = [(row.samples_per_sec or 0.0, row.combination.label) for row in rows if row.status == OK]
     if measured:
         speed, label = max(measured)
         progress.best = f"best {short(speed)} images/s ({label})"
-    label = rows[index].combination.label
-    pace = repeat.trial_seconds / at_once if repeat.trial_seconds is not None else None
-    progress.report(label, repeat.status, repeat.in_words(), pace=pace)
+    progress.report(rows[index].combination.label, repeat.status, repeat.in_words())
 
 
 def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options: str) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Tuning:
             gpu_index=options.gpu_index,
             **self.device,
         )
-        self.progress = Progress(budget, "s", paces=[1.0])  # the unit of work is a second of the budget
+        self.progress = Progress(budget, "s")  # the unit of work is a second of the budget
         self.outcome: SearchOutcome | None = None
         self._num_started = len(recorded)
 

@@ -19,12 +19,6 @@ def load(experiment, header, resume=True):
     return experiment.load(header, lambda document: document["rows"], resume=resume, differences=differing_entries)
 
 
-def test_time_left_by_finished_tasks_or_by_the_one_under_way():
-    assert Progress(10, "epochs").time_left(0, 3.0) == ""
-    assert Progress(10, "epochs").time_left(2.0, 4.0) == "16.0 s left"
-    assert Progress(10, "epochs", paces=[3.0]).time_left(2.0, 4.0) == "24.0 s left"
-
-
 def test_a_document_is_continued_only_by_the_same_experiment(experiment):
     assert load(experiment, {"a": 1}) is None
     experiment.results.parent.mkdir()
