@@ -334,15 +334,15 @@ def compare_values(knob: str, first: Any, value: Any, rows: Sequence[SweepRow], 
     entry |= mean.to_dict() | {"smallest": min(ratios), "largest": max(ratios)}
     entry.pop("verdict")
     if not different:
-        text = f"no effect by construction, {first} and {value} are the same program and pipeline (measured {mean})"
-        return entry | {"effect": BY_CONSTRUCTION, "text": text}
-    rest = f", and by construction none in {len(same)} other pairs" if same else ""
-    if mean.verdict == UNKNOWN:
-        return entry | {"effect": UNKNOWN, "text": f"{value} is {mean} {first}{rest}"}
-    if mean.verdict == SAME and all(single.verdict == SAME for single in singles):
-        return entry | {"effect": NOT_MEASURABLE, "text": f"no measurable effect, {value} is {mean} {first}{rest}"}
+        effect, words = BY_CONSTRUCTION, "no effect by construction, "
+    elif mean.verdict == UNKNOWN:
+        effect, words = UNKNOWN, ""
+    elif mean.verdict == SAME and all(single.verdict == SAME for single in singles):
+        effect, words = NOT_MEASURABLE, "no measurable effect, "
+    else:
+        effect, words = EFFECT, ""
     span = f", {min(ratios):.2f} to {max(ratios):.2f} depending on the other settings" if len(used) > 1 else ""
-    return entry | {"effect": EFFECT, "text": f"{value} is {mean} {first}{span}{rest}"}
+    return entry | {"effect": effect, "text": f"{words}{value} is {mean} {first}{span}"}
 
 
 def pair_rows(knob: str, first: Any, value: Any, rows: Sequence[SweepRow]) -> list[Pair]:

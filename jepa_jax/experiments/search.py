@@ -18,7 +18,7 @@ from typing import Any
 
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.recommendation import WAITING, Choice, choose
-from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, REFUSED, SweepRow
+from jepa_jax.experiments.rows import OUT_OF_MEMORY, REFUSED, SweepRow
 from jepa_jax.experiments.search_space import SearchSpace, changes
 from jepa_jax.experiments.search_trials import SHORT_SECONDS, Limits, Run, Trials
 from jepa_jax.experiments.settings import Combination
@@ -238,9 +238,7 @@ class Search(Trials):
             if not self.measure(candidate, CONFIRM_SECONDS, confirming=True):
                 self.notes.append("There was no time left to confirm the choice by a longer run.")
                 return self._choose([candidate]), False
-            result = self.trials[-1].result
-            confirmed = SweepRow(candidate).with_repeat(result)
-            problem = self.what_is_wrong(confirmed) if result.status == OK else result.reason or result.status
+            problem = self.what_is_wrong(SweepRow(candidate).with_repeat(self.trials[-1].result))
             if not problem:
                 again = candidate if candidate == chosen else self._choose([candidate])
                 return (candidate, True) if again in (candidate, None) else self._confirm(self.reference)

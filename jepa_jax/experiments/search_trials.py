@@ -184,8 +184,7 @@ class Trials:
 
     def works(self, combination: Combination) -> bool:
         """Returns whether it was measured, with a finite loss, within the usable memory, without a leak."""
-        row = self.rows.get(combination)
-        return row is not None and row.is_measured and not self.what_is_wrong(row)
+        return not self.why_not(combination)
 
     def ratio(self, a: Combination, b: Combination) -> float:
         rows = self.rows
@@ -222,19 +221,19 @@ class Trials:
         return self.expected_bytes(combination) <= self.limits.usable_bytes
 
     def why_not(self, combination: Combination) -> str:
-        """Returns why a combination does not work."""
+        """Returns why a combination does not work; empty if it does."""
         row = self.rows.get(combination)
-        if row is None:
-            return "not measured"
-        return self.what_is_wrong(row) if row.status == OK else row.reason or row.status
+        return "not measured" if row is None else self.what_is_wrong(row)
 
-    def what_is_wrong(self, measured: SweepRow) -> str:
-        """Returns what keeps measured settings from being used; empty if nothing does."""
-        if not measured.finite:
+    def what_is_wrong(self, row: SweepRow) -> str:
+        """Returns what keeps settings from being used; empty if nothing does."""
+        if row.status != OK:
+            return row.reason or row.status
+        if not row.finite:
             return "its loss is not finite"
-        if measured.leak:
+        if row.leak:
             return "its memory grows from step to step"
-        fits = math.isinf(measured.memory_bytes) or measured.memory_bytes <= self.limits.usable_bytes
+        fits = math.isinf(row.memory_bytes) or row.memory_bytes <= self.limits.usable_bytes
         return "" if fits else "it takes more memory than is allowed"
 
 

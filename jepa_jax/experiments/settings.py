@@ -115,18 +115,12 @@ def grid_values(config: Config, texts: Mapping[str, str | None]) -> dict[str, li
         elif key.kind is int:
             values[flag] = parse_numbers(flag, text, int, max(0, key.least or 0))
         else:
-            values[flag] = parse_choices(flag, text, key.choices)
+            values[flag] = list(dict.fromkeys(part.strip() for part in text.split(",")))
+            for part in values[flag]:
+                if part not in key.choices:
+                    raise UserError(f"--{flag} = {text}: {part!r} is not one of {', '.join(key.choices)}")
     values["batch_sizes"].sort()
     return values
-
-
-def parse_choices(flag: str, text: str, choices: Sequence[str]) -> list[str]:
-    """Parses "a,b" to ["a", "b"], in the given order, without repeats."""
-    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for part in found:
-        if part not in choices:
-            raise UserError(f"--{flag} = {text}: {part!r} is not one of {', '.join(choices)}")
-    return found
 
 
 def grid(values: Mapping[str, Sequence[Any]]) -> list[Combination]:

@@ -208,10 +208,8 @@ def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[flo
         return options.memory_limit_gb * 2**30, "by --memory_limit_gb"
     if hardware["gpu_memory_bytes"]:
         share = options.memory_fraction or pool_fraction(os.environ)
-        return share * hardware["gpu_memory_bytes"], (
-            f"about: {100 * share:.0f} % of a {hardware['gpu_name']}, until the first trial has read what JAX takes "
-            f"(--memory_fraction sets another share)"
-        )
+        source = f"about: {100 * share:.0f} % of a {hardware['gpu_name']} (--memory_fraction sets another share)"
+        return share * hardware["gpu_memory_bytes"], source
     source = f"{100 * MEMORY_SHARE:.0f} % of the free memory (--memory_limit_gb sets another limit)"
     return MEMORY_SHARE * psutil.virtual_memory().available, source
 
