@@ -34,6 +34,7 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "wall_seconds": ("Time", duration),
     "cpu_seconds": ("CPU time, user + system", duration),
     "peak_memory_bytes": ("Peak memory", data_size),
+    "checkpoint_bytes": ("Checkpoint", data_size),
     "compilations": ("Compilations", short),
     "params_sha256": ("SHA-256 of the parameters", str),
 }

@@ -1,12 +1,14 @@
 """The summary of a run: its status, its final figures, and what it has used."""
 
 import contextlib
+import pathlib
 from typing import Any
 
 from jepa_jax.base.files import write_json
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.evals.features import fingerprint, measured_baselines
 from jepa_jax.profiling.speed import peak_memory_bytes
+from jepa_jax.program.checksums import step_folders
 from jepa_jax.runtime.peers import is_first
 from jepa_jax.training.progress import Loop
 from jepa_jax.training.recorder import Recorder
@@ -34,6 +36,7 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
         "steps": loop.step,
         "epochs": loop.step / run.length.steps_per_epoch,
         "peak_memory_bytes": peak_memory_bytes(),
+        "checkpoint_bytes": checkpoint_bytes(run.folder.checkpoints),
         "compilations": recorder.compilations,
         "collapse_warning": progress.warnings.get("collapse"),
         "skipped_images": len(progress.skipped_images),
@@ -49,6 +52,15 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
     if is_first():
         _write(run, recorder, summary)
     return summary
+
+
+def checkpoint_bytes(directory: pathlib.Path) -> int | None:
+    """Returns the size of the newest checkpoint; None if there is none, or if it is being replaced."""
+    newest = next((folder for _, folder in step_folders(directory)), None)
+    if newest is not None:
+        with contextlib.suppress(OSError):
+            return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+    return None
 
 
 def _write(run: Run, recorder: Recorder, summary: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.evals.evaluators import Evaluator, Stage
+from jepa_jax.program.checksums import step_folders
 from jepa_jax.training.run import train
 from jepa_jax.training.setup import Hooks
 from jepa_jax.training.steps import Steps
@@ -24,6 +25,7 @@ SUMMARY_KEYS = {
     "probe_held_out_accuracy", "untrained_probe_held_out_accuracy",
     "probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy", "online_probe_accuracy",
     "feature_dim", "images_per_sec", "wall_seconds", "cpu_seconds", "steps", "epochs", "peak_memory_bytes",
+    "checkpoint_bytes",
     "compilations", "params_sha256", "status", "effective_rank", "lidar", "collapse_warning", "skipped_images",
     "host_seconds", "num_classes", "baselines", "data_identity", "probe_train_images", "probe_test_images",
     "chance_accuracy",
@@ -46,6 +48,8 @@ def test_a_run_leaves_everything_it_promises(finished):
     assert None not in [summary[name] for name in SUMMARY_KEYS - {"collapse_warning"}]
     assert summary["steps"] == 12 and summary["epochs"] == 2 and summary["compilations"] == 1
     assert summary["feature_dim"] == 16 and 0 <= summary["probe_accuracy"] <= 100
+    [(_, newest)] = step_folders(workdir / "checkpoints")
+    assert summary["checkpoint_bytes"] == sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     assert 1 <= summary["effective_rank"] <= 16 and 1 <= summary["lidar"] <= 16
     assert not [p for p in workdir.iterdir() if p.name.startswith(".")]
 
