@@ -79,20 +79,15 @@ def make_plans(
     check_batch_sizes(options.batch_sizes, devices, config.train.accum_steps)
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
-    few = len(requests) <= FEW_GPUS
     for flag, value in (("batch_sizes", options.batch_sizes), ("ladder", options.ladder)):
-        if value and not few:
+        if value and len(requests) > FEW_GPUS:
             raise UserError(f"--{flag}: not for more than {FEW_GPUS} GPUs at once; name fewer in --gpu")
     steps = ladder_steps(requests[0], ladder, options.sizes_of)
     prices = read_prices(options.price_table, table) if options.price_table else {}
     data = data_facts(config.data, assume=True)
     compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     planner = Planner(compiler, table)
-    plans = (
-        planner.plans(requests, batch_sizes=options.batch_sizes, variants=options.variants, largest=options.largest)
-        if few
-        else each_plan(planner, requests, console)
-    )
+    plans = each_plan(planner, requests, options, console)
     if options.frontier:
         frontier = planner.frontier(plans[0].request, round(options.memory_budget * 2**30))
         plans[0] = dataclasses.replace(plans[0], frontier=frontier)
@@ -114,13 +109,17 @@ def check_batch_sizes(sizes: Sequence[int], devices: int, accum_steps: int) -> N
             )
 
 
-def each_plan(planner: Planner, requests: Sequence[Request], console: Console) -> list[Plan]:
-    """Returns plans for many GPUs, without the search for the largest batch; those that fail are reported."""
+def each_plan(planner: Planner, requests: Sequence[Request], options: PlanOptions, console: Console) -> list[Plan]:
+    """Returns a plan per GPU; of many, without searching for the largest batch, and without those that fail."""
+    few = len(requests) <= FEW_GPUS
+    search = {"variants": few and options.variants, "largest": few and options.largest}
     plans = []
     for request in requests:
         try:
-            plans += planner.plans([request], variants=False, largest=False)
+            plans.append(planner.plan(request, batch_sizes=options.batch_sizes, **search))
         except UserError as error:
+            if few:
+                raise
             console.warn(f"{request.gpu.key} is left out: {error}")
     if not plans:
         raise UserError(f"--gpu={','.join(request.gpu.key for request in requests)}: none could be planned")

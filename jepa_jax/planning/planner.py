@@ -125,36 +125,25 @@ class Planner:
         need = memory_need(facts.peak_bytes, facts.largest_convolution_bytes, data=beside, devices=facts.devices)
         return Estimate(request, label, named, facts, need, predicted_speed(facts, request))
 
-    def plans(
-        self,
-        requests: Sequence[Request],
-        *,
-        batch_sizes: Sequence[int] = (),
-        variants: bool = True,
-        largest: bool = True,
-    ) -> list[Plan]:
-        """Returns a plan for each request.
+    def plan(
+        self, request: Request, *, batch_sizes: Sequence[int] = (), variants: bool = True, largest: bool = True
+    ) -> Plan:
+        """Returns the plan of a request.
 
         Args:
-            requests: configs and GPUs.
+            request: a config and a GPU.
             batch_sizes: other batches to estimate as well.
             variants: also look for the largest batch with remat, accumulation and the other precision.
             largest: whether to look for the largest batch, and for ways out, at all.
         """
-        compared = [[("as configured", {}), *(variant_changes(r) if variants else [])] for r in requests]
+        compared = [("as configured", {}), *(variant_changes(request) if variants else [])]
         others = [batch_change(size) for size in batch_sizes]
-        wanted = [[(r, *change) for change in [*group, *others]] for r, group in zip(requests, compared, strict=True)]
-        estimates = iter(self.estimates([each for group in wanted for each in group]))
-        rows = [[next(estimates) for _ in group] for group in wanted]
-        splits = [(row[: len(group)], row[len(group) :]) for row, group in zip(rows, compared, strict=True)]
-        every = [estimate for row, _ in splits for estimate in row]
-        searched = iter(self.largest_batches(every) if largest else [LargestBatch(None, None)] * len(every))
-        plans = []
-        for row, batches in splits:
-            found = [(estimate, next(searched)) for estimate in self.with_unlimited(row[:1]) + row[1:]]
-            ways = [] if row[0].fits or not largest else self.ways_out(*found[0])
-            plans.append(Plan(found, self.with_unlimited(batches), ways))
-        return plans
+        rows = self.estimates([(request, *change) for change in [*compared, *others]])
+        own, batches = rows[: len(compared)], rows[len(compared) :]
+        searched = self.largest_batches(own) if largest else [LargestBatch(None, None)] * len(own)
+        found = list(zip(self.with_unlimited(own[:1]) + own[1:], searched, strict=True))
+        ways = [] if own[0].fits or not largest else self.ways_out(*found[0])
+        return Plan(found, self.with_unlimited(batches), ways)
 
     def with_unlimited(self, estimates: Sequence[Estimate]) -> list[Estimate]:
         """Adds the need without recomputation to estimates; compiles again only where XLA recomputes."""

@@ -101,7 +101,7 @@ def test_it_is_planned():
     facts = data_facts(config.data, assume=True)
     program = program_for(config, facts, jax.devices()[:1])
     trace_step(program, abstract_batch(facts.spec, config.data.batch_size)).lower()
-    plan = Planner(LineCompiler(data=facts), TABLE).plans([Request(config, TABLE["rtx4090"])])[0]
+    plan = Planner(LineCompiler(data=facts), TABLE).plan(Request(config, TABLE["rtx4090"]))
     assert plan.estimate.verdict == FITS and plan.largest[0][1].batch_size >= 16
 
 
@@ -110,7 +110,7 @@ def test_it_is_planned():
 def test_it_is_compiled_for_an_absent_gpu():
     config = small_config(mesh__data=-1)
     compiler = StepCompiler(data_facts(config.data, assume=True), None)
-    plan = Planner(compiler, TABLE).plans([Request(config, TABLE["rtx4090"])], variants=False)[0]
+    plan = Planner(compiler, TABLE).plan(Request(config, TABLE["rtx4090"]), variants=False)
     assert plan.estimate.verdict == FITS and plan.estimate.facts.target_bytes > 0
 
 

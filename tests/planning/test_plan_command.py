@@ -29,7 +29,7 @@ def test_an_error_is_relative_to_the_measurement():
 
 
 def test_a_peak_is_checked_only_on_the_gpu_it_is_for():
-    plan = Planner(LineCompiler(), TABLE).plans([Request(load_config("rapid"), TABLE["h100"])], variants=False)[0]
+    plan = Planner(LineCompiler(), TABLE).plan(Request(load_config("rapid"), TABLE["h100"]), variants=False)
     with pytest.raises(UserError, match="the plan is for 1 x NVIDIA H100 80GB HBM3, this machine has 8 x cpu"):
         check_peak(plan, CIFAR)
 
@@ -74,9 +74,9 @@ def test_many_gpus_are_planned_without_a_search_and_one_that_fails_is_left_out()
             return super().all_facts(requests)
 
     line, out = Failing(), io.StringIO()
-    requests = [Request(load_config("rapid"), TABLE[key]) for key in ("t4", "rtx4090", "h100")]
-    plans = plan_command.each_plan(Planner(line, TABLE), requests, Console(out))
-    assert [plan.request.gpu.key for plan in plans] == ["rtx4090", "h100"] and len(line.asked) == 2
+    requests = [Request(load_config("rapid"), TABLE[key]) for key in ("t4", "rtx4090", "h100", "a6000", "rtx3090")]
+    plans = plan_command.each_plan(Planner(line, TABLE), requests, plan_command.PlanOptions(()), Console(out))
+    assert [plan.request.gpu.key for plan in plans] == ["rtx4090", "h100", "a6000", "rtx3090"] and len(line.asked) == 4
     assert "t4 is left out" in out.getvalue()
     assert plan_json(plans[0], PlanContext(CIFAR))["largest_batch"] is None
     assert "not searched" in "\n".join(plan_lines(plans[0], PlanContext(CIFAR), "rapid"))

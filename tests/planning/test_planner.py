@@ -23,7 +23,7 @@ def line_plan(
 ):
     config = load_config("rapid", {"data.batch_size": batch, "data.pipeline": pipeline})
     line = LineCompiler(per_image, state)
-    return Planner(line, TABLE).plans([Request(config, TABLE[gpu], topology)], **options)[0], line
+    return Planner(line, TABLE).plan(Request(config, TABLE[gpu], topology), **options), line
 
 
 def test_the_largest_batch_is_found_with_few_compilations():
@@ -74,7 +74,7 @@ def test_variants_have_the_sizes_that_memory_gives_them():
 def test_several_gpus_get_a_plan_each():
     config = load_config("rapid")
     requests = [Request(config, TABLE[name]) for name in ("rtx4080", "h100")]
-    small, large = Planner(LineCompiler(), TABLE).plans(requests, batch_sizes=(64, 128))
+    small, large = (Planner(LineCompiler(), TABLE).plan(request, batch_sizes=(64, 128)) for request in requests)
     assert (small.request.gpu.key, large.request.gpu.key) == ("rtx4080", "h100")
     assert small.estimate.capacity == TABLE["rtx4080"].memory_bytes
     assert small.largest[0][1].batch_size < large.largest[0][1].batch_size
@@ -160,7 +160,7 @@ def test_recomputation_is_reported_with_its_cost_and_the_need_without_it():
     """XLA stays within 76 % of the card; a program that recomputes is compiled once more without a limit."""
     config = load_config("rapid", {"data.batch_size": 5120})
     line = RecomputingCompiler()
-    plan = Planner(line, TABLE).plans([Request(config, TABLE["rtx4090"])], variants=False)[0]
+    plan = Planner(line, TABLE).plan(Request(config, TABLE["rtx4090"]), variants=False)
     assert plan.estimate.facts.recomputed == 1 and plan.estimate.speed.recomputing_seconds > 0
     assert plan.estimate.unlimited_peak > 1.1 * plan.estimate.need.peak
     text = "\n".join(plan_lines(plan, PlanContext(CIFAR), "rapid"))
@@ -171,7 +171,7 @@ def test_recomputation_is_reported_with_its_cost_and_the_need_without_it():
 def test_the_largest_batch_is_looked_for_beyond_the_line_where_xla_recomputes():
     config = load_config("rapid", {"data.batch_size": 1024})
     line = RecomputingCompiler()
-    largest = Planner(line, TABLE).plans([Request(config, TABLE["rtx4090"])], variants=False)[0].largest[0][1]
+    largest = Planner(line, TABLE).plan(Request(config, TABLE["rtx4090"]), variants=False).largest[0][1]
     assert largest.estimate.verdict == FITS and largest.estimate.facts.recomputed
     assert 7000 < largest.batch_size <= RecomputingCompiler.MOST and len(line.asked) <= 7
 
