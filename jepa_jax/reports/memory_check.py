@@ -23,32 +23,28 @@ from jepa_jax.runtime.peers import is_first
 GENERAL_ADVICE = "use a smaller batch, config.train.remat=full or more config.train.accum_steps"
 
 
-def check_memory(config: Config, program: Program, data: DataFacts, console: Console) -> bool:
+def check_memory(config: Config, program: Program, data: DataFacts, console: Console) -> None:
     """Warns if the step does not fit the GPU of this process; costs one compilation the first time.
 
     Does nothing without a GPU, with config.profile.plan=False, and in all but the first process.
-
-    Returns:
-        Whether it warned.
     """
     try:
         gpu = present_gpu()
         if gpu is None or not config.profile.plan or not is_first():
-            return False
+            return
         estimate = _planner(data, console).estimate(_request(config, program, gpu))
     except Exception as error:  # the run may work without a plan
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         console.line(f"no plan of the memory ({reason}); config.profile.plan=False skips it")
-        return False
+        return
     if not estimate.fits:
         console.warn(
             f"{gpu.name}: this step needs about {gib(estimate.need.total)} of {gib(estimate.capacity)} "
             f"and will run out of memory; jepa-jax plan --gpu={gpu.key} with the same --config says what fits"
         )
-        return True
-    for line in pool_lines(estimate, pool_fraction(os.environ)):
-        console.line(line)
-    return False
+    else:
+        for line in pool_lines(estimate, pool_fraction(os.environ)):
+            console.line(line)
 
 
 def explain_out_of_memory(config: Config, program: Program, data: DataFacts, console: Console) -> str:

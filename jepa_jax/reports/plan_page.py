@@ -11,7 +11,7 @@ from jepa_jax.planning.run_cost import PlanContext, run_cost
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page
-from jepa_jax.reports.plan_text import largest_text, memory_parts, plan_lines, plan_tables, recomputation_lines
+from jepa_jax.reports.plan_text import largest_text, memory_parts, plan_lines, plan_tables, recomputation_text
 
 KERNELS = 12  # rows of the table of kernels
 STYLES = {FITS: "good", NO: "bad"}  # anything else: "warn"
@@ -22,7 +22,7 @@ def plan_page(plans: Sequence[Plan], context: PlanContext, name: str) -> Page:
     """Returns the page of the plans of one config."""
     sections = [parts.Section("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
     for plan in plans:
-        recomputation = parts.Text(" ".join(recomputation_lines(plan.estimate)), "sub")
+        recomputation = parts.Text(recomputation_text(plan.estimate), "sub")
         memory = parts.Card("Memory of one device", [memory_bar(plan.estimate), recomputation])
         shown: list[parts.Part] = [*head(plan, context), memory, kernels_card(plan.estimate)]
         for title, header, rows, note in plan_tables(plan):
@@ -120,11 +120,6 @@ def frontier_chart(frontier: Frontier) -> parts.Card:
 
 
 def _frontier_series(name: str, points: Sequence[Estimate], style: str) -> Series:
-    placed = sorted((1e3 * point.speed.seconds, point.need.total / GIB, _parts(point)) for point in points)
+    placed = sorted((1e3 * point.speed.seconds, point.need.total / GIB, point.label) for point in points)
     x, y, labels = zip(*placed, strict=True)
     return Series(name, x, y, style, labels=labels if style == "dots" else ())
-
-
-def _parts(point: Estimate) -> str:
-    count = point.changes["train.accum_steps"]
-    return f"{count} parts" if count > 1 else "whole batch"

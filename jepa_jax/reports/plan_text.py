@@ -10,7 +10,6 @@ from jepa_jax.planning.estimate import FITS_BELOW, Estimate, verdict_of
 from jepa_jax.planning.ladder import Ladder, Rung, mean_samples_per_sec
 from jepa_jax.planning.planner import BATCH_GRAIN, Frontier, LargestBatch, Plan
 from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, run_cost
-from jepa_jax.planning.step_compiler import StepFacts
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.reports.tables import text_table
 from jepa_jax.runtime.allocator import POOL_FRACTION, POOL_VARIABLE
@@ -39,7 +38,6 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
     blocks = [
         [f"{name} on {plan.request.describe()}"],
         memory_lines(estimate) + evaluation_lines(plan, context),
-        explanation_lines(estimate.facts),
         speed_lines(plan, context),
         pool_lines(estimate) if estimate.fits else [],
         *map(table_lines, plan_tables(plan)),
@@ -82,35 +80,20 @@ def memory_lines(estimate: Estimate) -> list[str]:
         "memory of one device",
         *(f"  {label:<44}{gib(size):>14}" for label, size in rows),
         f"verdict: {estimate.verdict} ({share:.0f} % of the memory is needed; {limits})",
-        *recomputation_lines(estimate),
+        recomputation_text(estimate),
     ]
 
 
-def recomputation_lines(estimate: Estimate) -> list[str]:
+def recomputation_text(estimate: Estimate) -> str:
     """Returns whether XLA recomputes to save memory, what that costs and what would be needed without it."""
     if not estimate.facts.recomputed:
-        return ["XLA keeps everything: with more memory the step would need as much."]
+        return "XLA keeps everything: with more memory the step would need as much."
     speed = estimate.speed
     cost = 100 * speed.recomputing_seconds / (speed.seconds - speed.recomputing_seconds)
-    return [
+    return (
         f"XLA runs {estimate.facts.recomputed} kernels again to save memory, which costs {cost:.1f} % of time; "
         f"without that the peak would be {gib(estimate.unlimited_peak)} instead of {gib(estimate.need.peak)}."
-    ]
-
-
-def explanation_lines(facts: StepFacts) -> list[str]:
-    """Returns in words what the peak consists of and which changes reduce it."""
-    peak = max(1, facts.peak_bytes)
-    activations = 100 * max(0, peak - facts.argument_bytes - facts.parameter_bytes) / peak
-    state, gradients = 100 * facts.state_bytes / peak, 100 * facts.parameter_bytes / peak
-    return [
-        f"{activations:.0f} % of the peak are activations kept for the backward pass and temporaries: they grow with",
-        "the batch and shrink with remat (recomputed), accumulation (a part at a time) and more devices.",
-        f"{state:.0f} % are parameters, optimizer and statistics, about {gradients:.0f} % gradients: "
-        "only FSDP over several devices divides them.",
-        "The new state reuses the memory of the old one (donated).",
-        *(f"{kind}: {n:,} per step, {gib(sent)} sent by each device" for kind, (n, sent) in facts.collectives.items()),
-    ]
+    )
 
 
 def variant_table(plan: Plan) -> PlanTable:
