@@ -75,13 +75,13 @@ class Running:
         """Returns the device time of one step."""
         import jax
 
-        from jepa_jax.profiling.device_time import NamedProgram, read_device_time
+        from jepa_jax.profiling.device_time import read_device_time
         from jepa_jax.profiling.trace import ShortTrace
 
         recording = ShortTrace()
         recording.start()
         jax.block_until_ready(self())
-        found = read_device_time(recording.stop(), NamedProgram.of(self.step.text()), steps=1)
+        found = read_device_time(recording.stop(), self.step.text(), steps=1)
         assert found is not None, "the recording does not contain the step"
         return found
 

@@ -56,22 +56,14 @@ def read_kernels(program: CompiledProgram) -> list[Kernel]:
     return list(found.values())
 
 
-class Cost(NamedTuple):
-    """Of one run of an instruction."""
-
-    flops: int  # of matrix products and convolutions
-    bytes: int  # of operands and results, as if nothing stayed in the cache
-
-
-def kernel_costs(program: CompiledProgram) -> dict[str, Cost]:
-    """Returns the cost of every instruction of a program, by its name."""
-    costs = {}
+def kernels_by_name(program: CompiledProgram) -> dict[str, Kernel]:
+    """Returns what every instruction of a program that moves data does in one run, by its name."""
+    found = {}
     for computation in program.computations.values():
         for instruction in computation.values():
             if moved := program.kernel_bytes(instruction, computation):
-                kernel = _kernel(program, instruction, computation, moved)
-                costs[instruction.name] = Cost(kernel.flops, kernel.bytes)
-    return costs
+                found[instruction.name] = _kernel(program, instruction, computation, moved)
+    return found
 
 
 def _kernel(program: CompiledProgram, instruction: Instruction, inside: Computation, moved: int) -> Kernel:

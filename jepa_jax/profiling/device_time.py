@@ -12,12 +12,13 @@ the last metrics: they are no work of the step and are counted apart. Those of t
 
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jepa_jax.compiled.hlo import parse_hlo
-from jepa_jax.compiled.kernels import Cost, kernel_costs
+from jepa_jax.compiled.kernels import Kernel, kernels_by_name
 from jepa_jax.profiling.sections import Phase
 
 # Scopes that are a phase of their own, in both directions.
@@ -75,30 +76,30 @@ class NoDevicePlanes(Exception):
     """A recording of an accelerator holds nothing of it; the host's threads say nothing about its time."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NamedProgram:
-    """What a recording is compared with: op_name and cost of each instruction of a compiled program."""
+class NamedProgram(NamedTuple):
+    """What a recording is compared with."""
 
     module: str
-    op_names: Mapping[str, str]
-    costs: Mapping[str, Cost]  # empty on CPUs
-
-    @classmethod
-    def of(cls, hlo_text: str, platform: str = "cpu") -> "NamedProgram":
-        """Reads what `compiled.as_text()` returns."""
-        program = parse_hlo(hlo_text)
-        names = program.op_names(lambda op_name: classify(op_name)[0] != Phase.OTHER)
-        return cls(program.name, names, kernel_costs(program) if platform != "cpu" else {})
+    op_names: Mapping[str, str]  # by instruction
+    kernels: Mapping[str, Kernel]  # by instruction; empty on CPUs
 
 
-def read_device_time(profile: Any, program: NamedProgram, *, steps: int, platform: str = "cpu") -> DeviceTime | None:
+@functools.lru_cache(maxsize=1)
+def read_program(hlo_text: str, platform: str) -> NamedProgram:
+    """Reads what `compiled.as_text()` returns."""
+    program = parse_hlo(hlo_text)
+    names = program.op_names(lambda op_name: classify(op_name)[0] != Phase.OTHER)
+    return NamedProgram(program.name, names, kernels_by_name(program) if platform != "cpu" else {})
+
+
+def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str = "cpu") -> DeviceTime | None:
     """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program.
 
     Raises:
       NoDevicePlanes: `platform` is an accelerator, of which the recording has nothing.
     """
-    seconds, calls, copied = traced_ops(profile, program.module, steps, platform)
-    names = program.op_names
+    module, names, kernels = read_program(hlo_text, platform)
+    seconds, calls, copied = traced_ops(profile, module, steps, platform)
     busy = sum(seconds.values())
     if busy <= 0:
         return None
@@ -118,19 +119,19 @@ def read_device_time(profile: Any, program: NamedProgram, *, steps: int, platfor
         phases[phase] += share
         scopes[scope, phase] += share
         row = {"op": op, "scope": scope, "phase": phase, "share": share, "calls": calls.get(op, 0), "op_name": op_name}
-        rows.append(row | achieved(program.costs.get(name or ""), calls.get(op, 0.0), value))
+        rows.append(row | achieved(kernels.get(name or ""), calls.get(op, 0.0), value))
     rows.sort(key=lambda row: -row["share"])
     largest = sorted(scopes.items(), key=lambda item: -item[1])
     table = [{"scope": scope, "phase": phase, "share": share} for (scope, phase), share in largest]
     return DeviceTime(busy, phases, table, rows[:TOP_OPS], attributed, copied)
 
 
-def achieved(cost: Cost | None, calls: float, seconds: float) -> dict[str, float | None]:
+def achieved(kernel: Kernel | None, calls: float, seconds: float) -> dict[str, float | None]:
     """Returns GFLOP and GB per second of an instruction; None for what it has not, or is not known."""
     rate = calls / seconds / 1e9 if seconds > 0 else 0.0
     return {
-        "gflop_per_second": cost.flops * rate if cost and cost.flops else None,
-        "gb_per_second": cost.bytes * rate if cost and cost.bytes else None,
+        "gflop_per_second": kernel.flops * rate if kernel and kernel.flops else None,
+        "gb_per_second": kernel.bytes * rate if kernel and kernel.bytes else None,
     }
 
 

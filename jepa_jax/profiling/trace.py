@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jepa_jax.profiling.compilations import CompiledStep
-from jepa_jax.profiling.device_time import DeviceTime, NamedProgram, NoDevicePlanes, read_device_time
+from jepa_jax.profiling.device_time import DeviceTime, NoDevicePlanes, read_device_time
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
@@ -124,7 +124,6 @@ class PhaseRecorder:
         self._every, self._kept, self._compiled, self._clock = every_epochs, kept, compiled, clock
         self._trace = ShortTrace()
         self._window: range | None = None  # of steps
-        self._text, self._program = "", NamedProgram("", {}, {})  # of the step that was recorded last
         self._last_seconds = 0.0
         self.seconds = 0.0  # that recordings have taken
         self.newest: DeviceTime | None = None
@@ -163,11 +162,9 @@ class PhaseRecorder:
         if not self._compiled.were_alike(steps):
             self.notes.append("the recorded steps had batches of different sizes; a later recording splits their time")
             return False
-        text, platform = self._compiled.text(), jax.default_backend()
-        if self._text != text:
-            self._text, self._program = text, NamedProgram.of(text, platform)
+        platform = jax.default_backend()
         try:
-            newest = read_device_time(profile, self._program, steps=steps, platform=platform)
+            newest = read_device_time(profile, self._compiled.text(), steps=steps, platform=platform)
         except NoDevicePlanes:
             self.notes.append(NO_PLANES.format(platform=platform))
             return False

@@ -8,11 +8,11 @@ import jax
 import pytest
 
 from jepa_jax.profiling.device_time import (
-    NamedProgram,
     NoDevicePlanes,
     classify,
     exclusive_time,
     read_device_time,
+    read_program,
 )
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 
@@ -32,9 +32,6 @@ ENTRY %main.9 (a: f32[4]) -> f32[4] {
   ROOT %ema.1 = f32[4]{0} add(%a, %a), metadata={op_name="jit(train_step)/ema/add"}
 }
 """
-
-
-PROGRAM = NamedProgram.of(HLO, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +55,7 @@ def test_names_say_phase_and_scope(op_name, expected):
 
 
 def test_a_fusion_without_a_name_takes_that_of_what_it_holds():
-    names = PROGRAM.op_names
+    names = read_program(HLO, "gpu").op_names
     assert classify(names["loop_fusion.7"]) == ("backward", "encoder")
     assert names["copy.5"] == "" and names["dot.1"].endswith("dot_general")
 
@@ -109,7 +106,7 @@ def test_gpus_several_devices_command_buffers_and_other_programs():
     }
     text = plane("/device:GPU:0", kernels) + plane("/device:GPU:1", kernels)
     text += plane("/host:CPU", {"python": [("PjitFunction", 0, 900, {})]})
-    result = read_device_time(jax.profiler.ProfileData.from_text_proto(text), PROGRAM, steps=1, platform="gpu")
+    result = read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1, platform="gpu")
     assert result is not None
     assert result.busy_seconds == pytest.approx(90e-6)
     shares = {"forward": 4 / 9, "backward": 4 / 9, "optimizer": 1 / 9, "other": 0.0, "augment": 0.0, "ema": 0.0}
@@ -120,7 +117,7 @@ def test_gpus_several_devices_command_buffers_and_other_programs():
 
 def read(lines, **options):
     text = plane("/device:GPU:0", lines)
-    return read_device_time(jax.profiler.ProfileData.from_text_proto(text), PROGRAM, steps=1, platform="gpu", **options)
+    return read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1, platform="gpu", **options)
 
 
 def test_a_copy_of_the_step_counts_while_no_kernel_runs():
@@ -146,8 +143,8 @@ def test_a_gpu_without_planes_is_said_and_the_host_is_not_read_in_its_place():
     host = plane("/host:CPU", {"thread": [("x", 0, 10, of("dot.1"))]})
     trace = jax.profiler.ProfileData.from_text_proto(host)
     with pytest.raises(NoDevicePlanes):
-        read_device_time(trace, PROGRAM, steps=1, platform="gpu")
-    assert read_device_time(trace, PROGRAM, steps=1, platform="cpu") is not None  # there the host computes
+        read_device_time(trace, HLO, steps=1, platform="gpu")
+    assert read_device_time(trace, HLO, steps=1, platform="cpu") is not None  # there the host computes
 
 
 def test_the_recorder_says_that_a_gpu_could_not_be_recorded(monkeypatch):
@@ -169,9 +166,7 @@ ENTRY %main (a: bf16[256,512], b: bf16[512,128]) -> bf16[256,128] {
 }
 """
     text = plane("/device:GPU:0", {"Stream #1": [("gemm", 0, 20, of("dot.1")), ("gemm", 30, 20, of("dot.1"))]})
-    found = read_device_time(
-        jax.profiler.ProfileData.from_text_proto(text), NamedProgram.of(hlo, "gpu"), steps=1, platform="gpu"
-    )
+    found = read_device_time(jax.profiler.ProfileData.from_text_proto(text), hlo, steps=1, platform="gpu")
     (row,) = found.ops
     assert row["calls"] == 2  # 40 us together
     assert row["gflop_per_second"] == pytest.approx(2 * 2 * 256 * 512 * 128 / 40e-6 / 1e9)
@@ -180,4 +175,4 @@ ENTRY %main (a: bf16[256,512], b: bf16[512,128]) -> bf16[256,128] {
 
 def test_a_trace_without_the_program_is_no_result():
     text = plane("/host:CPU", {"thread": [("x", 0, 10, of("dot.1", "jit_other"))]})
-    assert read_device_time(jax.profiler.ProfileData.from_text_proto(text), PROGRAM, steps=1) is None
+    assert read_device_time(jax.profiler.ProfileData.from_text_proto(text), HLO, steps=1) is None
