@@ -81,19 +81,23 @@ def collapse_warning(figures: Mapping[str, float], initial: Mapping[str, float] 
     `initial` are the figures of the same encoder before training, if known: they show a loss of spread or rank before
     the absolute limits are reached.
     """
+
+    def fell(name: str, part: float, small: float) -> bool:
+        return initial is not None and figures[name] < min(small, part * initial[name])
+
     spread, rank = figures["relative_spread"], figures["effective_rank"]
     correlation, dimensions = figures["mean_abs_correlation"], int(figures["dimensions"])
     if not np.isfinite(spread):
         return "features are not finite: lower config.optim.lr, or clip gradients with config.optim.clip_norm"
     before = "" if initial is None else f", {initial['relative_spread']:.2%} before training"
-    if spread < LEAST_SPREAD or _fell(figures, initial, "relative_spread", LEAST_SPREAD_OF_INITIAL, SMALL_SPREAD):
+    if spread < LEAST_SPREAD or fell("relative_spread", LEAST_SPREAD_OF_INITIAL, SMALL_SPREAD):
         return (
             f"features are nearly constant: images differ by {spread:.2%} of the features' length{before}; raise the "
             "weight of the variance or SIGReg term, use an EMA target, or lower config.optim.lr"
         )
     before = "" if initial is None else f", {initial['effective_rank']:.1f} before training"
     few = min(LEAST_RANK, 0.5 * dimensions)  # an encoder of 4 numbers cannot use more
-    if rank < few or _fell(figures, initial, "effective_rank", LEAST_RANK_OF_INITIAL, SMALL_RANK):
+    if rank < few or fell("effective_rank", LEAST_RANK_OF_INITIAL, SMALL_RANK):
         return (
             f"features lie in a handful of directions: effective rank {rank:.1f} of {dimensions}{before}; raise the "
             "weight of the covariance or SIGReg term, use stronger augmentation or masking, or a lower config.optim.lr"
@@ -104,10 +108,3 @@ def collapse_warning(figures: Mapping[str, float], initial: Mapping[str, float] 
             "raise the weight of the covariance term, or use a larger batch"
         )
     return None
-
-
-def _fell(
-    figures: Mapping[str, float], initial: Mapping[str, float] | None, name: str, part: float, small: float
-) -> bool:
-    """Returns whether a figure is both small and a small part of what it was before training."""
-    return initial is not None and figures[name] < min(small, part * initial[name])
