@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.planning.absent_gpus import num_hosts
@@ -53,12 +52,13 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
     length = Length.of(config, max(context.data.num_train, batch))
     hosts, rate = num_hosts(plan.request.topology), context.loader_images_per_sec
     loading = 0.0 if rate is None or config.data.pipeline == "device" else 1 / (rate * hosts)  # per image
+    forward = FORWARD_SHARE / max(1, flatten(config).get("method.views") or 1)  # of training: one view, forward only
     totals = []
     for images_per_sec in (speed.images_per_sec, *reversed(speed.predicted)):
         image = 1 / images_per_sec
         totals.append({
             "training": length.total_steps * batch * max(image, loading),
-            "evaluation": evaluated_images(plan, context.data, length) * max(image * _forward(config), loading),
+            "evaluation": evaluated_images(plan, context.data, length) * max(image * forward, loading),
             "checkpoints": checkpoints(plan, length) * plan.estimate.facts.state_bytes / DISK_BYTES_PER_SECOND,
             "compilation": 2 * COMPILE_SECONDS,
         })  # fmt: skip
@@ -66,11 +66,6 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
     hour = context.price_of(plan.request.gpu)
     prices = [hour * plan.request.devices * seconds / 3600 for seconds in (fast, slow)]
     return RunCost(length.total_steps, totals[0], (fast, slow), (prices[0], prices[1]))
-
-
-def _forward(config: Config) -> float:
-    """Returns the cost of an image's features as a part of training on it: one view, forward only."""
-    return FORWARD_SHARE / max(1, flatten(config).get("method.views") or 1)
 
 
 def evaluated_images(plan: Plan, data: DataFacts, length: Length) -> float:

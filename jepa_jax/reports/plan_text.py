@@ -107,7 +107,7 @@ def variant_table(plan: Plan) -> PlanTable:
             f" Batches that need more than the {100 * POOL_FRACTION:.0f} % of the memory that JAX takes, such as the "
             f"largest ones, need {POOL_VARIABLE}=0.95 in the environment."
         )
-    return PlanTable("variants", [*ESTIMATE_COLUMNS, "largest batch"], rows, note)
+    return PlanTable("variants", [*ESTIMATE_COLUMNS, "largest batch"], rows, note.strip())
 
 
 def accumulation_note(base: Estimate, changed: Sequence[Estimate]) -> str:
@@ -210,7 +210,7 @@ def frontier_table(frontier: Frontier) -> PlanTable:
         rows.append([*estimate_cells(point), f"{slower:+.1f} %", "*" if point in best else ""])
     note = "none of them needs so little: use a smaller batch or model, or a larger budget"
     if advice := frontier.advice:
-        note = f"advice: {advice.label}: {flags(advice)}." + accumulation_note(base, frontier.points)
+        note = f"{accumulation_note(base, frontier.points)} advice: {advice.label}: {flags(advice)}".strip()
     title = f"memory against predicted time, budget {gib(frontier.budget_bytes)} (* none is better in both)"
     return PlanTable(title, [*ESTIMATE_COLUMNS, "time", "*"], rows, note)
 
