@@ -127,6 +127,7 @@ def absent() -> list[str]:
 
 def plan_all(names: list[str], results: Results, console: Console, *, largest: bool) -> Iterator[None]:
     """Adds the plans of configs to `results`, yielding after each of their targets."""
+    from jepa_jax.config.recipe import assume_gpus
     from jepa_jax.planning.plan_command import PlanOptions, make_plans
     from jepa_jax.program.config import load_config
 
@@ -136,7 +137,9 @@ def plan_all(names: list[str], results: Results, console: Console, *, largest: b
             searched = {"variants": False, "loader": False, "largest": largest}
             options = PlanOptions((gpu,), topology=topology, batch_sizes=batches, **searched)
             try:
-                plans, _ = make_plans(load_config(name), options, console)
+                with assume_gpus():
+                    config = load_config(name)
+                plans, _ = make_plans(config, options, console)
             except UserError as error:
                 results.failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
                 continue
