@@ -193,14 +193,14 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
     """
     import fcntl
 
-    try:
-        lock = open(lock_file, "w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(refusal) from None
-    except OSError as error:
-        raise disk_error(error, lock_file) from error
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(open(lock_file, "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        except OSError as error:
+            raise disk_error(error, lock_file) from error
         if not same_file(lock.fileno(), lock_file):  # its last holder has removed it just now
             raise UserError(refusal)
         try:

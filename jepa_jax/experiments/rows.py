@@ -274,7 +274,7 @@ class StudyRow:
     exit_code: int | None = None
     attempts: int = 0
     attempt_seconds: float = 0.0
-    probe_held_out_accuracy: float | None = None  # None in rows of earlier versions
+    probe_held_out_accuracy: float | None = None
     untrained_probe_held_out_accuracy: float | None = None
     probe_accuracy: float | None = None  # on the test split: nothing is chosen by it
     untrained_probe_accuracy: float | None = None

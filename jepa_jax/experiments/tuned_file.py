@@ -60,15 +60,13 @@ def use_tuned(config: Config, path: str, explicit: Collection[str], console: Con
     return config
 
 
-def use_memory_fraction(tuned: Any, environment: MutableMapping[str, str]) -> str:
+def use_memory_fraction(tuned: float | None, environment: MutableMapping[str, str]) -> str:
     """Makes JAX, before it starts, take the share of the GPU's memory that the trials had, if no variable says else.
 
     Returns what was done in words, or "".
     """
-    if not isinstance(tuned, int | float) or not 0 < tuned <= 1:
-        return ""
     given = pool_fraction(environment)
-    if given == tuned:
+    if tuned in (None, given):
         return ""
     if any(environment.get(name) for name in (POOL_VARIABLE, OLD_POOL_VARIABLE)):
         return f"tuned: JAX takes {given:g} of the GPU's memory as the environment says, not {tuned:g} as in the trials"
@@ -78,21 +76,18 @@ def use_memory_fraction(tuned: Any, environment: MutableMapping[str, str]) -> st
 
 def apply_tuned(config: Config, tuned: Mapping[str, Any], explicit: Collection[str] = ()) -> tuple[Config, list[str]]:
     """Returns a config with the file's values, except those of `explicit` keys, and lines that say what was done."""
-    lines, changes, as_measured, before = [], {}, True, flatten(config)
+    lines, changes, before = [], {}, flatten(config)
     for key, value in tuned["overrides"].items():
         given = before[key]
         if given == value:
             continue
         if key in explicit:
             lines.append(f"tuned: {key} = {given} as on the command line, not {value} as in the file")
-            as_measured = False
         else:
             lines.append(f"tuned: {key} {given} -> {value}")
             changes[key] = value
-    lines = lines or ["tuned: the config has these settings already"]
-    promised = tuned.get("samples_per_sec")
-    if promised and as_measured:
-        lines.append(f"tuned: {promised:,.0f} images/s were measured with these settings")
+    if tuned.get("samples_per_sec") and len(changes) == len(lines):
+        lines.append(f"tuned: {tuned['samples_per_sec']:,.0f} images/s were measured with these settings")
     changed = changed_config(config, changes)
     if advice := learning_rate_advice(config, changed.data.batch_size):
         lines.append(f"tuned: {advice['text']}")
