@@ -31,8 +31,9 @@ def reconstruction_errors(method: MaskedAutoencoder, model: Any, batch: Batch, k
     patches = patchify(view, method.patch_size)
     wanted = take_tokens(patches, hidden)
     painted = method.reconstruct(model, view, visible, hidden)
-    seen = take_tokens(patches, visible).reshape(len(view), -1, method.channels)
-    guess = jnp.tile(jnp.mean(seen, axis=1), wanted.shape[-1] // method.channels)[:, None]  # one colour for all pixels
+    channels = view.shape[-1]
+    seen = take_tokens(patches, visible).reshape(len(view), -1, channels)
+    guess = jnp.tile(jnp.mean(seen, axis=1), wanted.shape[-1] // channels)[:, None]  # one colour for all pixels
     return jnp.stack([jnp.mean(jnp.square(painted - wanted)), jnp.mean(jnp.square(guess - wanted))])
 
 
