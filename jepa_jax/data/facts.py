@@ -7,6 +7,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Bucketed, ExpectsSpecs, Source, Spec, image_spec
+from jepa_jax.data.pipeline import bucket_specs
 from jepa_jax.data.sources import find_opener, num_held_out, open_source
 
 KNOWN_SIZES = {  # train images and classes
@@ -70,15 +71,11 @@ def bucket_facts(data: DataConfig) -> list[BucketFacts]:
     except UserError:
         specs = _expected_specs(data)
         return [BucketFacts(spec, None) for spec in specs] if len(specs) > 1 else []
-    if not isinstance(train, Bucketed):
+    specs = bucket_specs(data, train)
+    if len(specs) < 2 or not isinstance(train, Bucketed):
         return []
-    buckets, counts = np.unique(train.buckets, return_counts=True)
-    if len(buckets) < 2:
-        return []
-    return [
-        BucketFacts(train.in_bucket(int(bucket)).spec, count / len(train))
-        for bucket, count in zip(buckets, counts.tolist(), strict=True)
-    ]
+    counts = np.unique(train.buckets, return_counts=True)[1].tolist()
+    return [BucketFacts(spec, count / len(train)) for spec, count in zip(specs, counts, strict=True)]
 
 
 def _expected_specs(data: DataConfig) -> list[Spec]:
