@@ -112,10 +112,10 @@ def start_folder(run: Run) -> None:
     run.folder.create()
     write_json(run.folder.config, run.config.to_dict())
     write_json(run.folder.environment, environment())
+    if run.folder.views.exists():
+        return
     pictured = run.some_elements(0)
-    views = (
-        None if run.folder.views.exists() else jax.jit(run.program.method.example_views)(pictured, jax.random.key(0))
-    )
+    views = jax.jit(run.program.method.example_views)(pictured, jax.random.key(0))
     if views is not None:
         augment = run.config.data.augment
         save_views(run.folder.views, pictured["image"], np.asarray(views), augment.mean, augment.std)

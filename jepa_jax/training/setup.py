@@ -82,10 +82,10 @@ class Run:
         """Returns the state before the first step."""
         return self.program.factory.create(self.config.train.seed, self.sample)
 
-    def some_elements(self, split: int, count: int = PICTURED) -> dict[str, np.ndarray]:
-        """Returns a sample of the elements of a split (0 = train, 1 = test)."""
+    def some_elements(self, split: int) -> dict[str, np.ndarray]:
+        """Returns the elements of a split (0 = train, 1 = test) that pictures show."""
         source = self.sources[split]
-        chosen = sample(len(source), count)
+        chosen = sample(len(source), PICTURED)
         elements = source.batch(chosen)
         shown = {name: elements[name] for name in source.spec}
         if self.config.loader_crops and isinstance(source, Cropping):
