@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
@@ -32,10 +31,8 @@ class Saver:
             self._stack.enter_context(checkpoints)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, place)
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
 
     def restore_or(self, initial_state: Callable[[], TrainState]) -> Loop:
         """Returns the position of the newest checkpoint, or the start of the run."""
