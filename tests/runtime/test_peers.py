@@ -22,7 +22,7 @@ for what in sys.argv[2:]:
     if what == "wait":
         time.sleep(600)
     try:
-        with peers.together(KeyError):
+        with peers.fail_all(KeyError):
             raise {"user": UserError("no such file"), "agreed": KeyError(), "bug": ZeroDivisionError("oops")}[what]
     except Exception as error:
         code = getattr(error, "exit_code", 1)
