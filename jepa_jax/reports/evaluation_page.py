@@ -10,21 +10,9 @@ from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import number, percent, short
 from jepa_jax.evals.evaluate import Evaluation
 from jepa_jax.evals.features import Split
+from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
 from jepa_jax.reports.page import embed_file, write_figure, write_page
-from jepa_jax.reports.parts import (
-    Bar,
-    Bars,
-    Card,
-    KeyFigure,
-    KeyFigures,
-    Page,
-    Section,
-    Table,
-    Text,
-    absent_section,
-    card_grid,
-)
 from jepa_jax.reports.tables import markdown_table
 
 PERPLEXITY = 30.0
@@ -163,7 +151,7 @@ def write_evaluation(evaluation: Evaluation) -> None:
     write_page(folder / "eval.html", evaluation_page(record, folder))
 
 
-def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, Card]:
+def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, parts.Card]:
     """Returns the confusion matrix of the linear probe and the sweep of k-NN, where they were measured."""
     maps = {}
     if "confusion" in results.get("linear_probe", {}):
@@ -173,7 +161,7 @@ def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, Card]
     return maps
 
 
-def confusion_map(results: LevelResults, classes: Sequence[str]) -> Card:
+def confusion_map(results: LevelResults, classes: Sequence[str]) -> parts.Card:
     """Returns the confusion matrix of the linear probe; rows are true classes, in percent of their images."""
     counts = np.asarray(results["linear_probe"]["confusion"], float)
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -190,7 +178,7 @@ def confusion_map(results: LevelResults, classes: Sequence[str]) -> Card:
     )
 
 
-def knn_map(knn: Mapping[str, Any]) -> Card:
+def knn_map(knn: Mapping[str, Any]) -> parts.Card:
     """Returns the held-out accuracy of k-NN over k and temperature."""
     ks, temperatures = list(knn["sweep"]["ks"]), list(knn["sweep"]["temperatures"])
     return heat_map(
@@ -206,7 +194,7 @@ def knn_map(knn: Mapping[str, Any]) -> Card:
     )
 
 
-def scatter_charts(split: Split, classes: Sequence[str]) -> list[Card]:
+def scatter_charts(split: Split, classes: Sequence[str]) -> list[parts.Card]:
     """Returns PCA and, with scikit-learn, t-SNE of features, one colour per class."""
     coordinates, shares = pca(split.features)
     x_label, y_label, *_ = [*(f"component {i + 1} ({100 * share:.0f} %)" for i, share in enumerate(shares)), ""]
@@ -237,20 +225,23 @@ def tsne(features: np.ndarray) -> np.ndarray | None:
     return TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(x)
 
 
-def evaluation_page(record: Record, folder: pathlib.Path) -> Page:
+def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
     """Returns the page of an evaluation; figures are read from `folder` and embedded."""
     weights = "weights of the EMA target" if record["weights"] == "target" else "weights as trained"
     features = f"{weights}, pooled by {record['pool']}"
-    table = Table(evaluation_table(record["levels"]), ["", *map(level_name, record["levels"])])
+    table = parts.Table(evaluation_table(record["levels"]), ["", *map(level_name, record["levels"])])
     sections = [
         evaluation_headline(record["levels"]),
-        Section("", [Card("", [Text(note, "warn", "Note") for note in record["notes"]])] if record["notes"] else []),
+        parts.Section(
+            "",
+            [parts.Card("", [parts.Text(note, "warn", "Note") for note in record["notes"]])] if record["notes"] else [],
+        ),
         accuracies(record["levels"]),
-        Section("Figures", [Card("", [table], _conditions(record))]),
+        parts.Section("Figures", [parts.Card("", [table], _conditions(record))]),
         *(level_figures(record, folder, level) for level in record["levels"]),
-        Section("Spectrum", [spectrum] if (spectrum := spectrum_chart(record)) else []),
+        parts.Section("Spectrum", [spectrum] if (spectrum := spectrum_chart(record)) else []),
     ]
-    return Page(
+    return parts.Page(
         heading=folder.resolve().parent.name,
         badge="evaluation",
         subtitle=f"{record['method']} · {record['model']} · {record['data']} · step {record['step']:,} · {features}",
@@ -267,7 +258,7 @@ def leading_level(levels: Mapping[str, LevelResults]) -> str:
     return next(iter(levels))
 
 
-def evaluation_headline(levels: Mapping[str, LevelResults]) -> Section:
+def evaluation_headline(levels: Mapping[str, LevelResults]) -> parts.Section:
     """Returns the figures of the leading level beside those of the untrained encoder, and any collapse in words."""
     figures_shown = []
     level = leading_level(levels)
@@ -279,16 +270,18 @@ def evaluation_headline(levels: Mapping[str, LevelResults]) -> Section:
             if reference is not None:
                 note = f"{value - (reference.value or 0.0):+.1f} points over untrained"
             note += f", {level_name(level)}" if len(levels) > 1 else ""
-            figures_shown.append(KeyFigure(label, percent(value), note, main=label == HEADLINE[0]))
+            figures_shown.append(parts.KeyFigure(label, percent(value), note, main=label == HEADLINE[0]))
     qualities = {level: results["feature_quality"] for level, results in levels.items() if "feature_quality" in results}
     if ranks := [(number(one["effective_rank"]) or 0.0, one["dimensions"]) for one in qualities.values()]:
         rank, dimensions = max(ranks)
-        figures_shown.append(KeyFigure("Effective rank", short(rank, 3), f"of {dimensions:.0f} dimensions"))
+        figures_shown.append(parts.KeyFigure("Effective rank", short(rank, 3), f"of {dimensions:.0f} dimensions"))
     collapsed = [f"{level_name(level)}: {one['collapse']}." for level, one in qualities.items() if one["collapse"]]
-    return Section("", [KeyFigures(figures_shown), *([Card("Collapsed", collapsed)] if collapsed else [])])
+    return parts.Section(
+        "", [parts.KeyFigures(figures_shown), *([parts.Card("Collapsed", collapsed)] if collapsed else [])]
+    )
 
 
-def accuracy_bars(results: LevelResults) -> list[Bar]:
+def accuracy_bars(results: LevelResults) -> list[parts.Bar]:
     """Returns the accuracies of one level that are known, each before that of the untrained encoder, and chance."""
     bars = []
     for label, name, prefix, style, note in (
@@ -300,49 +293,49 @@ def accuracy_bars(results: LevelResults) -> list[Bar]:
         if result := results.get(name):
             low, high = result.get(f"{prefix}interval_95") or (None, None)
             interval = "" if low is None else f", {low:.1f} to {high:.1f}"
-            bars.append(Bar(label, result[f"{prefix}accuracy"], style, note.format(**result) + interval))
+            bars.append(parts.Bar(label, result[f"{prefix}accuracy"], style, note.format(**result) + interval))
             bars.append(_untrained_bar(label, result.get("untrained", {}).get(f"{prefix}accuracy")))
     if known := [one["chance"] for name, one in results.items() if name != "few_shot" and "chance" in one]:
-        bars.append(Bar("Chance", known[0], "baseline"))
+        bars.append(parts.Bar("Chance", known[0], "baseline"))
     few_shot = results.get("few_shot", {})
     for shot, one in few_shot.get("shots", {}).items():
         label, untrained = f"Few-shot, {shot}", few_shot.get("untrained", {}).get("shots", {}).get(shot, {})
-        bars.append(Bar(label, one["accuracy"], "run", f"{few_shot['ways']}-way, ± {one['interval_95']:.1f}"))
+        bars.append(parts.Bar(label, one["accuracy"], "run", f"{few_shot['ways']}-way, ± {one['interval_95']:.1f}"))
         bars.append(_untrained_bar(label, untrained.get("accuracy")))
     if few_shot.get("shots"):
-        bars.append(Bar("Few-shot, chance", few_shot.get("chance"), "baseline", f"{few_shot['ways']}-way"))
+        bars.append(parts.Bar("Few-shot, chance", few_shot.get("chance"), "baseline", f"{few_shot['ways']}-way"))
     return [bar for bar in bars if bar.value is not None]
 
 
-def _untrained_bar(label: str, accuracy: float | None) -> Bar:
-    return Bar(f"{label}, untrained", accuracy, "baseline", "before the first step")
+def _untrained_bar(label: str, accuracy: float | None) -> parts.Bar:
+    return parts.Bar(f"{label}, untrained", accuracy, "baseline", "before the first step")
 
 
-def accuracies(levels: Mapping[str, LevelResults]) -> Section:
+def accuracies(levels: Mapping[str, LevelResults]) -> parts.Section:
     """Returns bars of every accuracy, level by level."""
     names = map(str.capitalize, map(level_name, levels)) if len(levels) > 1 else ["Test accuracy"]
     groups = dict(zip(names, map(accuracy_bars, levels.values()), strict=True))
     if not any(groups.values()):
-        return absent_section("Accuracy", "No accuracy was measured.")
-    return Section("Accuracy", [Card("", [Bars(groups)])])
+        return parts.absent_section("Accuracy", "No accuracy was measured.")
+    return parts.Section("Accuracy", [parts.Card("", [parts.Bars(groups)])])
 
 
-def level_figures(record: Record, folder: pathlib.Path, level: str) -> Section:
+def level_figures(record: Record, folder: pathlib.Path, level: str) -> parts.Section:
     """Returns the pictures and the fine-tuning curve of one level."""
     results = record["levels"][level]
     cards = list(level_maps(results, record["classes"]).values())
     if (scatter := folder / f"scatter_level{level}.svg").exists():
         title = "Features of test images"
-        cards.append(Card(title, [embed_file(scatter, title, "picture")], wide=True))
+        cards.append(parts.Card(title, [embed_file(scatter, title, "picture")], wide=True))
     if tuned := results.get("fine_tune"):
         scores = [tuned["start_accuracy"], *tuned["held_out_accuracies"]]
         series = [Series("held-out accuracy", range(len(scores)), scores)]
         cards.append(line_chart("Fine-tuning", series, x_label="epoch", y_label="% of held-out images", wide=True))
     title = "Pictures" if len(record["levels"]) == 1 else level_name(level).capitalize()
-    return Section(title, [card_grid(cards)] if any(cards) else [])
+    return parts.Section(title, [parts.card_grid(cards)] if any(cards) else [])
 
 
-def spectrum_chart(record: Record) -> Card | None:
+def spectrum_chart(record: Record) -> parts.Card | None:
     """Returns a chart of the singular values over their rank, one line per level; None if none were measured."""
     found = {level: results.get("feature_quality", {}).get("spectrum") for level, results in record["levels"].items()}
     series = [Series(level_name(level), range(1, len(y) + 1), y) for level, y in found.items() if y]
