@@ -2,18 +2,15 @@
 
 import os
 import pathlib
-from importlib import metadata
+
+from tests.flags import FAST_TO_COMPILE
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Tests compile much and compute little: LLVM's optimizations cost more time than they save.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-    + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    + " --xla_cpu_use_fusion_emitters=false" * (metadata.version("jaxlib") < "0.11")  # an unknown flag ends the process
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", FAST_TO_COMPILE]
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "test_xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -10,11 +10,9 @@ import pytest
 
 import jepa_jax
 from jepa_jax.base.errors import UserError
+from tests.flags import FAST_TO_COMPILE
 
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def run_python(program, folder, flags=""):

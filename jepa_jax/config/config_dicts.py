@@ -1,5 +1,6 @@
 """Complete `ml_collections.ConfigDict`s, made from the declarations of the keys."""
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -151,7 +152,11 @@ def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[Config
 def with_choices_of(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[ConfigDict, dict[str, Entry]]:
     """Returns a copy in which those of the overrides are made that decide which keys there are, and its keys."""
     known = known_keys({**filled(config)[0], **overrides})
-    choices = {name: value for name, value in overrides.items() if name in known and is_choice(name, known[name].key)}
+    choices = {}
+    for name, value in overrides.items():
+        if name in known and is_choice(name, known[name].key):
+            with contextlib.suppress(UserError):  # said when all values are checked
+                choices[name] = checked_value(name, value, known, overrides)
     return chosen(config, choices), known
 
 

@@ -121,7 +121,7 @@ def test_the_products_of_a_resnet_are_known_in_closed_form():
 
 def test_published_macs_count_products_with_padding():
     kernel = shape(3, 3, 5, 7)  # on 4 x 4 positions nine taps each; without padding 10 x 10 pairs meet
-    conv = functools.partial(conv2d, padding="SAME")
+    conv = functools.partial(conv2d, padding=1)
     on_gpu = Rules(platform="cuda")
     assert count_flops(conv, shape(2, 4, 4, 5), kernel, rules=on_gpu) == 2 * 2 * 5 * 7 * 10 * 10
     padded = dataclasses.replace(on_gpu, padding=True)

@@ -11,6 +11,7 @@ import pytest
 from jepa_jax.cli.flags import config_from
 from jepa_jax.cli.main import find
 from jepa_jax.config.schema import differing_keys
+from tests.flags import FAST_TO_COMPILE
 from tests.tiny import TINY
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def train_outside(folder, recipe, **overrides):
     (folder / "script.py").write_text(SCRIPT)
     flags = [f"--config.{name}={value}" for name, value in overrides.items()]
     command = [sys.executable, folder / "script.py", f"--config={recipe}", f"--workdir={folder / 'run'}", *flags]
-    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # one device: less to compile
+    environment = os.environ | {"XLA_FLAGS": FAST_TO_COMPILE}  # one device: less to compile
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stderr[-2000:]
     return [json.loads((folder / "run" / name).read_text()) for name in ("summary.json", "config.json")]

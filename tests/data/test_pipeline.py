@@ -262,7 +262,7 @@ def test_a_set_too_large_for_the_device_is_refused():
 
 def test_workers_are_counted_by_the_cores(monkeypatch):
     from jepa_jax.config import groups
-    from jepa_jax.config.resolve import checked
+    from jepa_jax.config.checks import checked
     from jepa_jax.config.schema import entries
 
     monkeypatch.setattr(groups, "num_cores", lambda: 8)

@@ -261,6 +261,7 @@ def test_the_fingerprint_tells_pipelines_apart_and_knows_a_knob_without_effect()
     assert len(prints) == 3  # with pipeline=device the number of workers makes no difference
 
 
+@pytest.mark.slow
 def test_what_remat_computes_again_is_no_use_of_the_device():
     config = tiny_masked_config("ijepa", train__remat="full")
     batch = abstract_batch(image_spec(config.data.image_size), config.data.batch_size)

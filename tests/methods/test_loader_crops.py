@@ -55,6 +55,7 @@ def test_a_method_without_loader_views_and_a_resident_set_are_refused():
             tiny_config(data__crops="loader", **overrides)
 
 
+@pytest.mark.slow
 def test_training_on_photographs_resumes_bit_for_bit_with_workers(tmp_path):
     write_photos(tmp_path / "photos", 60)
     photos = dict(data__source="folder", data__dir=str(tmp_path / "photos"), data__crops="loader", data__num_train=48,

@@ -29,7 +29,7 @@ FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one progr
 @pytest.mark.parametrize(
     "name, total, trainable",
     [
-        ("hjepa_quick_val", 12_051_264, 6_526_848),
+        pytest.param("hjepa_quick_val", 12_051_264, 6_526_848, marks=pytest.mark.slow),
         pytest.param("hjepa_20epoch", 12_940_992, 7_416_576, marks=pytest.mark.slow),
         pytest.param("hjepa_100epoch", 54_573_312, 32_907_648, marks=pytest.mark.slow),
     ],
@@ -48,7 +48,9 @@ def test_dropping_tokens_saves_two_fifths_of_the_operations():
     assert dropped <= 0.6 * kept
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param("ijepa", marks=pytest.mark.slow), pytest.param("hjepa", marks=pytest.mark.slow), "mae"]
+)
 def test_the_features_of_an_image_do_not_depend_on_the_others(method):
     program = build_program(tiny_masked_config(method))
     model = model_of(program)
@@ -171,7 +173,7 @@ class RepeatedMasks(BlockMasks):
         return jax.tree.map(lambda index: jnp.repeat(index, self.copies, axis=0), masks)
 
 
-@pytest.mark.parametrize("method", ["ijepa", "hjepa"])
+@pytest.mark.parametrize("method", ["ijepa", pytest.param("hjepa", marks=pytest.mark.slow)])
 def test_equal_masks_of_an_image_give_the_loss_of_one(method):
     def loss(copies):
         program = build_program(tiny_masked_config(method, method__masks_per_image=copies))

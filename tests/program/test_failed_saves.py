@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
+from tests.flags import FAST_TO_COMPILE
+
 ROOT = pathlib.Path(__file__).parents[2]
-QUICK = "--xla_backend_optimization_level=0"
 
 
 def run_two(script: str, folder: pathlib.Path) -> list[str]:
@@ -19,7 +20,11 @@ def run_two(script: str, folder: pathlib.Path) -> list[str]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "XLA_FLAGS": QUICK}
+    environment = os.environ | {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": "2",
+        "XLA_FLAGS": FAST_TO_COMPILE,
+    }
     started = []
     try:
         for index in range(2):

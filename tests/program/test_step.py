@@ -1,5 +1,7 @@
 """The training step: the same on any number of devices, in parts, and with parameters split."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +84,8 @@ def test_without_labels_there_is_no_probe_and_the_model_learns_the_same():
     with_labels, _ = labelled.train_step(labelled.factory.create(0, BATCH), BATCH)
     without, metrics = unlabelled.train_step(unlabelled.factory.create(0, {"image": IMAGES}), {"image": IMAGES})
     assert "probe" not in without.params and "probe_loss" not in metrics
-    jax.tree.map(np.testing.assert_array_equal, with_labels.params["model"], without.params["model"])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)  # two programs, which may round differently
+    jax.tree.map(close, with_labels.params["model"], without.params["model"])
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "schedule_free_adamw"])

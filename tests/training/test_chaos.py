@@ -17,6 +17,7 @@ def storm(*flags: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_hit_by_signals_ends_with_the_same_parameters_and_leaves_nothing():
     result = storm("--kills=2", "--processes=1", "--workers=2", "--seed=2")
     assert (result["kills"], result["equal"], result["leftovers"]) == (2, True, 0)

@@ -22,6 +22,7 @@ from jepa_jax.program.config import changed_config
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.run import train
+from tests.flags import FAST_TO_COMPILE
 from tests.runs import rows
 from tests.training.run_processes import STOP_AT, configs
 from tests.training.test_interrupts import Stops
@@ -36,7 +37,7 @@ def two_processes(folder: pathlib.Path, *names: str):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    flags = f"--xla_force_host_platform_device_count=2 {FAST_TO_COMPILE}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
     command = [sys.executable, "tests/training/run_processes.py", str(folder), *names]
     with contextlib.ExitStack() as stack:
@@ -53,11 +54,18 @@ def errors_of(folder: pathlib.Path, index: int) -> str:
     return (folder / f"errors_{index}").read_text()
 
 
+RUNS = pytest.mark.parametrize(
+    "name, trained",
+    [pytest.param(name, name, marks=() if name == "batch_norm" else pytest.mark.slow) for name in configs()],
+    indirect=["trained"],
+)
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Three runs of two processes; each is stopped by a signal to the second process, and resumed."""
+def trained(request, tmp_path_factory):
+    """A run of two processes; it is stopped by a signal to the second process, and resumed."""
     folder = tmp_path_factory.mktemp("two")
-    with two_processes(folder, *configs()) as processes:
+    with two_processes(folder, request.param) as processes:
         codes = [process.wait(timeout=PATIENCE) for process in processes]
     assert codes == [0, 0], errors_of(folder, 0) + errors_of(folder, 1)
     return folder
@@ -78,7 +86,7 @@ def assert_equal_states(name: str, one: pathlib.Path, other: pathlib.Path) -> No
     jax.tree.map(close, (a.params, a.stats, a.target), (b.params, b.stats, b.target))
 
 
-@pytest.mark.parametrize("name", configs())
+@RUNS
 def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, name):
     expected = train(changed_config(configs()[name], {"mesh.data": 4}), tmp_path)
     summary = json.loads((trained / name / "summary.json").read_text())
@@ -96,7 +104,7 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, n
     assert (trained / name / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", configs())
+@RUNS
 def test_a_signal_to_one_process_stops_both_after_the_same_step(trained, name):
     assert [(trained / f"{name}_stopped_{index}").read_text() for index in range(2)] == ["143", "143"]
     steps = [row["step"] for row in rows(trained / name) if "train/loss" in row]
@@ -143,6 +151,8 @@ def test_when_a_process_is_killed_the_other_ends_with_a_message(tmp_path, victim
     assert f"error: process {victim} is gone" in errors_of(tmp_path, 1 - victim)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["vit_ema"], indirect=True)
 def test_a_run_of_two_processes_continues_in_one_with_split_parameters(trained, tmp_path):
     shutil.copytree(trained / "vit_ema_stopped", tmp_path / "run")
     config = changed_config(configs()["vit_ema"], {"mesh.data": 2, "mesh.fsdp": -1})
@@ -150,6 +160,7 @@ def test_a_run_of_two_processes_continues_in_one_with_split_parameters(trained, 
     assert_equal_states("vit_ema", tmp_path / "run", trained / "vit_ema")
 
 
+@pytest.mark.parametrize("trained", ["batch_norm"], indirect=True)
 def test_a_run_of_one_device_continues_on_eight(trained, tmp_path):
     config = configs()["batch_norm"]
     with pytest.raises(Interrupted):

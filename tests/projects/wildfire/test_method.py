@@ -99,6 +99,7 @@ def test_unknown_pixels_do_not_reach_the_loss(frozen):
     assert (batch["target"] != lied["target"]).any() and float(metrics[0]["loss"]) == float(metrics[1]["loss"])
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_is_judged_and_compiles_once_per_bucket(tmp_path, trained):
     folder, whole, console = trained
     assert whole["compilations"] == 2 and not [line for line in console.lines if "compiled again" in line]

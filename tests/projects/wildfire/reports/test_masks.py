@@ -157,6 +157,7 @@ def test_the_terminal_gets_the_same_table():
     assert any("40 test fires" in line for line in lines) and lines[-1] == "report: runs/x/report.html"
 
 
+@pytest.mark.slow
 def test_a_run_leaves_pictures_exhibits_and_a_report_with_the_animation(trained):
     folder, summary, _ = trained
     pictures = list((folder / "pictures").glob("*.png"))
