@@ -80,11 +80,13 @@ def test_labels_reach_the_probe_alone():
 
 
 def test_without_labels_there_is_no_probe_and_the_model_learns_the_same():
-    labelled, unlabelled = build_program(tiny_config()), build_program(tiny_config(), batch={"image": IMAGES})
+    # SGD: rules that divide by the size of gradients would make large steps of rounding errors.
+    config = tiny_config(optim__name="sgd", optim__lr=0.05, optim__warmup_lr=0.05)
+    labelled, unlabelled = build_program(config), build_program(config, batch={"image": IMAGES})
     with_labels, _ = labelled.train_step(labelled.factory.create(0, BATCH), BATCH)
     without, metrics = unlabelled.train_step(unlabelled.factory.create(0, {"image": IMAGES}), {"image": IMAGES})
     assert "probe" not in without.params and "probe_loss" not in metrics
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)  # two programs, which may round differently
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)  # two programs round differently
     jax.tree.map(close, with_labels.params["model"], without.params["model"])
 
 
