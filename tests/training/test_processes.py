@@ -1,6 +1,7 @@
 """Several processes compute one run: the same numbers, one end for all of them, and a restart with any number."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -62,13 +63,24 @@ RUNS = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def trained(request, tmp_path_factory):
+def runs(tmp_path_factory):
+    """Returns a function that trains a config in two processes, once, and returns the folder."""
+
+    @functools.cache
+    def run(name: str) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp("two")
+        with two_processes(folder, name) as processes:
+            codes = [process.wait(timeout=PATIENCE) for process in processes]
+        assert codes == [0, 0], errors_of(folder, 0) + errors_of(folder, 1)
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def trained(request, runs):
     """A run of two processes; it is stopped by a signal to the second process, and resumed."""
-    folder = tmp_path_factory.mktemp("two")
-    with two_processes(folder, request.param) as processes:
-        codes = [process.wait(timeout=PATIENCE) for process in processes]
-    assert codes == [0, 0], errors_of(folder, 0) + errors_of(folder, 1)
-    return folder
+    return runs(request.param)
 
 
 def final_state(name: str, folder: pathlib.Path):
