@@ -70,7 +70,7 @@ def test_features_of_an_image_do_not_depend_on_its_batch(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", TINY[:2], ids=lambda m: m["name"])
 def test_recomputing_blocks_changes_neither_value_nor_gradient_nor_statistics(model):
-    images = normal(0, (4, 32, 32, 3))
+    images = jnp.asarray(normal(0, (4, 32, 32, 3)))
 
     def outcome(remat):
         graphdef, params, stats = nnx.split(create(lambda: build(remat=remat, **model)), nnx.Param, ...)
