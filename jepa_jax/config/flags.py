@@ -44,7 +44,10 @@ def parse_config(reference: str, override_flags: Sequence[str]) -> ConfigDict:
     values = flags.FlagValues()
     argv = ["", *(f"--config.{name}={literal(text, known[name].key)}" for name, text in overrides.items())]
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-    values(argv)
+    try:
+        values(argv)
+    except flags.Error as error:  # a text that config_flags reads otherwise than the declaration of its key
+        raise UserError(f"{error}; see jepa-jax describe for the keys of the config") from error
     return values.config
 
 
