@@ -28,10 +28,8 @@ from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.config.resolve import resolve
 from jepa_jax.experiments import trial
-from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.sweep import measured_or_run
 
 FAULTY_SWEEP = pathlib.Path(__file__).with_name("faulty_sweep.py")
 OVERLAP = 0.9
@@ -98,7 +96,6 @@ def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repe
     """Measures two trials of the same program in turn, one of them slowed; only an idle worker tells them apart."""
     os.environ[VARIABLE] = f"{1 - SLOWED}:wait,{SLOWED}:slow"
     trial.TRIAL_COMMAND = (sys.executable, str(FAULTY_SWEEP))
-    runner = Runner(folder, grace=trial.STOP_SECONDS)
     own = Combination.of(resolve(header["config"]))
     counts = {name: header[name] for name in ("max_batches", "warmup_batches")}
     rows = []
@@ -108,7 +105,9 @@ def measure_twins(folder: pathlib.Path, header: dict[str, Any], batch: int, repe
     for number in range(repeats):
         for index in (0, 1) if number % 2 else (1, 0):
             request = TrialRequest(header["config"], rows[index].combination, use_dummy_data=True, **counts)
-            result = measured_or_run(runner, f"{index:03d}_round{number}", request, 600.0)
+            place = folder / f"{index:03d}_round{number}"
+            left = trial.finished_result(place, request)
+            result = left if left and left.figures else trial.run_trial(place, request, time_limit=600.0)
             rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
     return rows
 

@@ -25,10 +25,9 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.statistics import FASTER, SAME, compare_speeds, speed_interval
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
-from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.rows import SweepRow
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.trial import STOP_SECONDS, run_trial
+from jepa_jax.experiments.trial import run_trial
 
 LISTS = {
     "batch_sizes": "32,64,128,256", "num_workers": "0,1", "precisions": "float32,bfloat16", "remats": "none",
@@ -63,11 +62,10 @@ def run(command: str, *flags: str) -> dict[str, Any]:
 
 def duel(requests: Sequence[TrialRequest], rounds: int, folder: pathlib.Path) -> tuple[dict[str, Any], list[SweepRow]]:
     """Returns the speed of the choice over that of the best, from trials in turn, and their rows."""
-    runner = Runner(folder, grace=STOP_SECONDS)
     rows = [SweepRow(request.combination) for request in requests]
     for number in range(rounds):
         for index in (0, 1) if number % 2 else (1, 0):
-            result = run_trial(runner, requests[index], time_limit=600.0)
+            result = run_trial(folder / "trial", requests[index], time_limit=600.0)
             rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
     return compare_speeds(rows[0], rows[1]).to_dict(), rows
 
@@ -76,12 +74,11 @@ def trainings(
     request: TrialRequest, rounds: int, folder: pathlib.Path, flags: tuple[str, ...]
 ) -> tuple[list[float], list[float]]:
     """Returns images per second of trials of the choice and of trainings with it, in turn."""
-    runner = Runner(folder / "promise", grace=STOP_SECONDS)
     trials, trained = [], []
     for number in range(rounds):
         workdir = folder / f"train_{number}"
         shutil.rmtree(workdir, ignore_errors=True)
-        result = run_trial(runner, request, time_limit=600.0)
+        result = run_trial(folder / "promise" / "trial", request, time_limit=600.0)
         if result.figures is None:
             raise SystemExit(f"a trial of the choice failed: {result.reason}")
         trials.append(result.figures.samples_per_sec)

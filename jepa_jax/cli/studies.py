@@ -80,11 +80,12 @@ def conduct_study(
         command=TRAIN_COMMAND,
         overrides=overrides,
         fixed=fixed,
+        warmup_share=warmup_share(arguments.config, overrides),
     )
     seeds = parse_numbers("seeds", arguments.seeds, int)
     code, rows = run_study(
         study,
-        plan_runs(lrs, epochs, seeds, warmup_share(arguments.config, overrides)),
+        plan_runs(lrs, epochs, seeds),
         timeout=arguments.timeout,
         resume=arguments.resume,
         on_rows=lambda rows: write_study(study, rows, find(kind, rows)),

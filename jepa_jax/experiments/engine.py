@@ -1,8 +1,8 @@
 """Runs the trials and training runs of sweeps, searches and studies, each in a process of its own.
 
 An `Experiment` keeps the results in one JSON document, holds a lock, stops processes that a killed predecessor left
-behind, and turns Ctrl-C and SIGTERM into an exit code. A `Runner` runs one command; `run_on_cards`
-runs one per GPU at a time. `explain_exit` says how a process ended. The sweep, search or study decides what is next.
+behind, and turns Ctrl-C and SIGTERM into an exit code. `run_on_cards` runs one job per GPU at a time, `explain_exit`
+says how a process ended. The sweep, search or study decides what is next.
 """
 
 import concurrent.futures
@@ -34,6 +34,7 @@ TICK_SECONDS = 0.5
 LAST_LINES = 20  # of a log, which may tell why a process ended
 
 Header = Mapping[str, Any]
+Differences = Callable[[Header, Header], list[str]]  # of two headers, in words
 T = TypeVar("T")
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -84,44 +85,6 @@ class Progress(ProgressBar):
     def report(self, label: str, status: str, detail: str) -> None:
         """Prints the line of a finished task."""
         self.line(f"{self.done:g}/{self.total:g} · {label} · {status} · {detail}")
-
-
-class Runner:
-    """Runs tasks in subfolders of one folder."""
-
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        *,
-        grace: float,
-        progress: Progress | None = None,
-        on_tick: Callable[[], None] = lambda: None,
-    ):
-        """`grace`: seconds that a task has to stop by itself before it is killed; `on_tick`: may raise to stop it."""
-        self.folder, self.grace, self.progress, self._on_tick = folder, grace, progress, on_tick
-
-    def run(
-        self,
-        name: str,
-        command: Sequence[str],
-        label: str,
-        *,
-        timeout: float | None = None,
-        environment: Mapping[str, str] | None = None,
-        reached: Callable[[], float] = lambda: 0.0,
-    ) -> processes.Ended:
-        """Runs a command to its end, with its log in the folder `name`; Ctrl-C stops it cleanly and is raised again.
-
-        `reached` returns the work done so far, in the unit of the progress bar, which shows `label`.
-        """
-
-        def tick() -> None:
-            self._on_tick()
-            if self.progress:
-                self.progress.tick(label, reached())
-
-        options: dict[str, Any] = {"environment": environment, "timeout": timeout, "grace": self.grace}
-        return processes.run(command, self.folder / name, on_tick=tick, **options)
 
 
 class Stopped(Exception):
@@ -182,12 +145,7 @@ class Experiment:
     folder: pathlib.Path  # of the lock and of one folder per task
 
     def load(
-        self,
-        header: Header,
-        parse: Callable[[dict[str, Any]], T],
-        *,
-        resume: bool,
-        differences: Callable[[Header, Header], list[str]],
+        self, header: Header, parse: Callable[[dict[str, Any]], T], differences: Differences, *, resume: bool
     ) -> T | None:
         """Returns the parsed document of an earlier call, or None if there is none.
 
@@ -215,7 +173,7 @@ class Experiment:
     def save(self, document: Mapping[str, Any]) -> None:
         write_json(self.results, document)
 
-    def execute(self, work: Callable[[Runner], None], progress: Progress, *, grace: float) -> int:
+    def execute(self, work: Callable[[], None], progress: Progress, *, grace: float) -> int:
         """Calls `work` while holding the lock and returns an exit code; Ctrl-C and SIGTERM end it early."""
         refusal = f"{self.flag} = {self.place}: another {self.kind} is running there; wait for it or use another place"
         for folder in (self.folder, self.results.parent):
@@ -224,13 +182,7 @@ class Experiment:
             with signals_raise(), processes.only_one(self.folder / ".lock", refusal), progress:
                 for left_over in self.folder.glob(f"*/{processes.PROCESS_FILE}"):
                     processes.stop_left_over(left_over.parent, grace)
-                work(Runner(self.folder, grace=grace, progress=progress))
+                work()
         except KeyboardInterrupt as stop:
             return getattr(stop, "exit_code", EXIT_INTERRUPTED)
         return EXIT_OK
-
-
-def differing_entries(there: Header, here: Header) -> list[str]:
-    """Names the entries of two headers that differ."""
-    keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-    return [f"{key}: {there.get(key)} -> {here.get(key)}" for key in keys]

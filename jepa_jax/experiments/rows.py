@@ -269,7 +269,7 @@ class StudyRow:
     lr: float | None  # None where the study keeps the learning rate of the config
     epochs: int
     seed: int
-    status: str
+    status: str = PENDING
     reason: str = ""
     exit_code: int | None = None
     attempts: int = 0

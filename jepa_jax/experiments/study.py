@@ -7,7 +7,6 @@ reason, and the study continues.
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
@@ -23,14 +22,7 @@ from jepa_jax.base.text import duration, number, percent
 from jepa_jax.config.flags import parse_config
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
-from jepa_jax.experiments.engine import (
-    EXIT_NO_RESULT,
-    Experiment,
-    Progress,
-    Runner,
-    differing_entries,
-    explain_exit,
-)
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Header, Progress, explain_exit
 from jepa_jax.experiments.rows import (
     DONE,
     FAILED,
@@ -54,17 +46,6 @@ SUMMARY_KEYS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class StudyRun:
-    """One training run: a directory, the values that vary, and the overrides that set them."""
-
-    name: str
-    lr: float | None
-    epochs: int
-    seed: int
-    overrides: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Study:
     """What all runs have in common; a directory is shared only by studies with the same `identity`."""
 
@@ -74,6 +55,7 @@ class Study:
     command: tuple[str, ...]  # starts a run, for example (sys.executable, "-m", "jepa_jax", "train")
     overrides: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    warmup_share: float | None = None  # of the epochs of a run; None: warm-up is as long as in the config
 
     def identity(self) -> dict[str, Any]:
         return {"study": self.kind, "config": self.config, "overrides": list(self.overrides), **self.fixed}
@@ -82,6 +64,20 @@ class Study:
     def experiment(self) -> Experiment:
         place = self.output_dir
         return Experiment("study", "--output_dir", place, results=place / "results.json", folder=place)
+
+    def run_overrides(self, run: StudyRow) -> list[str]:
+        """Returns the overrides that set what varies between runs."""
+        overrides = [f"--config.optim.epochs={run.epochs}", f"--config.train.seed={run.seed}"]
+        if run.lr is not None:
+            overrides.append(f"--config.optim.lr={run.lr!r}")
+        if self.warmup_share is not None:
+            overrides.append(f"--config.optim.warmup_epochs={round(self.warmup_share * run.epochs, 6)}")
+        return overrides
+
+    def run_command(self, run: StudyRow) -> list[str]:
+        """Returns the command of one run; its own values come last, so that they win."""
+        flags = [f"--config={self.config}", f"--workdir={self.output_dir / run.name}", "--resume=auto"]
+        return [*self.command, *flags, *self.overrides, *self.run_overrides(run)]
 
 
 def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
@@ -95,30 +91,17 @@ def warmup_share(config: str, overrides: Sequence[str]) -> float | None:
     return optim.warmup_epochs / optim.epochs
 
 
-def plan_runs(
-    lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequence[int], warmup: float | None = None
-) -> list[StudyRun]:
-    """Returns a run for every combination; a rate or a share of warm-up that is None stays that of the config."""
-    runs = []
-    for count, lr, seed in itertools.product(epochs, lrs, seeds):
-        overrides = [f"--config.optim.epochs={count}", f"--config.train.seed={seed}"]
-        overrides += [] if lr is None else [f"--config.optim.lr={lr!r}"]
-        overrides += [] if warmup is None else [f"--config.optim.warmup_epochs={round(warmup * count, 6)}"]
-        name = ("" if lr is None else f"lr{lr}_") + f"epochs{count}_seed{seed}"
-        runs.append(StudyRun(name, lr, count, seed, tuple(overrides)))
-    return runs
+def plan_runs(lrs: Sequence[float | None], epochs: Sequence[int], seeds: Sequence[int]) -> list[StudyRow]:
+    """Returns a pending row for every combination; a rate of None stays that of the config."""
+    return [
+        StudyRow(("" if lr is None else f"lr{lr}_") + f"epochs{count}_seed{seed}", lr, count, seed)
+        for count, lr, seed in itertools.product(epochs, lrs, seeds)
+    ]
 
 
-def run_command(study: Study, run: StudyRun) -> list[str]:
-    """Returns the command of one run; its own values come last, so that they win."""
-    workdir = study.output_dir / run.name
-    flags = [f"--config={study.config}", f"--workdir={workdir}", "--resume=auto"]
-    return [*study.command, *flags, *study.overrides, *run.overrides]
-
-
-def check(study: Study, runs: Sequence[StudyRun], resume: bool = True) -> None:
+def check(study: Study, runs: Sequence[StudyRow], resume: bool = True) -> None:
     """Rejects, before anything runs, what would make every run fail."""
-    varied = {override.split("=")[0] for run in runs for override in run.overrides}
+    varied = {override.split("=")[0] for run in runs for override in study.run_overrides(run)}
     for override in study.overrides:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
@@ -141,11 +124,14 @@ def check_probe(config: Config) -> None:
 def load_rows(study: Study, resume: bool = True) -> list[StudyRow]:
     """Returns the rows of earlier calls; rejects a directory that holds another study."""
 
+    def differences(there: Header, here: Header) -> list[str]:
+        keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        return [f"{key}: {there.get(key)} -> {here.get(key)}" for key in keys]
+
     def parse(document: dict[str, Any]) -> list[StudyRow]:
         return [StudyRow.from_dict(row) for row in document["rows"]]
 
-    rows = study.experiment.load(study.identity(), parse, resume=resume, differences=differing_entries)
-    return rows or []
+    return study.experiment.load(study.identity(), parse, differences, resume=resume) or []
 
 
 def save_rows(study: Study, rows: Iterable[StudyRow]) -> None:
@@ -154,7 +140,7 @@ def save_rows(study: Study, rows: Iterable[StudyRow]) -> None:
 
 def run_study(
     study: Study,
-    runs: Sequence[StudyRun],
+    runs: Sequence[StudyRow],
     *,
     timeout: float | None = None,
     resume: bool = True,
@@ -167,50 +153,45 @@ def run_study(
     """
     check(study, runs, resume)
     progress = Progress(sum(run.epochs for run in runs), "epochs")
-    code = study.experiment.execute(
-        lambda runner: _run_all(runner, progress, study, runs, timeout, on_rows), progress, grace=grace
-    )
+
+    def run_all() -> None:
+        rows = {row.name: row for row in load_rows(study)}
+        save_rows(study, rows.values())  # writes the header, so that a study killed in its first run is recognised
+        for run in runs:
+            known = rows.get(run.name, run)
+            if known.status in DONE:
+                progress.done += run.epochs
+                continue
+            began = time.monotonic()
+            row = dataclasses.replace(run, status=INTERRUPTED, reason="the study was interrupted")
+            try:
+                row = _attempt(study, row, progress, timeout, grace)
+            finally:
+                seconds = round(time.monotonic() - began, 3)
+                row = dataclasses.replace(row, attempts=known.attempts + 1, attempt_seconds=seconds)
+                rows[run.name] = with_results(row, study.output_dir / run.name)
+                save_rows(study, rows.values())
+                on_rows(list(rows.values()))
+            progress.done += run.epochs
+            _report(rows[run.name], rows.values(), progress)
+
+    code = study.experiment.execute(run_all, progress, grace=grace)
     rows = load_rows(study)
     if code == EXIT_OK and not any(row.status == FINISHED for row in rows):
         code = EXIT_NO_RESULT
     return code, rows
 
 
-def _run_all(
-    runner: Runner,
-    progress: Progress,
-    study: Study,
-    runs: Sequence[StudyRun],
-    timeout: float | None,
-    on_rows: Callable[[list[StudyRow]], None],
-) -> None:
-    rows = {row.name: row for row in load_rows(study)}
-    save_rows(study, rows.values())  # writes the header, so that a study killed in its first run is recognised
-    for run in runs:
-        known = rows.get(run.name)
-        if known is not None and known.status in DONE:
-            progress.done += run.epochs
-            continue
-        attempts, began = (known.attempts if known else 0) + 1, time.monotonic()
-        row = StudyRow(run.name, run.lr, run.epochs, run.seed, INTERRUPTED, "the study was interrupted")
-        try:
-            row = _attempt(runner, study, run, row, timeout)
-        finally:
-            row = dataclasses.replace(row, attempts=attempts, attempt_seconds=round(time.monotonic() - began, 3))
-            rows[run.name] = with_results(row, study.output_dir / run.name)
-            save_rows(study, rows.values())
-            on_rows(list(rows.values()))
-        progress.done += run.epochs
-        _report(rows[run.name], rows.values(), progress)
-
-
-def _attempt(runner: Runner, study: Study, run: StudyRun, row: StudyRow, timeout: float | None) -> StudyRow:
+def _attempt(study: Study, row: StudyRow, progress: Progress, timeout: float | None, grace: float) -> StudyRow:
     """Runs one attempt in its own process, unless the run had finished when the study was killed."""
-    workdir = study.output_dir / run.name
+    workdir = study.output_dir / row.name
     if read_json_or_empty(workdir / "summary.json").get("status") == FINISHED:
         return dataclasses.replace(row, status=FINISHED, reason="", exit_code=EXIT_OK)
-    reached = functools.partial(reached_epoch, workdir, run.epochs)
-    ended = runner.run(run.name, run_command(study, run), run.name, timeout=timeout, reached=reached)
+
+    def tick() -> None:
+        progress.tick(row.name, reached_epoch(workdir, row.epochs))
+
+    ended = processes.run(study.run_command(row), workdir, timeout=timeout, grace=grace, on_tick=tick)
     status, reason = explain_exit(ended, timeout, "--timeout")
     if status in (OUT_OF_MEMORY, FAILED):
         status = KILLED if ended.exit_code < 0 else FAILED
@@ -252,11 +233,10 @@ def last_metric(workdir: pathlib.Path, key: str) -> Any:
 
 
 def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:
-    accuracies = {r.name: getattr(r, SELECTION_KEY) for r in rows if r.status == FINISHED}
-    measured = [(accuracy, name) for name, accuracy in accuracies.items() if accuracy is not None]
-    if measured:
+    finished = {r.name: r.probe_held_out_accuracy for r in rows if r.status == FINISHED}
+    if measured := [(accuracy, name) for name, accuracy in finished.items() if accuracy is not None]:
         accuracy, name = max(measured)
         progress.best = f"best {accuracy:.1f} % held-out ({name})"
-    figures = f"{percent(getattr(row, SELECTION_KEY))} held-out, {percent(row.probe_accuracy)} test"
+    figures = f"{percent(row.probe_held_out_accuracy)} held-out, {percent(row.probe_accuracy)} test"
     detail = f"{figures if row.status == FINISHED else row.reason}, {duration(row.attempt_seconds)}"
     progress.report(row.name, row.status, detail)

@@ -8,7 +8,6 @@ for a while affects all of them. The results are on disk after each repeat; the 
 import dataclasses
 import pathlib
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from jepa_jax.base.files import make_folder, write_json
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
-from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, Runner, run_on_cards
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, run_on_cards
 from jepa_jax.experiments.recommendation import recommend
 from jepa_jax.experiments.rows import OK, REFUSED, SweepRow, TrialResult, rows_to_json, skip_larger
 from jepa_jax.experiments.settings import Combination, TrialRequest, grid
@@ -72,12 +71,7 @@ class Sweep:
 
 
 def run_sweep(
-    sweep: Sweep,
-    *,
-    time_limit: float,
-    resume: bool,
-    retry_failed: bool = False,
-    fixed_batch: int | None = None,
+    sweep: Sweep, *, time_limit: float, resume: bool, retry_failed: bool = False, fixed_batch: int | None = None
 ) -> tuple[int, Document]:
     """Measures what is not measured yet; returns the exit code and the document, which is also on disk.
 
@@ -96,7 +90,7 @@ def run_sweep(
         open_source(sweep.config.data, "train")  # reports missing data once, instead of in every trial
     progress = Progress(len(rows) * sweep.repeats, "repeats")
     code = sweep.experiment.execute(
-        lambda runner: _measure_rows(runner, progress, sweep, header, rows, time_limit), progress, grace=STOP_SECONDS
+        lambda: _measure_rows(sweep, header, rows, progress, time_limit), progress, grace=STOP_SECONDS
     )
     if not any(open_trials(rows, sweep.repeats)):
         shutil.rmtree(sweep.experiment.folder / CACHE, ignore_errors=True)  # nothing is left to compile
@@ -135,7 +129,7 @@ def load_document(sweep: Sweep, resume: bool) -> tuple[dict[str, Any], list[Swee
         return document["header"], [SweepRow.from_dict(row) for row in document["rows"]]
 
     header = sweep.header()
-    found = sweep.experiment.load(header, parse, resume=resume, differences=differences)
+    found = sweep.experiment.load(header, parse, differences, resume=resume)
     return found or (header, [SweepRow(combination) for combination in grid(sweep.values)])
 
 
@@ -144,16 +138,12 @@ def make_document(header: Mapping[str, Any], rows: Sequence[SweepRow]) -> Docume
 
 
 def _measure_rows(
-    runner: Runner,
-    progress: Progress,
-    sweep: Sweep,
-    header: Mapping[str, Any],
-    rows: list[SweepRow],
-    time_limit: float,
+    sweep: Sweep, header: Mapping[str, Any], rows: list[SweepRow], progress: Progress, time_limit: float
 ) -> None:
     """Measures what `rows` do not have yet, replaces them in place, and saves them after each repeat."""
+    folder = sweep.experiment.folder
     if not sweep.output.exists():
-        for left in filter(pathlib.Path.is_dir, runner.folder.iterdir()):  # of results that were removed
+        for left in filter(pathlib.Path.is_dir, folder.iterdir()):  # of results that were removed
             shutil.rmtree(left)
     sweep.experiment.save(make_document(header, rows))
     cards: Sequence[int | None] = sweep.gpus or (None,)
@@ -172,23 +162,29 @@ def _measure_rows(
     def run(job: Job, card: int | None, check: Callable[[], None]) -> TrialResult:
         request = sweep.request(rows[job[0]].combination)
         request = request if card is None else dataclasses.replace(request, gpu_index=card)
-        quiet = Runner(runner.folder, grace=runner.grace, on_tick=check)
-        return measured_or_run(quiet, trial_name(*job), request, time_limit)
+        # One that failed after its sweep was killed may have failed because of that, so it is run again.
+        left = finished_result(folder / trial_name(*job), request)
+        if left is not None and left.status == OK:
+            return left
+        limits: Any = {"time_limit": time_limit, "limit_flag": LIMIT_FLAG}
+        return run_trial(folder / trial_name(*job), request, **limits, on_tick=check)
 
     def keep(job: Job, result: TrialResult) -> None:
         running.remove(job)
         index, number = job
-        repeat = dataclasses.replace(result, round=number)
-        rows[index] = rows[index].with_repeat(repeat)
+        rows[index] = rows[index].with_repeat(dataclasses.replace(result, round=number))
         rows[:] = skip_larger(rows, index)
         sweep.experiment.save(make_document(header, rows))
         progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
-        _report(rows, index, repeat, progress)
+        measured = [(row.samples_per_sec or 0.0, row.combination.label) for row in rows if row.status == OK]
+        if measured:
+            speed, label = max(measured)
+            progress.best = f"best {short(speed)} images/s ({label})"
+        progress.report(rows[index].combination.label, result.status, result.in_words())
 
     def tick() -> None:
         labels = [rows[index].combination.label for index, _ in running]
-        label = labels[0] if len(labels) == 1 else f"{len(labels)} trials on {len(cards)} GPUs"
-        progress.tick(label)
+        progress.tick(labels[0] if len(labels) == 1 else f"{len(labels)} trials on {len(cards)} GPUs")
 
     progress.done = progress.total - len(list(open_trials(rows, sweep.repeats)))
     run_on_cards(cards, take, run, keep, tick)
@@ -213,38 +209,15 @@ def trial_name(index: int, number: int) -> str:
 
 
 def open_trials(rows: Sequence[SweepRow], repeats: int) -> Iterator[Job]:
-    """Yields (row, round) of the repeats to measure, as `rows` stand when the next one is asked for."""
+    """Yields (row, round) of the repeats to measure, as `rows` stand when the next one is asked for.
+
+    Each round starts with another row.
+    """
     for number in range(repeats):
-        for index in interleaved(len(rows), number, repeats):
+        start = number * len(rows) // repeats
+        for index in [*range(start, len(rows)), *range(start)]:
             if rows[index].is_open(repeats) and all(repeat.round != number for repeat in rows[index].repeats):
                 yield index, number
-
-
-def interleaved(count: int, number: int, rounds: int) -> list[int]:
-    """Returns the order of round `number`: each round starts elsewhere."""
-    start = number * count // rounds
-    return [(start + i) % count for i in range(count)]
-
-
-def measured_or_run(runner: Runner, name: str, request: TrialRequest, time_limit: float) -> TrialResult:
-    """Measures a request, unless it was measured, on whatever card, after its sweep had been killed.
-
-    One that failed then may have failed because its sweep was killed, so it is run again.
-    """
-    left = finished_result(runner.folder / name, request)
-    if left is not None and left.status == OK:
-        return left
-    began = time.monotonic()
-    result = run_trial(runner, request, time_limit=time_limit, limit_flag=LIMIT_FLAG, name=name)
-    return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
-
-
-def _report(rows: Sequence[SweepRow], index: int, repeat: TrialResult, progress: Progress) -> None:
-    measured = [(row.samples_per_sec or 0.0, row.combination.label) for row in rows if row.status == OK]
-    if measured:
-        speed, label = max(measured)
-        progress.best = f"best {short(speed)} images/s ({label})"
-    progress.report(rows[index].combination.label, repeat.status, repeat.in_words())
 
 
 def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options: str) -> dict[str, Any]:
@@ -272,10 +245,9 @@ def submit_array(sweep: Sweep, *, time_limit: float, resume: bool, slurm_options
 
 def run_task(folder: str, name: str, request: Mapping[str, Any], time_limit: float) -> None:
     """Runs one repeat as a task of SLURM and leaves its result, whatever it is, for `collect`."""
-    runner = Runner(pathlib.Path(folder), grace=STOP_SECONDS)
-    trial = TrialRequest.from_dict(request)
-    result = run_trial(runner, trial, time_limit=time_limit, limit_flag=LIMIT_FLAG, name=name)
-    write_json(runner.folder / name / RESULT, result.to_dict())
+    place = pathlib.Path(folder) / name
+    result = run_trial(place, TrialRequest.from_dict(request), time_limit=time_limit, limit_flag=LIMIT_FLAG)
+    write_json(place / RESULT, result.to_dict())
 
 
 def collect(sweep: Sweep, *, fixed_batch: int | None = None) -> tuple[int, Document, int]:

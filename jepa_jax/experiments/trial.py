@@ -8,11 +8,13 @@ it does not survive is explained by its parent.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +23,7 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.text import shortened
-from jepa_jax.experiments.engine import Runner, explain_exit
+from jepa_jax.experiments.engine import explain_exit
 from jepa_jax.experiments.rows import CRASHED, FINISHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Figures, TrialResult
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.allocator import pool_fraction, pool_variables
@@ -39,36 +41,34 @@ Measure = Callable[[TrialRequest], Figures]
 
 
 def run_trial(
-    runner: Runner,
+    folder: pathlib.Path,
     request: TrialRequest,
     *,
     time_limit: float,
     limit_flag: str = "",
-    name: str = "trial",
-    reached: Callable[[], float] = lambda: 0.0,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> TrialResult:
-    """Measures one repeat in a new process, with request, result and log in the folder `name`, which is emptied before.
+    """Measures one repeat in a new process, with request, result and log in `folder`, which is emptied before.
 
-    The trials of a sweep share the folder of the runner, in which they keep their compiled programs.
+    The trials of an experiment share the parent of their folders, in which they keep their compiled programs.
     """
     try:
         request.configuration()
-        environment = child_environment(request, runner.folder)
+        environment = child_environment(request, folder.parent)
     except UserError as error:
         return TrialResult(REFUSED, str(error))
-    folder = runner.folder / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / REQUEST, request.to_dict())
     command = [*TRIAL_COMMAND, str(folder / REQUEST), str(folder / RESULT)]
-    ended = runner.run(
-        name, command, request.combination.label, timeout=time_limit, environment=environment, reached=reached
-    )
+    options: Any = {"environment": environment, "timeout": time_limit, "grace": STOP_SECONDS, "on_tick": on_tick}
+    began = time.monotonic()
+    ended = processes.run(command, folder, **options)
     result = finished_result(folder, request)
     # A trial that was done and hung while it closed was measured all the same.
-    if result is not None and (result.status == OK or not ended.timed_out):
-        return result
-    return result_of_end(ended, time_limit, limit_flag)
+    if result is None or (ended.timed_out and result.status != OK):
+        result = result_of_end(ended, time_limit, limit_flag)
+    return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
 
 def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "") -> TrialResult:

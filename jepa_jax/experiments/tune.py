@@ -19,7 +19,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
-from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, Runner
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress
 from jepa_jax.experiments.recommendation import (
     Recommendation,
     batch_sentences,
@@ -138,8 +138,8 @@ class Tuning:
         found = self.experiment.load(
             self.header,
             lambda document: (document["header"], [SearchTrial.from_dict(trial) for trial in document["trials"]]),
+            differences,
             resume=self.options.resume,
-            differences=differences,
         )
         if found is None:
             return []
@@ -147,17 +147,18 @@ class Tuning:
         self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
         return found[1]
 
-    def work(self, runner: Runner) -> None:
-        self._runner = runner
+    def work(self) -> None:
         self.outcome = self.search.search()
 
     def _run_in_process(self, request: TrialRequest, time_limit: float) -> TrialResult:
         self._num_started += 1
         self.progress.done, began = self.search.seconds_spent(), time.monotonic()
-        name = f"{self._num_started:03d}"
-        return run_trial(
-            self._runner, request, time_limit=time_limit, name=name, reached=lambda: time.monotonic() - began
-        )
+
+        def tick() -> None:
+            self.progress.tick(request.combination.label, time.monotonic() - began)
+
+        folder = self.experiment.folder / f"{self._num_started:03d}"
+        return run_trial(folder, request, time_limit=time_limit, on_tick=tick)
 
     def _on_trial(self, trial: SearchTrial) -> None:
         self.save()

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
-from jepa_jax.experiments.engine import Experiment, Progress, differing_entries
+from jepa_jax.experiments.engine import Experiment, Progress
 
 
 @pytest.fixture
@@ -16,7 +17,10 @@ def experiment(tmp_path):
 
 
 def load(experiment, header, resume=True):
-    return experiment.load(header, lambda document: document["rows"], resume=resume, differences=differing_entries)
+    def differences(there, here):
+        return [f"{key}: {there.get(key)} -> {here[key]}" for key in here if there.get(key) != here[key]]
+
+    return experiment.load(header, lambda document: document["rows"], differences, resume=resume)
 
 
 def test_a_document_is_continued_only_by_the_same_experiment(experiment):
@@ -57,21 +61,21 @@ def test_a_signal_stops_the_task_and_becomes_an_exit_code(experiment, tmp_path, 
     def raise_when_ready():
         if said.exists() and said.read_text() == "ready":
             signal.raise_signal(number)
-        return 0.0
 
-    def work(runner):
-        runner.run("a", [sys.executable, "-c", STOPPABLE, str(said)], "a", reached=raise_when_ready)
+    def work():
+        command = [sys.executable, "-c", STOPPABLE, str(said)]
+        processes.run(command, experiment.folder / "a", grace=600.0, on_tick=raise_when_ready)
         pytest.fail("the signal should have ended the task")
 
     assert experiment.execute(work, Progress(1, "tasks"), grace=600.0) == code
     assert said.read_text() == "stopped" and not (experiment.folder / "a" / "process.json").exists()
-    assert experiment.execute(lambda runner: None, Progress(1, "tasks"), grace=1.0) == EXIT_OK  # the lock is free
+    assert experiment.execute(lambda: None, Progress(1, "tasks"), grace=1.0) == EXIT_OK  # the lock is free
 
 
 def test_only_one_at_a_time(experiment):
-    def work(runner):
+    def work():
         with pytest.raises(UserError, match="another sweep is running there"):
-            experiment.execute(lambda runner: None, Progress(1, "tasks"), grace=1.0)
+            experiment.execute(lambda: None, Progress(1, "tasks"), grace=1.0)
 
     assert experiment.execute(work, Progress(1, "tasks"), grace=1.0) == EXIT_OK
 
@@ -81,4 +85,4 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     place = tmp_path / "file" / "out"
     experiment = Experiment("study", "--out", place, results=place / "x.json", folder=place)
     with pytest.raises(UserError, match="file/out: cannot write"):
-        experiment.execute(lambda runner: None, Progress(1, "tasks"), grace=1.0)
+        experiment.execute(lambda: None, Progress(1, "tasks"), grace=1.0)

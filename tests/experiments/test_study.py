@@ -232,7 +232,7 @@ def test_the_command_of_a_run():
         "lr_search", "configs/x.py:small", pathlib.Path("D"), ("python", "t.py"), ("--config.a.b=c",)
     )
     (run,) = study.plan_runs([0.3], [5], [1])
-    assert study.run_command(the_study, run) == [
+    assert the_study.run_command(run) == [
         "python", "t.py", "--config=configs/x.py:small", "--workdir=D/lr0.3_epochs5_seed1", "--resume=auto",
         "--config.a.b=c", "--config.optim.epochs=5", "--config.train.seed=1", "--config.optim.lr=0.3",
     ]  # fmt: skip
@@ -327,6 +327,7 @@ def test_a_short_run_keeps_the_share_of_warm_up(tmp_path):
     path = tmp_path / "config.py"
     path.write_text(CONFIG)
     share = study.warmup_share(str(path), ())
-    (run,) = study.plan_runs([None], [30], [0], share)
-    assert "--config.optim.warmup_epochs=1.0" in run.overrides
+    (run,) = study.plan_runs([None], [30], [0])
+    the_study = study.Study("epoch_tradeoff", str(path), tmp_path, (), warmup_share=share)
+    assert "--config.optim.warmup_epochs=1.0" in the_study.run_overrides(run)
     assert study.warmup_share(str(path), ("--config.optim.warmup_epochs=2",)) is None

@@ -20,15 +20,7 @@ from jepa_jax.experiments import sweep as sweep_module
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.rows import Figures, SweepRow, TrialResult, rows_to_json, skip_larger
 from jepa_jax.experiments.settings import FLAGS, Combination, grid, grid_values
-from jepa_jax.experiments.sweep import (
-    Sweep,
-    interleaved,
-    load_document,
-    make_document,
-    open_trials,
-    run_sweep,
-    summarise,
-)
+from jepa_jax.experiments.sweep import Sweep, load_document, make_document, open_trials, run_sweep, summarise
 from jepa_jax.program.config import load_config
 from tests.tiny import tiny_config
 
@@ -65,11 +57,11 @@ def trials(monkeypatch):
     """Stands in for the processes: notes what is run and gives what `ends` says, or a speed by batch and round."""
     run, ends = [], {}
 
-    def run_trial(runner, request, *, time_limit, limit_flag, name):
+    def run_trial(folder, request, *, time_limit, limit_flag, on_tick):
         assert limit_flag == "--time_limit"
         batch = request.combination.batch_size
         run.append((batch, request.combination.grad_accum_steps))
-        end = ends.get(name, ok(100.0 * batch))
+        end = ends.get(folder.name, ok(100.0 * batch))
         if isinstance(end, BaseException):
             raise end
         return end
@@ -80,11 +72,11 @@ def trials(monkeypatch):
 
 
 def test_rounds_hold_every_trial_once_and_start_elsewhere():
-    rounds = [interleaved(12, number, 3) for number in range(3)]
+    rows = [SweepRow(Combination(8 * (i + 1), 0, 1, "float32", "none", "grain")) for i in range(12)]
+    rounds = [[index for index, found in open_trials(rows, 3) if found == number] for number in range(3)]
     assert all(sorted(order) == list(range(12)) for order in rounds)
     assert [order[0] for order in rounds] == [0, 4, 8]
-    rows = [SweepRow(Combination(8 * (i + 1), 0, 1, "float32", "none", "grain")) for i in range(3)]
-    assert [index for index, _ in open_trials(rows, 2)] == [0, 1, 2, 1, 2, 0]
+    assert [index for index, _ in open_trials(rows[:3], 2)] == [0, 1, 2, 1, 2, 0]
 
 
 def test_flags_not_given_are_the_configs_own(make):

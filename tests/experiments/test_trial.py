@@ -20,7 +20,6 @@ from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import TrainBatches, batches_ready
 from jepa_jax.data.sources import open_source
 from jepa_jax.experiments import measurement, trial
-from jepa_jax.experiments.engine import Runner
 from jepa_jax.experiments.measurement import TimedSteps, measure, measure_steps, pipeline_fingerprint
 from jepa_jax.experiments.settings import KNOBS, Combination, TrialRequest
 from jepa_jax.experiments.trial import (
@@ -41,10 +40,6 @@ from tests.tiny import tiny_config, tiny_masked_config
 
 MB = 10**6
 FAULTY_TRIAL = pathlib.Path(__file__).parents[2] / "profiling" / "faulty_sweep.py"
-
-
-def runner(folder):
-    return Runner(folder, grace=1.0)
 
 
 def request_of(config, **changes):
@@ -316,7 +311,7 @@ def test_an_end_without_a_result_is_explained(monkeypatch, code, log, limited, s
 
 def test_what_a_config_cannot_be_is_refused_without_a_process(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "run", lambda *_, **__: pytest.fail("a process was started"))
-    result = run_trial(runner(tmp_path), request_of(tiny_config(), grad_accum_steps=3), time_limit=1)
+    result = run_trial(tmp_path / "0", request_of(tiny_config(), grad_accum_steps=3), time_limit=1)
     assert result.status == "refused" and "config.data.batch_size = 16" in result.reason
 
 
@@ -383,7 +378,7 @@ def test_a_trial_that_was_done_and_hung_while_closing_counts(tmp_path, monkeypat
         return processes.Ended(-9, True, "closing")
 
     monkeypatch.setattr(processes, "run", hang)
-    result = run_trial(runner(tmp_path), request_of(tiny_config()), time_limit=5)
+    result = run_trial(tmp_path / "0", request_of(tiny_config()), time_limit=5)
     assert result.status == ("ok" if status == "ok" else "timed_out")
     assert "--time_limit" not in result.reason
 
@@ -392,7 +387,7 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
     monkeypatch.setattr(
         processes, "run", lambda *_, **__: processes.Ended(-15, True, "compiling")
     )  # fmt: skip
-    result = run_trial(runner(tmp_path), request_of(tiny_config()), time_limit=7, limit_flag="--time_limit")
+    result = run_trial(tmp_path / "0", request_of(tiny_config()), time_limit=7, limit_flag="--time_limit")
     assert result.status == "timed_out"
     assert result.reason == "stopped after 7 s (--time_limit: raise it for a slow machine); its last message: compiling"
 
@@ -400,9 +395,9 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
 def test_the_process_of_a_trial_leaves_its_result(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
     request = request_of(tiny_config(data__source="cifar10", data__dir="nowhere", data__image_size=32))
-    result = run_trial(runner(tmp_path), request, time_limit=300, name="0")
+    result = run_trial(tmp_path / "0", request, time_limit=300)
     assert result.status == "refused" and "nowhere" in result.reason
-    assert finished_result(tmp_path / "0", request) == result
+    assert finished_result(tmp_path / "0", request) == dataclasses.replace(result, trial_seconds=None)
     assert finished_result(tmp_path / "0", dataclasses.replace(request, max_batches=5)) is None  # another request
     assert not (tmp_path / "0" / processes.PROCESS_FILE).exists()
 
@@ -414,5 +409,5 @@ def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "TRIAL_COMMAND", (sys.executable, str(FAULTY_TRIAL)))
     monkeypatch.setenv("JEPA_JAX_FAULTS", "0:out_of_memory")
     request = request_of(tiny_config(), use_dummy_data=True, max_batches=4)
-    result = run_trial(runner(tmp_path), request, time_limit=300, name="0")
+    result = run_trial(tmp_path / "0", request, time_limit=300)
     assert result.status == "out_of_memory" and "Out of memory" in result.reason
