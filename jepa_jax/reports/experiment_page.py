@@ -6,7 +6,7 @@ import operator
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.selection import SELECTION_KEY
@@ -15,23 +15,11 @@ from jepa_jax.experiments.findings import Findings, Group, group_rows, seed_nois
 from jepa_jax.experiments.recommendation import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
+from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import write_figure, write_page
-from jepa_jax.reports.parts import (
-    Card,
-    Cell,
-    Grid,
-    KeyFigure,
-    KeyFigures,
-    Page,
-    Section,
-    Table,
-    Text,
-    absent_section,
-    card_grid,
-    pairs,
-)
-from jepa_jax.reports.tables import markdown_table
+from jepa_jax.reports.parts import Card, Cell, KeyFigure, Page, Section
+from jepa_jax.reports.tables import Column, cells_markdown, cells_table, table_cells
 
 Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
 JsonRow = Mapping[str, Any]  # one of the rows
@@ -66,34 +54,6 @@ def memory_gib(row: JsonRow) -> float | None:
     return None if memory is None else memory / GIB
 
 
-class Column(NamedTuple):
-    """A column of a table: its value in a row, and how a known value is written."""
-
-    value: Callable[[Any], Any]
-    show: Callable[[Any], str] = str
-
-
-def table_cells(rows: Sequence[Any], columns: Mapping[str, Column]) -> dict[str, list[Cell]]:
-    """Returns column -> cells; columns that no row fills are left out."""
-    found = {}
-    for name, column in columns.items():
-        values = [column.value(row) for row in rows]
-        if any(value not in (None, "") for value in values):
-            found[name] = [Cell("–" if value is None else column.show(value), value) for value in values]
-    return found
-
-
-def make_table(cells: Mapping[str, Sequence[Cell]], marked: Sequence[int]) -> Table:
-    return Table(list(zip(*cells.values(), strict=True)), list(cells), marked, sortable=True)
-
-
-def cells_markdown(cells: Mapping[str, Sequence[Cell]]) -> str:
-    """Returns a Markdown table in which numbers are aligned right."""
-    table = make_table(cells, [])
-    right = [name for i, name in enumerate(cells) if table.is_numeric(i)]
-    return markdown_table(list(cells), [[cell.text for cell in row] for row in table.rows], right)
-
-
 three_digits = functools.partial(short, digits=3)
 speed_of = _field("samples_per_sec")
 wait_percent = _field("data_wait_fraction", 100)
@@ -113,15 +73,10 @@ SWEEP_COLUMNS = {
 
 def sweep_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
     """Returns settings, the figures that any measured row has, and how each row ended."""
-
     columns = {KNOB_WORDS[name]: Column(operator.itemgetter(name)) for name in knobs}
     shown = [{**row["combination"], **(row if row["status"] == "ok" else {})} for row in rows]
     ends = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in map(status_words, rows)]
     return table_cells(shown, columns | SWEEP_COLUMNS) | {"status": ends}
-
-
-def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
-    return sorted(rows, key=lambda row: -(speed_of(row) or 0.0))
 
 
 def status_words(row: JsonRow) -> str:
@@ -133,6 +88,10 @@ def status_words(row: JsonRow) -> str:
         return "leaks" + ("" if slope is None else f": memory grows by {slope / 2**20:.2f} MiB per step")
     words = STATUS_WORDS.get(row["status"]) or str(row["status"]).replace("_", " ")
     return f"{words}: {row['reason']}" if row["status"] != "ok" and row.get("reason") else words
+
+
+def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
+    return sorted(rows, key=lambda row: -(speed_of(row) or 0.0))
 
 
 def sweep_markdown(rows: Sequence[JsonRow]) -> str:
@@ -153,12 +112,14 @@ def sweep_page(document: Document) -> Page:
     header, rows, conclusion = document["header"], document["rows"], document.get("conclusion") or {}
     chosen = conclusion.get("best")
     best = next((row for row in rows if chosen and dict(row["combination"]) == dict(chosen)), None)
-    measured = [row for row in rows if row["status"] == "ok" and speed_of(row)]
     count = sum(row["status"] == "ok" for row in rows)
     machine = header.get("hardware") or {}
     cores = f"{machine['cores']} cores" if machine.get("cores") else None
     kind = "Tuning" if header.get("kind") == "tune" else "Throughput sweep"
-    charts = [*batch_charts(measured, header), wait_chart(measured, best)]
+    about_knobs = {knob["text"] for knob in conclusion.get("knobs") or ()}  # the table of knobs says the same
+    sentences = [text for text in conclusion.get("text") or () if text not in about_knobs]
+    first, *others = sentences or ["Nothing was concluded yet."]
+    choice = Card("", [parts.Text(first, "lead"), *(parts.Text(sentence, "sub") for sentence in others)])
     return Page(
         heading=f"{kind} of {header.get('config_name') or 'config'}",
         badge=f"{count} of {len(rows)} measured",
@@ -166,8 +127,8 @@ def sweep_page(document: Document) -> Page:
         subtitle=" · ".join(filter(None, (machine.get("gpu_name"), machine.get("cpu"), cores, header.get("created")))),
         sections=[
             sweep_headline(rows, best, conclusion),
-            Section("The choice", [choice_card(conclusion)]),
-            Section("Charts", [card_grid(charts)]),
+            Section("The choice", [choice]),
+            Section("Charts", [parts.card_grid(sweep_charts(rows, best, header))]),
             knob_section(conclusion),
             combination_section(rows, best),
             Section("How it was measured", [provenance(header)]),
@@ -176,59 +137,44 @@ def sweep_page(document: Document) -> Page:
 
 
 def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Mapping[str, Any]) -> Section:
-    """Returns the most important figures."""
+    """Returns the most important figures; an interval of the gain that contains 1 shows no gain."""
     if best is None:
-        return absent_section("", "No combination was measured.")
-    gain_text, gain_note = gain_words(conclusion)
-    interval, memory = interval_percent(best), memory_gib(best)
+        return parts.absent_section("", "No combination was measured.")
+    leader = conclusion.get("not_shown")
+    gain = leader or conclusion.get("gain") or {}
+    gain_text, gain_note = "–", "the config as given is not slower, or was not measured"
+    if gain.get("ratio"):
+        ends = gain.get("interval")
+        interval = f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "measured once: no interval"
+        gain_text, gain_note = f"{gain['ratio']:.2f} x", f"{interval}, over the config as given"
+        if leader:
+            gain_text = "none shown"
+            gain_note = f"keep the config; the fastest other: {gain['ratio']:.2f} ({interval}) x"
+    spread, memory = interval_percent(best), memory_gib(best)
     memory_text = "–" if memory is None else f"{memory:.2f} GiB"
-    interval_note = "" if interval is None else f"± {interval:.1f} %"
     failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
     figures = [
-        KeyFigure("Images per second", short(speed_of(best)), interval_note, main=True),
+        KeyFigure("Images per second", short(speed_of(best)), "" if spread is None else f"± {spread:.1f} %", main=True),
         KeyFigure("Gain", gain_text, gain_note),
         KeyFigure("Peak memory", memory_text, "device" if best.get("peak_memory_bytes") else "process"),
         KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),
         KeyFigure("Noise of one repeat", percent(conclusion.get("noise_percent")), "pooled over all rows"),
         KeyFigure("Failed", str(failed), f"of {len(rows)} combinations"),
     ]
-    return Section("", [KeyFigures(figures)])
-
-
-def gain_words(conclusion: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the gain over the config as given, and a note; an interval that contains 1 is no gain."""
-    leader = conclusion.get("not_shown")
-    gain = leader or conclusion.get("gain") or {}
-    if not gain.get("ratio"):
-        return "–", "the config as given is not slower, or was not measured"
-    ends = gain.get("interval")
-    interval = f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "measured once: no interval"
-    if leader:
-        return "none shown", f"keep the config; the fastest other: {gain['ratio']:.2f} ({interval}) x"
-    return f"{gain['ratio']:.2f} x", f"{interval}, over the config as given"
-
-
-def choice_card(conclusion: Mapping[str, Any]) -> Card:
-    """Returns the choice in words, without the sentences about knobs: the table of knobs says the same."""
-    about_knobs = {knob["text"] for knob in conclusion.get("knobs") or ()}
-    sentences = [text for text in conclusion.get("text") or () if text not in about_knobs]
-    first, *others = sentences or ["Nothing was concluded yet."]
-    return Card("", [Text(first, "lead"), *(Text(sentence, "sub") for sentence in others)])
+    return Section("", [parts.KeyFigures(figures)])
 
 
 def sweep_series(
-    rows: Iterable[JsonRow],
-    name: Callable[[JsonRow], str],
-    x: str,
-    y: Measure,
-    best: Measure = speed_of,
-    intervals: bool = False,
+    rows: Iterable[JsonRow], name: str, x: str, y: Measure, best: Measure = speed_of, intervals: bool = False
 ) -> list[Series]:
-    """Returns one line per name; where several rows have one x, the one with the largest `best` is shown."""
+    """Returns one line per name, which is formatted with the settings of a row.
+
+    Where several rows have one x, the one with the largest `best` is shown.
+    """
     chosen: dict[str, dict[float, JsonRow]] = {}
     for row in sorted(rows, key=lambda row: best(row) or 0.0):
         if y(row) is not None:
-            label = name(row)
+            label = name.format(**row["combination"])
             chosen[label] = {**chosen.pop(label, {}), row["combination"][x]: row}  # the largest lines are last
     lines = []
     for label in sorted(list(chosen)[-MOST_LINES:]):
@@ -238,27 +184,25 @@ def sweep_series(
     return lines
 
 
-def swept_values(rows: Iterable[JsonRow], knob: str) -> list[int]:
-    return sorted({row["combination"][knob] for row in rows})
+def sweep_charts(rows: Sequence[JsonRow], best: JsonRow | None, header: Mapping[str, Any]) -> list[Card]:
+    """Returns speed and memory against batch size, and the wait for data against workers.
 
-
-def batch_charts(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> list[Card]:
-    """Returns speed and memory against batch size, by precision and remat, below the memory there is."""
-
-    def precision(row: JsonRow) -> str:
-        return row["combination"]["precision"]
-
-    def program(row: JsonRow) -> str:
-        return f"{precision(row)}, remat {row['combination']['remat']}"
-
+    The wait is that of rows which use the loader, where possible with the other settings of the choice.
+    """
+    rows = [row for row in rows if row["status"] == "ok" and speed_of(row)]
     pools = [row["device_limit_bytes"] for row in rows if row.get("device_limit_bytes")]
     limit = max(pools, default=None) or number(header.get("memory_limit_bytes"))  # JAX may take a part of a card
     where = "device" if any(row.get("peak_memory_bytes") for row in rows) else "process"
-    options: dict[str, Any] = {"x_log": True, "x_ticks": swept_values(rows, "batch_size"), "from_zero": True}
+    loaded = [row for row in rows if row["combination"]["pipeline"] != "device"]
+    others = ("precision", "remat", "grad_accum_steps")
+    like = [row for row in loaded if best and all(row["combination"][k] == best["combination"][k] for k in others)]
+    waits = sweep_series(like or loaded, "batch {batch_size:,}", "num_workers", wait_percent)
+    sizes = sorted({row["combination"]["batch_size"] for row in rows})
+    options: dict[str, Any] = {"x_log": True, "x_ticks": sizes, "from_zero": True}
     return [
         line_chart(
             "Throughput against batch size",
-            sweep_series(rows, precision, "batch_size", speed_of, intervals=True),
+            sweep_series(rows, "{precision}", "batch_size", speed_of, intervals=True),
             x_label="batch size (the fastest of the other settings at each)",
             y_label="images per second, 95 % interval",
             wide=True,
@@ -266,31 +210,21 @@ def batch_charts(rows: Sequence[JsonRow], header: Mapping[str, Any]) -> list[Car
         ),
         line_chart(
             "Memory against batch size",
-            sweep_series(rows, program, "batch_size", memory_gib, memory_gib),
+            sweep_series(rows, "{precision}, remat {remat}", "batch_size", memory_gib, memory_gib),
             x_label="batch size",
             y_label=f"GiB, peak of the {where}",
             levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
             **options,
         ),
+        line_chart(
+            "Data wait against workers",
+            sorted(waits, key=lambda line: int(line.name.split()[1].replace(",", ""))),
+            x_label="workers",
+            y_label="% of a step",
+            x_ticks=sorted({row["combination"]["num_workers"] for row in loaded}),
+            from_zero=True,
+        ),
     ]
-
-
-def wait_chart(rows: Sequence[JsonRow], best: JsonRow | None) -> Card:
-    """Returns the wait for data of rows that use the loader, where possible with the other settings of the choice."""
-    loaded = [row for row in rows if row["combination"]["pipeline"] != "device"]
-    others = ("precision", "remat", "grad_accum_steps")
-    like = [row for row in loaded if best and all(row["combination"][k] == best["combination"][k] for k in others)]
-    lines = sweep_series(
-        like or loaded, lambda row: f"batch {row['combination']['batch_size']:,}", "num_workers", wait_percent
-    )
-    return line_chart(
-        "Data wait against workers",
-        sorted(lines, key=lambda line: int(line.name.split()[1].replace(",", ""))),
-        x_label="workers",
-        y_label="% of a step",
-        x_ticks=swept_values(loaded, "num_workers"),
-        from_zero=True,
-    )
 
 
 def knob_section(conclusion: Mapping[str, Any]) -> Section:
@@ -300,21 +234,19 @@ def knob_section(conclusion: Mapping[str, Any]) -> Section:
     for knob in conclusion.get("knobs") or ():
         for entry in knob["comparisons"]:
             interval, ratio = entry.get("interval"), entry.get("ratio")
-            rows.append(
-                [
-                    KNOB_WORDS.get(knob["knob"], knob["knob"]),
-                    f"{entry['from']} → {entry['to']}",
-                    "–" if ratio is None else f"{ratio:.3f} x",
-                    f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–",
-                    f"{entry['smallest']:.2f} to {entry['largest']:.2f}" if entry.get("smallest") else "–",
-                    EFFECT_WORDS.get(entry["effect"], entry["effect"]),
-                ]
-            )
+            rows.append([
+                KNOB_WORDS.get(knob["knob"], knob["knob"]),
+                f"{entry['from']} → {entry['to']}",
+                "–" if ratio is None else f"{ratio:.3f} x",
+                f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–",
+                f"{entry['smallest']:.2f} to {entry['largest']:.2f}" if entry.get("smallest") else "–",
+                EFFECT_WORDS.get(entry["effect"], entry["effect"]),
+            ])  # fmt: skip
     if not rows:
-        return absent_section(title, "Only one value of each setting was measured.")
+        return parts.absent_section(title, "Only one value of each setting was measured.")
     note = "Speed at the second value over speed at the first, between combinations that are otherwise equal."
     header = ["setting", "from → to", "ratio", "95 % interval", "smallest and largest pair", "effect"]
-    return Section(title, [Card("", [Table(rows, header)], note)])
+    return Section(title, [Card("", [parts.Table(rows, header)], note)])
 
 
 def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Section:
@@ -322,13 +254,13 @@ def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Sectio
     rows = fastest_first(rows)
     values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
     columns = sweep_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
-    table = make_table(columns, [i for i, row in enumerate(rows) if row is best])
+    table = cells_table(columns, [i for i, row in enumerate(rows) if row is best])
     equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     return Section("All combinations", [Card("", [table], note)])
 
 
-def provenance(header: Mapping[str, Any]) -> Grid:
+def provenance(header: Mapping[str, Any]) -> parts.Grid:
     """Returns the command, the machine and the versions."""
     measurement = {
         "command": header.get("command"),
@@ -338,19 +270,19 @@ def provenance(header: Mapping[str, Any]) -> Grid:
         "config": f"{header.get('config_name')} ({header.get('config_hash')})",
         "begun": header.get("created"),
     }
-    cards = [Card("Measurement", [_known_pairs(measurement)], wide=True)]
-    for title, part in (("Machine", header.get("hardware")), ("Versions", header.get("versions"))):
-        if part:
-            cards.append(Card(title, [_known_pairs(part)]))
-    return card_grid(cards)
-
-
-def _known_pairs(values: Mapping[str, Any]) -> Table:
-    return pairs(
-        (key.removesuffix("_bytes").replace("_", " "), gib(value) if key.endswith("_bytes") else value)
-        for key, value in values.items()
-        if value is not None
-    )
+    cards = []
+    for title, part in {
+        "Measurement": measurement,
+        "Machine": header.get("hardware"),
+        "Versions": header.get("versions"),
+    }.items():
+        known = {key: value for key, value in (part or {}).items() if value is not None}
+        texts = [
+            (key.removesuffix("_bytes").replace("_", " "), gib(value) if key.endswith("_bytes") else value)
+            for key, value in known.items()
+        ]
+        cards += [Card(title, [parts.pairs(texts)], wide=part is measurement)] if part else []
+    return parts.card_grid(cards)
 
 
 def _run_column(field: str, form: str) -> Column:
@@ -407,8 +339,8 @@ def study_page(study: Study, rows: Sequence[StudyRow], findings: Findings) -> Pa
         subtitle=" ".join([study.config, *study.overrides]),
         sections=[
             Section("Findings", [Card("", findings.sentences)]),
-            Section("Charts", [card_grid(study_charts(study.kind, rows))]),
-            Section("Runs", [Card("", [make_table(cells, best)], STUDY_NOTE)]),
+            Section("Charts", [parts.card_grid(study_charts(study.kind, rows))]),
+            Section("Runs", [Card("", [cells_table(cells, best)], STUDY_NOTE)]),
         ],
     )
 

@@ -18,11 +18,11 @@ from jepa_jax.reports.experiment_page import (
     study_page,
     sweep_markdown,
     sweep_page,
-    table_cells,
     write_study,
     write_sweep,
 )
 from jepa_jax.reports.page import render
+from jepa_jax.reports.tables import table_cells
 
 GIB = 2**30
 ROOT = pathlib.Path(__file__).parents[2]
