@@ -129,30 +129,33 @@ def in_brackets(values: Mapping[str, str]) -> str:
 
 
 def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Page:
-    return Page(
-        heading=f"{len(runs)} runs side by side",
-        subtitle=" · ".join(item.name for item in runs),
-        sections=[
-            *([Section("", [Card("", [Text(text, "warn", "Warning") for text in warnings])])] if warnings else []),
-            summary_section(runs),
-            evaluation_section(runs),
-            curve_section(runs),
-            config_section(runs),
-        ],
-    )
-
-
-def summary_section(runs: Sequence[ComparedRun]) -> Section:
-    """Returns the table of summaries, and what could not be read."""
-    rows = [[group.capitalize(), *(item.run.choices[group] or "–" for item in runs)] for group in CHOSEN]
-    table = Table(rows + summary_rows([figures_of(item) for item in runs]), ["", *(item.name for item in runs)])
+    """Returns the page: warnings, summaries, evaluations, curves and where the configs differ."""
+    chosen = [[group.capitalize(), *(item.run.choices[group] or "–" for item in runs)] for group in CHOSEN]
+    names = [item.name for item in runs]
+    summary = Table(chosen + summary_rows([figures_of(item) for item in runs]), ["", *names])
     problems = [
         absent(f"{item.name}: {text}")
         for item in runs
-        for name, text in item.run.problems.items()
-        if name != "environment.json"
+        for file, text in item.run.problems.items()
+        if file != "environment.json"
     ]
-    return Section("Summary", [Card("", [table, *problems])])
+    differing = differing_table([item.run.config for item in runs])
+    config = absent_section("Config", "The configs are equal.")
+    if differing:
+        total = len(set().union(*(flatten(item.run.config) for item in runs)))
+        table = Table(differing, ["key", *names])
+        config = Section("Config", [Card("Where the configs differ", [table], f"{len(differing)} of {total} keys.")])
+    return Page(
+        heading=f"{len(runs)} runs side by side",
+        subtitle=" · ".join(names),
+        sections=[
+            *([Section("", [Card("", [Text(text, "warn", "Warning") for text in warnings])])] if warnings else []),
+            Section("Summary", [Card("", [summary, *problems])]),
+            evaluation_section(runs),
+            curve_section(runs),
+            config,
+        ],
+    )
 
 
 def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -208,15 +211,6 @@ def differing_table(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         for key in sorted(set().union(*flat))
     ]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def config_section(runs: Sequence[ComparedRun]) -> Section:
-    rows = differing_table([item.run.config for item in runs])
-    if not rows:
-        return absent_section("Config", "The configs are equal.")
-    total = len(set().union(*(flatten(item.run.config) for item in runs)))
-    table = Table(rows, ["key", *(item.name for item in runs)])
-    return Section("Config", [Card("Where the configs differ", [table], f"{len(rows)} of {total} keys.")])
 
 
 def comparison_text(runs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -40,8 +40,11 @@ def section(title: str, prefix: str, group: type[Group]) -> list[str]:
 
 
 def table(prefix: str, group: type[Group]) -> list[str]:
-    rows = [f"| `{name}` | {default_text(key)} | {meaning(key)} |" for name, key in leaves(prefix, group)]
-    return ["| key | default | meaning |", "|---|---|---|", *rows, ""]
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for name, key in leaves(prefix, group):
+        default = f"that of `{key.default_from}`" if key.default_from else f"`{key.default!r}`"
+        lines.append(f"| `{name}` | {default} | {meaning(key)} |")
+    return [*lines, ""]
 
 
 def leaves(prefix: str, group: type[Group]) -> Iterator[tuple[str, Key]]:
@@ -51,10 +54,6 @@ def leaves(prefix: str, group: type[Group]) -> Iterator[tuple[str, Key]]:
             yield prefix + name, declared
         else:
             yield from leaves(f"{prefix}{name}.", declared)
-
-
-def default_text(key: Key) -> str:
-    return f"that of `{key.default_from}`" if key.default_from else f"`{key.default!r}`"
 
 
 def meaning(key: Key) -> str:

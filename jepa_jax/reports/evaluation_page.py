@@ -21,7 +21,6 @@ TSNE_COMPONENTS = 50  # principal components keep the relevant distances and mak
 Record = Mapping[str, Any]  # what eval.json holds
 LevelResults = Mapping[str, Any]  # protocol -> its results, at one level
 
-
 Row = Callable[[LevelResults], str]  # a text from the results of a level; raises KeyError where they are missing
 
 
@@ -116,12 +115,9 @@ def evaluation_markdown(record: Record) -> str:
         markdown_table(["", *levels], evaluation_table(record["levels"]), right=levels),
         _conditions(record),
     ]
-    few_shot = next((results["few_shot"] for results in record["levels"].values() if "few_shot" in results), None)
-    if few_shot:
-        lines.append(
-            f"Few-shot: {few_shot['ways']} classes, {few_shot['episodes']} episodes of test images, nearest centroid, "
-            "95 % interval."
-        )
+    for few_shot in [results["few_shot"] for results in record["levels"].values() if "few_shot" in results][:1]:
+        how = f"{few_shot['ways']} classes, {few_shot['episodes']} episodes of test images"
+        lines.append(f"Few-shot: {how}, nearest centroid, 95 % interval.")
     lines += [f"Note: {note}" for note in record["notes"]]
     return "\n".join(lines) + "\n"
 
@@ -154,44 +150,33 @@ def write_evaluation(evaluation: Evaluation) -> None:
 def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, parts.Card]:
     """Returns the confusion matrix of the linear probe and the sweep of k-NN, where they were measured."""
     maps = {}
-    if "confusion" in results.get("linear_probe", {}):
-        maps["confusion"] = confusion_map(results, classes)
-    if "sweep" in results.get("knn", {}):
-        maps["knn"] = knn_map(results["knn"])
+    if "confusion" in results.get("linear_probe", {}):  # rows are true classes
+        counts = np.asarray(results["linear_probe"]["confusion"], float)
+        maps["confusion"] = heat_map(
+            "Confusion matrix of the linear probe",
+            100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1),
+            classes,
+            classes,
+            x_label="predicted",
+            y_label="true",
+            limits=(0, 100),
+            least=0.5,
+            note="In percent of the images of a class.",
+        )
+    if "sweep" in (knn := results.get("knn", {})):
+        ks, temperatures = list(knn["sweep"]["ks"]), list(knn["sweep"]["temperatures"])
+        maps["knn"] = heat_map(
+            "k-NN over k and temperature",
+            knn["sweep"]["held_out_accuracy"],
+            [f"{temperature:g}" for temperature in temperatures],
+            [str(k) for k in ks],
+            x_label="k",
+            y_label="temperature",
+            text="{:.1f}",
+            marked=(temperatures.index(knn["temperature"]), ks.index(knn["k"])),
+            note="In percent of held-out train images. Framed: the pair that was chosen.",
+        )
     return maps
-
-
-def confusion_map(results: LevelResults, classes: Sequence[str]) -> parts.Card:
-    """Returns the confusion matrix of the linear probe; rows are true classes, in percent of their images."""
-    counts = np.asarray(results["linear_probe"]["confusion"], float)
-    share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return heat_map(
-        "Confusion matrix of the linear probe",
-        share,
-        classes,
-        classes,
-        x_label="predicted",
-        y_label="true",
-        limits=(0, 100),
-        least=0.5,
-        note="In percent of the images of a class.",
-    )
-
-
-def knn_map(knn: Mapping[str, Any]) -> parts.Card:
-    """Returns the held-out accuracy of k-NN over k and temperature."""
-    ks, temperatures = list(knn["sweep"]["ks"]), list(knn["sweep"]["temperatures"])
-    return heat_map(
-        "k-NN over k and temperature",
-        knn["sweep"]["held_out_accuracy"],
-        [f"{temperature:g}" for temperature in temperatures],
-        [str(k) for k in ks],
-        x_label="k",
-        y_label="temperature",
-        text="{:.1f}",
-        marked=(temperatures.index(knn["temperature"]), ks.index(knn["k"])),
-        note="In percent of held-out train images. Framed: the pair that was chosen.",
-    )
 
 
 def scatter_charts(split: Split, classes: Sequence[str]) -> list[parts.Card]:
@@ -229,17 +214,19 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
     """Returns the page of an evaluation; figures are read from `folder` and embedded."""
     weights = "weights of the EMA target" if record["weights"] == "target" else "weights as trained"
     features = f"{weights}, pooled by {record['pool']}"
-    table = parts.Table(evaluation_table(record["levels"]), ["", *map(level_name, record["levels"])])
+    levels, spectrum = record["levels"], spectrum_chart(record)
+    table = parts.Table(evaluation_table(levels), ["", *map(level_name, levels)])
+    notes = [parts.Text(note, "warn", "Note") for note in record["notes"]]
+    names = map(str.capitalize, map(level_name, levels)) if len(levels) > 1 else ["Test accuracy"]
+    bars = dict(zip(names, map(accuracy_bars, levels.values()), strict=True))
+    accuracy: parts.Part = parts.Bars(bars) if any(bars.values()) else parts.absent("No accuracy was measured.")
     sections = [
-        evaluation_headline(record["levels"]),
-        parts.Section(
-            "",
-            [parts.Card("", [parts.Text(note, "warn", "Note") for note in record["notes"]])] if record["notes"] else [],
-        ),
-        accuracies(record["levels"]),
+        evaluation_headline(levels),
+        parts.Section("", [parts.Card("", notes)] if notes else []),
+        parts.Section("Accuracy", [parts.Card("", [accuracy])]),
         parts.Section("Figures", [parts.Card("", [table], _conditions(record))]),
-        *(level_figures(record, folder, level) for level in record["levels"]),
-        parts.Section("Spectrum", [spectrum] if (spectrum := spectrum_chart(record)) else []),
+        *(level_figures(record, folder, level) for level in levels),
+        parts.Section("Spectrum", [spectrum] if spectrum else []),
     ]
     return parts.Page(
         heading=folder.resolve().parent.name,
@@ -309,15 +296,6 @@ def accuracy_bars(results: LevelResults) -> list[parts.Bar]:
 
 def _untrained_bar(label: str, accuracy: float | None) -> parts.Bar:
     return parts.Bar(f"{label}, untrained", accuracy, "baseline", "before the first step")
-
-
-def accuracies(levels: Mapping[str, LevelResults]) -> parts.Section:
-    """Returns bars of every accuracy, level by level."""
-    names = map(str.capitalize, map(level_name, levels)) if len(levels) > 1 else ["Test accuracy"]
-    groups = dict(zip(names, map(accuracy_bars, levels.values()), strict=True))
-    if not any(groups.values()):
-        return parts.absent_section("Accuracy", "No accuracy was measured.")
-    return parts.Section("Accuracy", [parts.Card("", [parts.Bars(groups)])])
 
 
 def level_figures(record: Record, folder: pathlib.Path, level: str) -> parts.Section:

@@ -48,27 +48,22 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> parts.Card:
     """Returns one bar per epoch, as long as the epoch took and divided by section, and the sums of all epochs."""
     stride = -(-len(epochs) // SHOWN_EPOCHS)
     longest = max(epoch["seconds"] for epoch in epochs[::stride])
+    bars = []
+    for epoch in epochs[::stride]:
+        seconds, shares = epoch["sections"], percentages(epoch["sections"])
+        texts = {name: f"{label}: {shares[name]:.1f} %, {seconds[name]:.3f} s" for name, label in LABELS.items()}
+        pieces = [parts.Piece(str(name), shares[name], text) for name, text in texts.items() if shares[name] > 0]
+        width = 100 * epoch["seconds"] / longest if longest else 0.0
+        bars.append(parts.StackedBar(pieces, f"epoch {short(epoch['epoch'])}", duration(epoch["seconds"]), width))
     totals = {name: sum(epoch["sections"][name] for epoch in epochs) for name in LABELS}
     shares = percentages(totals)
     used = sorted((name for name in LABELS if totals[name] > 0), key=lambda name: -totals[name])
     rows = [[LABELS[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"] for name in used]
     legend = {str(name): label for name, label in LABELS.items() if name in used}
-    bars = parts.StackedBars([_epoch_bar(epoch, longest) for epoch in epochs[::stride]], legend)
     note = f"Every {stride}th of {len(epochs)} epochs. " if stride > 1 else ""
     note += "Time in which the device computed belongs to the step, whatever the host did meanwhile."
     table = parts.Table(rows, ["section, all epochs", "share", "time"])
-    return parts.Card("Time by epoch", [bars, table], note, wide=True)
-
-
-def _epoch_bar(epoch: Epoch, longest: float) -> parts.StackedBar:
-    seconds, shares = epoch["sections"], percentages(epoch["sections"])
-    pieces = [
-        parts.Piece(str(name), shares[name], f"{LABELS[name]}: {shares[name]:.1f} %, {seconds[name]:.3f} s")
-        for name in LABELS
-        if shares[name] > 0
-    ]
-    width = 100 * epoch["seconds"] / longest if longest else 0.0
-    return parts.StackedBar(pieces, f"epoch {short(epoch['epoch'])}", duration(epoch["seconds"]), width)
+    return parts.Card("Time by epoch", [parts.StackedBars(bars, legend), table], note, wide=True)
 
 
 def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> parts.Card:
