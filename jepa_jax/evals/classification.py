@@ -8,7 +8,7 @@ from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Mom
 from jepa_jax.evals.features import Split, chance, check_classes, labels_differ
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.knn import knn_accuracy
-from jepa_jax.evals.linear_probe import FITS, PENALTIES, ProbeResult, held_out_accuracy, linear_probe, top1
+from jepa_jax.evals.linear_probe import FITS, PENALTIES, held_out_accuracy, linear_probe, top1
 from jepa_jax.program.step import TrainState
 
 
@@ -35,18 +35,31 @@ class Classification(Evaluator):
         return moment.stage == Stage.FINAL or (labelled and config.untrained)
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
-        encoder = self.context.encoder_at(state, moment)
-        if moment.stage == Stage.UNTRAINED:
-            return self._untrained(encoder)
-        return self._final(state, encoder) if moment.stage == Stage.FINAL else self._epoch(state, encoder, moment)
-
-    def _untrained(self, encoder: FrozenEncoder) -> Figures:
-        train, test = self._features(encoder, "untrained")
-        if not labels_differ(train, test):
-            return {}
-        probe, knn = self._probe(train, test), self._knn(train, test)
-        figures = {"probe_accuracy": probe.accuracy, "knn_accuracy": knn, SELECTION_KEY: probe.held_out_accuracy}
-        return {f"untrained_{name}": value for name, value in figures.items()}
+        encoder, progress = self.context.encoder_at(state, moment), self.context.progress
+        if moment.stage == Stage.EPOCH:
+            return self._epoch(state, encoder, moment)
+        untrained = moment.stage == Stage.UNTRAINED
+        progress.start("untrained" if untrained else "linear probe", len(encoder.train) + len(encoder.test))
+        train, test = encoder.features(on_images=progress.advance)
+        classes = self.context.train.classes
+        figures: Figures = {"probe_accuracy": None, SELECTION_KEY: None, "knn_accuracy": None}
+        labelled = bool(classes) and labels_differ(train, test)
+        if labelled:
+            if not self.context.smoke:
+                check_classes(train.labels, test.labels, classes)
+            progress.start("fits of the linear probe", FITS)
+            probe = linear_probe(train, test, len(classes), progress.advance)
+            found = probe.accuracy, probe.held_out_accuracy, self._knn(train, test)
+            figures = dict(zip(figures, found, strict=True))
+        if untrained:
+            return {f"untrained_{name}": value for name, value in figures.items()} if labelled else {}
+        return figures | {
+            "online_probe_accuracy": self._online(state, test) if labelled else None,
+            "chance_accuracy": chance(train, test, len(classes)) if labelled else None,
+            "feature_dim": train.features.shape[1],
+            "probe_train_images": len(train.labels) if labelled else None,
+            "probe_test_images": len(test.labels) if labelled else None,
+        }
 
     def _epoch(self, state: TrainState, encoder: FrozenEncoder, moment: Moment) -> Figures:
         progress = self.context.progress
@@ -65,41 +78,11 @@ class Classification(Evaluator):
             figures[SELECTION_KEY] = held_out_accuracy(train, len(self.context.train.classes), progress.advance)
         return figures
 
-    def _final(self, state: TrainState, encoder: FrozenEncoder) -> Figures:
-        train, test = self._features(encoder, "linear probe")
-        labelled = bool(self.context.train.classes) and labels_differ(train, test)
-        probe = self._probe(train, test) if labelled else None
-        return {
-            "probe_accuracy": probe and probe.accuracy,
-            SELECTION_KEY: probe and probe.held_out_accuracy,
-            "knn_accuracy": self._knn(train, test) if labelled else None,
-            "online_probe_accuracy": self._online(state, test) if labelled else None,
-            "chance_accuracy": chance(train, test, len(self.context.train.classes)) if labelled else None,
-            "feature_dim": train.features.shape[1],
-            "probe_train_images": len(train.labels) if labelled else None,
-            "probe_test_images": len(test.labels) if labelled else None,
-        }
-
-    def _features(self, encoder: FrozenEncoder, what: str) -> tuple[Split, Split]:
-        self.context.progress.start(what, len(encoder.train) + len(encoder.test))
-        return encoder.features(on_images=self.context.progress.advance)
-
-    def _probe(self, train: Split, test: Split) -> ProbeResult:
-        if not self.context.smoke:
-            check_classes(train.labels, test.labels, self.context.train.classes)
-        self.context.progress.start("fits of the linear probe", FITS)
-        return linear_probe(train, test, len(self.context.train.classes), self.context.progress.advance)
-
     def _knn(self, train: Split, test: Split) -> float:
-        config, progress = self.context.config.eval, self.context.progress
+        config, progress, classes = self.context.config.eval, self.context.progress, len(self.context.train.classes)
         progress.start("votes of k-NN", len(test.labels))
         return knn_accuracy(
-            train,
-            test,
-            len(self.context.train.classes),
-            k=config.knn_k,
-            temperature=config.knn_temperature,
-            on_images=progress.advance,
+            train, test, classes, k=config.knn_k, temperature=config.knn_temperature, on_images=progress.advance
         )
 
     def _online(self, state: TrainState, test: Split) -> float | None:

@@ -77,29 +77,23 @@ def evaluate(
     """
     started = time.perf_counter()
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
-    limits = limits or Limits()
     run = load_run(workdir, data_dir=data_dir, pool=pool)
     encoder = run.encoder
     names = parse_protocols(protocols, labelled=bool(encoder.classes))
     chosen = parse_levels(levels, encoder.levels)
-    results = Results(run, limits)
-    measurement = Measurement(run, names, results, console)
+    measurement = Measurement(run, names, limits or Limits(), console)
     for level in chosen:
-        known = results.before_interruption.get(str(level), {})
-        if pending := [name for name in names if name not in known]:
-            measurement.measure_level(level, pending)
-        if len(pending) < len(names):
-            titles = ", ".join(PROTOCOLS[name].title for name in names if name in known)
-            console.line(f"measured before the interruption: {titles}")
-    levels_measured = results.record["levels"]
-    names = [name for name in names if all(name in levels_measured.get(str(level), {}) for level in chosen)]
+        measurement.measure_level(level)
+    record = measurement.record
+    names = [name for name in names if all(name in record["levels"].get(str(level), {}) for level in chosen)]
     if not names:
-        raise UserError(f"--protocols={protocols}: {results.record['notes'][0]} Use feature_quality.")
+        raise UserError(f"--protocols={protocols}: {record['notes'][0]} Use feature_quality.")
     points: dict[int, Split] = {}
     if "feature_quality" in names and len(encoder.test) >= FEWEST_POINTS:
-        shown = sample(len(encoder.test), limits.pictured_points)
+        shown = sample(len(encoder.test), measurement.limits.pictured_points)
         points = {level: encoder.test_features(level).part(shown) for level in chosen}
-    return Evaluation(run.results, results.finish(time.perf_counter() - started), chosen, names, points)
+    measurement.write(complete=True, seconds=time.perf_counter() - started)
+    return Evaluation(run.results, measurement.record, chosen, names, points)
 
 
 def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
@@ -127,77 +121,84 @@ def parse_levels(text: str, levels: int) -> list[int]:
     return sorted({int(name) for name in names})
 
 
-class Results:
-    """What eval.json holds: written after each protocol, begun with earlier results of the same checkpoint and data.
+class Measurement:
+    """Measures the trained encoder and, where a protocol compares, the untrained one; writes eval.json after each.
 
     Attributes:
-      record: its content.
-      before_interruption: results by level and protocol of an evaluation that was interrupted, {} if it was not.
+      record: what eval.json holds; begun with earlier results of the same checkpoint and data.
     """
 
-    def __init__(self, run: TrainedRun, limits: Limits):
-        self.limits, self._path = limits, run.results / "eval.json"
-        self.record: dict[str, Any] = describe_run(run, limits)
+    def __init__(self, run: TrainedRun, names: Sequence[str], limits: Limits, console: Console):
+        encoder = run.encoder
+        config = encoder.config
+        context = EvaluationContext(
+            config, encoder.program, (encoder.train, encoder.test), progress=console, limits=limits
+        )
+        context.remember(run.state, config.eval.calibration_images, encoder)  # calibrated when it was saved
+        self.limits, self.console, self._path = limits, console, run.results / "eval.json"
+        self.evaluators = {name: PROTOCOLS[name](context) for name in names}
+        self.trained: tuple[TrainState, FrozenEncoder] = run.state, encoder
+        self.untrained: tuple[TrainState, FrozenEncoder] | None = None
+        if any(one.due(Moment(Stage.UNTRAINED, 0, 0)) for one in self.evaluators.values()):
+            state, images = run.initial_state(), calibration_images_at_start(config)
+            fresh = encoder.with_weights(*evaluated_variables(state, config.eval.weights))
+            fresh = dataclasses.replace(fresh.calibrated(encoder.train, images), store=run.cache.renamed("untrained"))
+            self.untrained = state, context.remember(state, images, fresh)
+        self.record: dict[str, Any] = {
+            "method": config.method.name,
+            "model": config.model.name,
+            "data": config.data.source,
+            "weights": config.eval.weights,
+            "pool": config.eval.pool,
+            "level_names": list(encoder.program.method.level_names),
+            "step": int(run.state.step),
+            "params_sha256": params_sha256(encoder.params),
+            "classes": list(encoder.classes),
+            "train_images": len(encoder.train),
+            "test_images": len(encoder.test),
+            "data_identity": run.data,
+            "limits": dataclasses.asdict(limits),
+            "choices_made_on": "a held-out tenth of the train split; the test split is used once",
+            "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "environment": environment(),
+            "complete": False,
+            "notes": [],
+            "levels": {},
+        }
         found = read_json_or_empty(self._path)
-        identity = ("params_sha256", "step", "pool", "data_identity")
-        is_same = all(found.get(key) == _finite(self.record[key]) for key in identity)
+        is_same = all(
+            found.get(key) == _finite(self.record[key]) for key in ("params_sha256", "step", "pool", "data_identity")
+        )
         # A finished evaluation that is asked for again is measured again.
         continues = is_same and not found.get("complete", True) and found.get("limits") == self.record["limits"]
-        self.before_interruption: dict[str, Any] = dict(found["levels"]) if continues else {}
-        self.record |= {"complete": False, "notes": [], "levels": {}}
+        self._before_interruption: dict[str, Any] = dict(found["levels"]) if continues else {}
         if is_same:
             self.record |= {"notes": found["notes"], "levels": found["levels"]}
         else:
             for path in run.results.glob("*.svg"):  # figures of another checkpoint
                 path.unlink()
 
-    def note(self, sentence: str, console: Console) -> None:
-        """Keeps a sentence for the pages, and warns of it once."""
-        if sentence not in self.record["notes"]:
-            self.record["notes"].append(sentence)
-            console.warn(sentence)
-
-    def keep(self, level: int, name: str, result: dict[str, Any]) -> None:
-        """Writes the results of a protocol."""
-        levels = self.record["levels"]
-        levels[str(level)] = levels.get(str(level), {}) | {name: result}
-        self.record["levels"] = dict(sorted(levels.items(), key=lambda item: int(item[0])))
-        write_json(self._path, _finite(self.record))
-
-    def finish(self, seconds: float) -> dict[str, Any]:
-        """Marks the evaluation as complete; returns what eval.json holds."""
-        self.record = _finite(self.record | {"complete": True, "seconds": seconds})
+    def write(self, **changes: Any) -> None:
+        """Writes eval.json."""
+        self.record = _finite(self.record | changes)
         write_json(self._path, self.record)
-        return self.record
 
-
-class Measurement:
-    """Runs the chosen protocols on the trained encoder and, where a protocol compares, on the untrained one."""
-
-    def __init__(self, run: TrainedRun, names: Sequence[str], results: Results, console: Console):
-        encoder = run.encoder
-        context = EvaluationContext(
-            encoder.config, encoder.program, (encoder.train, encoder.test), progress=console, limits=results.limits
-        )
-        context.remember(run.state, encoder.config.eval.calibration_images, encoder)  # calibrated when it was saved
-        self.evaluators = {name: PROTOCOLS[name](context) for name in names}
-        self.results, self.console = results, console
-        self.trained: tuple[TrainState, FrozenEncoder] = run.state, encoder
-        self.untrained: tuple[TrainState, FrozenEncoder] | None = None
-        if any(one.due(Moment(Stage.UNTRAINED, 0, 0)) for one in self.evaluators.values()):
-            state, images = run.initial_state(), calibration_images_at_start(encoder.config)
-            fresh = encoder.with_weights(*evaluated_variables(state, encoder.config.eval.weights))
-            fresh = dataclasses.replace(fresh.calibrated(encoder.train, images), store=run.cache.renamed("untrained"))
-            self.untrained = state, context.remember(state, images, fresh)
-
-    def measure_level(self, level: int, names: Sequence[str]) -> None:
+    def measure_level(self, level: int) -> None:
         """Measures protocols at a level; computes the features first and shows a progress bar for each."""
         state, encoder = self.trained
-        evaluators = {name: self.evaluators[name] for name in names}
+        known = self._before_interruption.get(str(level), {})
+        evaluators = {name: one for name, one in self.evaluators.items() if name not in known}
+        if len(evaluators) < len(self.evaluators):
+            titles = ", ".join(one.title for name, one in self.evaluators.items() if name in known)
+            self.console.line(f"measured before the interruption: {titles}")
+        if not evaluators:
+            return
         train, test = self._extract(encoder, level, "features")
         if encoder.classes:
             for sentence in class_notes(train, test, encoder.classes):
-                self.results.note(sentence, self.console)
+                if sentence not in self.record["notes"]:
+                    self.record["notes"].append(sentence)
+                    self.console.warn(sentence)
             if not labels_differ(train, test):
                 evaluators = {name: one for name, one in evaluators.items() if not one.needs_labels}
         if "feature_quality" in evaluators:
@@ -211,7 +212,9 @@ class Measurement:
             if self.untrained and evaluator.due(before):
                 result["untrained"] = small_parts(evaluator.run(self.untrained[0], before))
             result["seconds"] = time.perf_counter() - began
-            self.results.keep(level, name, result)
+            levels = self.record["levels"]
+            levels[str(level)] = levels.get(str(level), {}) | {name: result}
+            self.write(levels=dict(sorted(levels.items(), key=lambda item: int(item[0]))))
             self.console.stop()
             words = f"{evaluator.in_words(result)}, {result['seconds']:.1f} s"
             self.console.line(f"{evaluator.title}{level_words(encoder, level)}: {words}")
@@ -226,30 +229,6 @@ class Measurement:
         origin = "from the cache" if encoder.store.hits > hits else f"{time.perf_counter() - began:.1f} s"
         self.console.line(f"{what}: {len(encoder.train):,} train and {len(encoder.test):,} test images, {origin}")
         return splits
-
-
-def describe_run(run: TrainedRun, limits: Limits) -> dict[str, Any]:
-    """Returns what was evaluated, and under which limits."""
-    encoder = run.encoder
-    config = encoder.config
-    return {
-        "method": config.method.name,
-        "model": config.model.name,
-        "data": config.data.source,
-        "weights": config.eval.weights,
-        "pool": config.eval.pool,
-        "level_names": list(encoder.program.method.level_names),
-        "step": int(run.state.step),
-        "params_sha256": params_sha256(encoder.params),
-        "classes": list(encoder.classes),
-        "train_images": len(encoder.train),
-        "test_images": len(encoder.test),
-        "data_identity": run.data,
-        "limits": dataclasses.asdict(limits),
-        "choices_made_on": "a held-out tenth of the train split; the test split is used once",
-        "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "environment": environment(),
-    }
 
 
 def without_large_parts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A method names the evaluators of its runs; the training loop knows them only thr
 
 import dataclasses
 import enum
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -18,9 +19,8 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.config.groups import Config, EvalConfig
 from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import OnSkipped
-from jepa_jax.evals.features import OnCount, ignore
+from jepa_jax.evals.features import OnCount, ignore, part_of
 from jepa_jax.evals.inference import FrozenEncoder
-from jepa_jax.evals.sources import part_of
 from jepa_jax.program.build import Program
 from jepa_jax.program.step import TrainState, evaluated_variables
 
@@ -140,10 +140,9 @@ class EvaluationContext:
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""
-        images = self.config.eval.calibration_images
-        return self.encoder(
-            state, calibration_images_at_start(self.config) if moment.stage == Stage.UNTRAINED else images
-        )
+        at_start = moment.stage == Stage.UNTRAINED
+        images = calibration_images_at_start(self.config) if at_start else self.config.eval.calibration_images
+        return self.encoder(state, images)
 
     def encoder(self, state: TrainState, calibration_images: int, *, quietly: bool = False) -> FrozenEncoder:
         """Returns the encoder of a state with calibrated statistics; remembers it, and it remembers its features.
@@ -155,21 +154,15 @@ class EvaluationContext:
                 return encoder
         if calibration_images and not quietly:
             self.progress.start("batch statistics", calibration_images)
-        variables = self.calibrated(state, calibration_images, ignore if quietly else self.progress.advance)
+        variables = evaluated_variables(state, self.config.eval.weights)
         encoder = FrozenEncoder(self.config, self.program, *variables, self._compiled, splits=(self.train, self.test))
+        encoder = encoder.calibrated(self.train, calibration_images, ignore if quietly else self.progress.advance)
         return self.remember(state, calibration_images, encoder)
 
     def remember(self, state: TrainState, calibration_images: int, encoder: FrozenEncoder) -> FrozenEncoder:
         """Makes an encoder the one of this state; returns it."""
         self._encoders.append((state, calibration_images, encoder))
         return encoder
-
-    def calibrated(self, state: TrainState, images: int, on_images: OnCount = ignore) -> tuple[Any, Any]:
-        """Returns params and stats that evaluations read, with batch statistics of unaugmented images."""
-        variables = evaluated_variables(state, self.config.eval.weights)
-        encoder = FrozenEncoder(self.config, self.program, *variables, self._compiled)
-        encoder = encoder.calibrated(self.train, images, on_images)
-        return encoder.params, encoder.stats
 
     def forget(self) -> None:
         """Frees the encoders; the next training step reuses the memory of their states."""
@@ -245,12 +238,8 @@ class EncoderEvaluator(Evaluator):
     needs_labels = True
     has_reference = True
 
-    def total(self, encoder: FrozenEncoder) -> int:
-        """Returns how many units of progress `measure` reports."""
-        raise NotImplementedError
-
-    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
-        """Returns what eval.json holds of a level of an encoder."""
+    def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
+        """Returns what eval.json holds of a level of an encoder; calls `start` with the units of progress it takes."""
         raise NotImplementedError
 
     def due(self, moment: Moment) -> bool:
@@ -260,8 +249,8 @@ class EncoderEvaluator(Evaluator):
     def run(self, state: TrainState, moment: Moment) -> Figures:
         encoder = self.context.encoder_at(state, moment)
         untrained = ", untrained" if moment.stage == Stage.UNTRAINED else ""
-        self.context.progress.start(f"{self.title}{untrained}{level_words(encoder, moment.level)}", self.total(encoder))
-        return self.measure(encoder, moment.level)
+        title = f"{self.title}{untrained}{level_words(encoder, moment.level)}"
+        return self.measure(encoder, moment.level, functools.partial(self.context.progress.start, title))
 
     def in_words(self, figures: Figures) -> str:
         low, high = figures["interval_95"]

@@ -1,13 +1,19 @@
 """Judges a feature space without labels: its spectrum, ranks and correlations, and whether it collapsed."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jepa_jax.data.contract import sample
+from jepa_jax.config.augment import AugmentConfig
+from jepa_jax.data.augment import augment_planes, draw, levels
+from jepa_jax.data.contract import Source, sample
 from jepa_jax.evals.collapse import collapse_warning, effective_rank, feature_spread, singular_values
 from jepa_jax.evals.evaluators import EncoderEvaluator, Evaluator, Figures, Moment, Stage
+from jepa_jax.evals.features import OnCount, part_of
 from jepa_jax.evals.inference import QUALITY_IMAGES, FrozenEncoder
 from jepa_jax.program.step import TrainState, evaluated_variables
 
@@ -24,31 +30,57 @@ class FeatureQuality(EncoderEvaluator):
     needs_labels = False
     has_reference = False
 
-    def total(self, encoder: FrozenEncoder) -> int:
-        return self._lidar_images(encoder) * self.context.limits.lidar_views
-
-    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+    def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
         features = encoder.test_features(level).features
         figures = feature_quality(features[sample(len(features), QUALITY_IMAGES)], encoder.raw_features(level).features)
-        return figures | {
-            "lidar": self.lidar(encoder, level),
-            "lidar_images": self._lidar_images(encoder),
-            "lidar_views": self.context.limits.lidar_views,
-        }
+        return figures | self.lidar(encoder, level, start)
 
-    def lidar(self, encoder: FrozenEncoder, level: int) -> float | None:
-        """Returns LiDAR of augmented views of test images; None where views are not random."""
-        if not self._lidar_images(encoder):
-            return None
-        views = self.context.limits.lidar_views
-        return lidar(encoder.view_features(level, self._lidar_images(encoder), views, self.context.progress.advance))
-
-    def _lidar_images(self, encoder: FrozenEncoder) -> int:
-        random = "image" in encoder.test.spec and self.context.config.data.augment.is_random
-        return min(self.context.limits.lidar_images, len(encoder.test)) if random else 0
+    def lidar(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
+        """Returns LiDAR of augmented views of test images, None where views are not random, and their numbers."""
+        limits, augment = self.context.limits, self.context.config.data.augment
+        is_random = "image" in encoder.test.spec and augment.is_random
+        images, views = min(limits.lidar_images, len(encoder.test)) if is_random else 0, limits.lidar_views
+        figures: Figures = {"lidar": None, "lidar_images": images, "lidar_views": views}
+        if not images:
+            return figures
+        start(images * views)
+        source = ViewSource(augment, part_of(encoder.test, images), views)
+        split = encoder.store.get(
+            f"level{level}_views_{images}x{views}",
+            lambda: encoder.extract(source, level, on_images=self.context.progress.advance),
+        )
+        return figures | {"lidar": lidar(split.features.reshape(images, views, -1))}
 
     def in_words(self, figures: Figures) -> str:
         return figures["collapse"] or f"effective rank {figures['effective_rank']:.1f} of {figures['dimensions']:.0f}"
+
+
+class ViewSource:
+    """Augmented views of all images of a source; view v of image i is element i * views + v, whatever the batch."""
+
+    def __init__(self, augment: AugmentConfig, source: Source, views: int):
+        self._augment, self._source, self._views = augment, source, views
+        height, width, channels = source.spec["image"].shape
+        shape = (augment.crop.size or height, augment.crop.size or width, channels)
+        self.classes, self.spec = source.classes, {**source.spec, "image": jax.ShapeDtypeStruct(shape, np.uint8)}
+
+    def __len__(self) -> int:
+        return len(self._source) * self._views
+
+    def batch(self, indices: np.ndarray) -> dict[str, Any]:
+        images, places = np.unique(indices // self._views, return_inverse=True)  # an image is read once per batch
+        batch = self._source.batch(images)
+        repeated = {name: batch[name][places] for name in self.spec}
+        return repeated | {"image": np.asarray(_views(indices, repeated["image"], self._augment))}
+
+
+@functools.partial(jax.jit, static_argnames="augment")
+def _views(numbers: jax.Array, images: jax.Array, augment: AugmentConfig) -> jax.Array:
+    """Returns a random view of each image, in uint8, which encoders take; `numbers` are the seeds."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers)
+    draws = jax.vmap(lambda key: draw(key, ()))(keys)
+    planes = augment_planes(draws, jnp.swapaxes(levels(images), 2, 3), augment)
+    return jnp.clip(jnp.stack(planes, axis=-1) + 0.5, 0, 255).astype(jnp.uint8)
 
 
 class CollapseWatch(Evaluator):
@@ -69,10 +101,8 @@ class CollapseWatch(Evaluator):
         spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
         if moment.stage != Stage.FINAL:
             return spread
-        quality = FeatureQuality(self.context)
-        if units := quality.total(encoder):
-            progress.start("LiDAR", units)
-        return {"effective_rank": spread["effective_rank"], "lidar": quality.lidar(encoder, 0)}
+        measured = FeatureQuality(self.context).lidar(encoder, 0, functools.partial(progress.start, "LiDAR"))
+        return {"effective_rank": spread["effective_rank"], "lidar": measured["lidar"]}
 
     def in_words(self, figures: Figures) -> str:
         return ""

@@ -14,7 +14,8 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.statistics import accuracy_interval
-from jepa_jax.data.contract import Source
+from jepa_jax.data.contract import Source, sample
+from jepa_jax.data.sources import OnSkipped, Subset, subset
 
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64
@@ -42,6 +43,11 @@ class Split(NamedTuple):
     def part(self, chosen: np.ndarray) -> "Split":
         """Returns these elements."""
         return Split(self.features[chosen], self.labels[chosen] if len(self.labels) else self.labels)
+
+
+def part_of(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
+    """Returns a sample of `count` elements of a source (0 = all)."""
+    return subset(source, sample(len(source), count), on_skipped)
 
 
 def labels_differ(*splits: Split) -> bool:

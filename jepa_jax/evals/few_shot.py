@@ -18,10 +18,8 @@ class FewShot(EncoderEvaluator):
 
     title = "few-shot"
 
-    def total(self, encoder: FrozenEncoder) -> int:
-        return len(SHOTS)
-
-    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+    def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
+        start(len(SHOTS))
         result = few_shot(encoder.test_features(level), self.context.progress.advance)
         return result | {"chance": 100 / result["ways"] if result["ways"] else None}
 

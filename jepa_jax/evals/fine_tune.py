@@ -5,7 +5,7 @@ The head starts as the solved linear probe, as a random head would damage the en
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,42 +31,25 @@ BATCH_SIZE = 128
 SHIFT = 1 / 8  # of the image's side, the largest random shift
 
 
-class FineTuneResult(NamedTuple):
-    """Accuracies in percent; `epoch` is the one that the held-out images chose."""
-
-    accuracy: float
-    epoch: int
-    held_out_accuracies: list[float]  # after each epoch
-    start_accuracy: float  # held-out images, frozen encoder and probe
-    encoder_change: float  # |after - before| / |before| over the encoder's parameters
-    train_images: int
-    steps: int
-    params: Any  # of the model, at the chosen epoch
-
-
 class FineTune(EncoderEvaluator):
     """Accuracy of a fine-tuned encoder."""
 
     title = "fine-tuning"
     has_reference = False  # it would take as long again
 
-    def total(self, encoder: FrozenEncoder) -> int:
-        limits = self.context.limits
-        return num_steps(len(self.images(encoder)), limits.fine_tune_epochs, encoder.program.mesh.size)
-
-    def images(self, encoder: FrozenEncoder) -> np.ndarray:
-        """Returns which images of the train split are used."""
-        return sample(len(encoder.train), self.context.limits.fine_tune_images)
-
-    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
-        (train, test), chosen = encoder.features(level), self.images(encoder)
-        epochs, sources = self.context.limits.fine_tune_epochs, (subset(encoder.train, chosen), encoder.test)
-        result = fine_tune(
-            encoder, sources, train.part(chosen), level=level, epochs=epochs, on_step=self.context.progress.advance
+    def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
+        limits, (train, test) = self.context.limits, encoder.features(level)
+        chosen = sample(len(encoder.train), limits.fine_tune_images)
+        result, _ = fine_tune(
+            encoder,
+            (subset(encoder.train, chosen), encoder.test),
+            train.part(chosen),
+            level=level,
+            epochs=limits.fine_tune_epochs,
+            start=start,
+            on_step=self.context.progress.advance,
         )
-        figures = accuracy_figures(result.accuracy, train, test, len(encoder.classes)) | result._asdict()
-        del figures["params"]
-        return figures | {"encoder_rate": ENCODER_RATE, "head_rate": HEAD_RATE, "epochs": epochs}
+        return accuracy_figures(result["accuracy"], train, test, len(encoder.classes)) | result
 
 
 def fine_tune(
@@ -76,9 +59,14 @@ def fine_tune(
     *,
     epochs: int,
     level: int = 0,
+    start: OnCount = ignore,
     on_step: OnCount = ignore,
-) -> FineTuneResult:
-    """Trains on the images of sources[0], whose frozen `features` start the head, and scores on sources[1]."""
+) -> tuple[Figures, Any]:
+    """Trains on the images of sources[0], whose frozen `features` start the head, and scores on sources[1].
+
+    Returns:
+      Figures, with accuracies in percent, and the model's parameters after the epoch that held-out images chose.
+    """
     train, test = sources
     sharding = batch_sharding(encoder.program.mesh)
     fit_part, score_part = held_out_split(len(features.labels))
@@ -87,6 +75,7 @@ def fine_tune(
     _, start_accuracy, head = choose_penalty(x, features.labels, len(train.classes), gram_matrix(x))
     batch_size = fitting_batch(len(fit_part), sharding.mesh.size)
     steps_per_epoch = len(fit_part) // batch_size
+    start(epochs * steps_per_epoch)
     step, params, opt_state = make_step(encoder, level, head, standard, epochs * steps_per_epoch)
     step = jax.jit(with_mesh(sharding.mesh, step))
     stats = encoder.stats
@@ -109,28 +98,25 @@ def fine_tune(
         if scores[-1] > best[0]:
             best = (scores[-1], epoch + 1, params, stats)
     _, epoch, params, stats = best
-    return FineTuneResult(
-        accuracy=accuracy(params, stats, test),
-        epoch=epoch,
-        held_out_accuracies=scores,
-        start_accuracy=start_accuracy,
-        encoder_change=relative_change(encoder.params, params["model"]),
-        train_images=len(fit_part),
-        steps=epochs * steps_per_epoch,
-        params=params["model"],
-    )
+    figures = {
+        "accuracy": accuracy(params, stats, test),
+        "epoch": epoch,
+        "held_out_accuracies": scores,  # after each epoch
+        "start_accuracy": start_accuracy,  # held-out images, frozen encoder and probe
+        "encoder_change": relative_change(encoder.params, params["model"]),
+        "train_images": len(fit_part),
+        "steps": epochs * steps_per_epoch,
+        "encoder_rate": ENCODER_RATE,
+        "head_rate": HEAD_RATE,
+        "epochs": epochs,
+    }
+    return figures, params["model"]
 
 
 def fitting_batch(images: int, multiple: int = 1) -> int:
     """Returns BATCH_SIZE, or less for a small set: at least 8 steps per epoch if that leaves 8 images per batch."""
     size = min(BATCH_SIZE, max(8, images // 8), images)
     return max(multiple, size - size % multiple)
-
-
-def num_steps(images: int, epochs: int, multiple: int = 1) -> int:
-    """Returns how many steps `fine_tune` takes on this many training images, for a progress bar."""
-    fit = len(held_out_split(images)[0])
-    return epochs * (fit // fitting_batch(fit, multiple))
 
 
 def make_step(
@@ -143,8 +129,12 @@ def make_step(
         name: optax.warmup_cosine_decay_schedule(0.0, rate, max(1, round(WARMUP * total_steps)), total_steps + 1)
         for name, rate in (("model", ENCODER_RATE), ("head", HEAD_RATE))
     }
+
+    def kernels(params: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
     tx = optax.multi_transform(
-        {name: optax.adamw(rate, weight_decay=WEIGHT_DECAY, mask=is_kernel) for name, rate in schedules.items()},
+        {name: optax.adamw(rate, weight_decay=WEIGHT_DECAY, mask=kernels) for name, rate in schedules.items()},
         {name: jax.tree.map(lambda _, name=name: name, tree) for name, tree in params.items()},
     )
 
@@ -162,11 +152,6 @@ def make_step(
         return optax.apply_updates(params, updates), stats, opt_state
 
     return step, params, tx.init(params)
-
-
-def is_kernel(params: Any) -> Any:
-    """Returns which parameters are kernels: those with more than one axis."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def jitter_position(key: jax.Array, images: jax.Array, flip: bool) -> jax.Array:

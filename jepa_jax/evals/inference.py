@@ -23,8 +23,8 @@ from jepa_jax.evals.features import (
     delayed_by_one,
     fingerprint,
     ignore,
+    part_of,
 )
-from jepa_jax.evals.sources import ViewSource, part_of
 from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.build import Program, initial_sample
@@ -232,13 +232,6 @@ class FrozenEncoder(FrozenModel):
             return test.part(chosen)
         source = part_of(self.test, images)
         return self.store.get(f"level{level}_raw_{images}", lambda: self.extract(source, level, False, on_images))
-
-    def view_features(self, level: int, images: int, views: int, on_images: OnCount = ignore) -> np.ndarray:
-        """Returns features [images, views, F] of augmented views of a sample of test images."""
-        source = ViewSource(self.config.data.augment, part_of(self.test, images), views)
-        name = f"level{level}_views_{images}x{views}"
-        split = self.store.get(name, lambda: self.extract(source, level, True, on_images))
-        return split.features.reshape(-1, views, split.features.shape[-1])
 
     def normalises(self, source: Source, level: int = 0) -> bool:
         """Returns whether `normalised=False` gives other features: whether it lowers to a different program."""

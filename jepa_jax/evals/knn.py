@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,35 +23,18 @@ class NearestNeighbours(EncoderEvaluator):
 
     title = "k-NN"
 
-    def total(self, encoder: FrozenEncoder) -> int:
-        return len(encoder.train) // 10 + len(encoder.test)
-
-    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
-        train, test = encoder.features(level)
-        classes = len(encoder.classes)
+    def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
+        (train, test), classes = encoder.features(level), len(encoder.classes)
+        start(len(train.labels) // 10 + len(test.labels))
         sweep = knn_sweep(train, test, classes, self.context.progress.advance)
         fixed = knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE)
-        return accuracy_figures(sweep.accuracy, train, test, classes) | {
-            "k": sweep.k,
-            "temperature": sweep.temperature,
-            "held_out_accuracy": sweep.held_out_accuracy,
+        return accuracy_figures(sweep["accuracy"], train, test, classes) | {
+            **sweep,
             "fixed_accuracy": fixed,
             "fixed_interval_95": accuracy_interval(fixed, len(test.labels)),
             "fixed_k": FIXED_K,
             "fixed_temperature": FIXED_TEMPERATURE,
-            "sweep": {"ks": sweep.ks, "temperatures": TEMPERATURES, "held_out_accuracy": sweep.held_out.tolist()},
         }
-
-
-class KnnSweep(NamedTuple):
-    """Accuracies in percent; `k` and `temperature` were chosen on the held-out part of the train split."""
-
-    accuracy: float
-    k: int
-    temperature: float
-    held_out_accuracy: float
-    ks: tuple[int, ...]  # those of KS that there are enough images for
-    held_out: np.ndarray  # accuracies [TEMPERATURES, ks]
 
 
 def knn_accuracy(
@@ -62,7 +44,7 @@ def knn_accuracy(
     return float(vote_accuracies(train, test, num_classes, (k,), (temperature,), on_images)[0, 0])
 
 
-def knn_sweep(train: Split, test: Split, num_classes: int, on_images: OnCount = ignore) -> KnnSweep:
+def knn_sweep(train: Split, test: Split, num_classes: int, on_images: OnCount = ignore) -> Figures:
     """Chooses k and T on a held-out tenth of `train`, then votes once on `test` with all of `train`."""
     fit_part, score_part = held_out_split(len(train.labels))
     kept, held_out = train.part(fit_part), train.part(score_part)
@@ -70,8 +52,13 @@ def knn_sweep(train: Split, test: Split, num_classes: int, on_images: OnCount = 
     grid = vote_accuracies(kept, held_out, num_classes, ks, TEMPERATURES, on_images)
     row, column = divmod(int(np.argmax(grid)), len(ks))
     k, temperature = ks[column], TEMPERATURES[row]
-    accuracy = knn_accuracy(train, test, num_classes, k=k, temperature=temperature, on_images=on_images)
-    return KnnSweep(accuracy, k, temperature, float(grid[row, column]), ks, grid)
+    return {
+        "accuracy": knn_accuracy(train, test, num_classes, k=k, temperature=temperature, on_images=on_images),
+        "k": k,
+        "temperature": temperature,
+        "held_out_accuracy": float(grid[row, column]),
+        "sweep": {"ks": ks, "temperatures": TEMPERATURES, "held_out_accuracy": grid.tolist()},
+    }
 
 
 def vote_accuracies(

@@ -50,11 +50,9 @@ class LinearProbe(EncoderEvaluator):
 
     title = "linear probe"
 
-    def total(self, encoder: FrozenEncoder) -> int:
-        return FITS
-
-    def measure(self, encoder: FrozenEncoder, level: int) -> Figures:
+    def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
         (train, test), classes = encoder.features(level), len(encoder.classes)
+        start(FITS)
         check_classes(train.labels, test.labels, encoder.classes)
         result = linear_probe(train, test, classes, self.context.progress.advance)
         figures = accuracy_figures(result.accuracy, train, test, classes) | {

@@ -38,10 +38,9 @@ from jepa_jax.data.pipeline import (
 )
 from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, Stage, build_evaluators
-from jepa_jax.evals.features import Split
+from jepa_jax.evals.features import Split, part_of
 from jepa_jax.evals.knn import QUERIES, knn_accuracy
 from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_matrix
-from jepa_jax.evals.sources import part_of
 from jepa_jax.experiments.rows import Figures
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.profiling import memory_growth, monitor, speed

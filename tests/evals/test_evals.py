@@ -123,9 +123,10 @@ def test_every_k_and_temperature_of_a_sweep_equals_its_own_vote():
 def test_a_sweep_chooses_on_training_images_alone():
     shuffled = Split(TEST.features, np.random.default_rng(3).permutation(TEST.labels))
     own, other = knn_sweep(TRAIN, TEST, 5), knn_sweep(TRAIN, shuffled, 5)
-    assert (own.k, own.temperature, own.held_out_accuracy) == (other.k, other.temperature, other.held_out_accuracy)
-    assert own.held_out.max() == own.held_out_accuracy and own.held_out.shape == (6, 7)
-    assert own.accuracy > other.accuracy
+    assert own["sweep"] == other["sweep"] and (own["k"], own["temperature"]) == (other["k"], other["temperature"])
+    held_out = np.array(own["sweep"]["held_out_accuracy"])
+    assert held_out.max() == own["held_out_accuracy"] == other["held_out_accuracy"] and held_out.shape == (6, 7)
+    assert own["accuracy"] > other["accuracy"]
 
 
 def test_held_out_images_are_apart():

@@ -225,19 +225,19 @@ def test_lidar_needs_random_views():
 
 def test_calibration_averages_batch_statistics_and_nothing_else():
     context, state = context_of(tiny_config(method__name=QUIET))
-    _, stats = context.calibrated(state, 96)
+    stats = context.encoder(state, 96).stats
     assert jax.tree.structure(stats) == jax.tree.structure(state.stats)
     assert stats["calls"] == 3 and "dropout" not in stats
     np.testing.assert_array_equal(stats["encoder"]["filters"], state.stats["encoder"]["filters"])
     # Three batches of 32 images: the mean of their means is the mean over all of them.
     whole, _ = context_of(tiny_config(method__name=QUIET, eval__batch_size=96))
-    _, at_once = whole.calibrated(state, 96)
+    at_once = whole.encoder(state, 96).stats
     norm, norm_at_once = (tree["encoder"]["stem_norm"] for tree in (stats, at_once))
     np.testing.assert_allclose(norm["mean"], norm_at_once["mean"], rtol=1e-4, atol=1e-5)
     # The variance between their means is part of the variance over all of them.
     np.testing.assert_allclose(norm["var"], norm_at_once["var"], rtol=1e-4)
     assert np.abs(norm["mean"] - state.stats["encoder"]["stem_norm"]["mean"]).max() > 1e-3
-    assert context.calibrated(state, 0)[1] is state.stats
+    assert context.encoder(state, 0).stats is state.stats
 
 
 def test_the_statistics_of_the_target_are_calibrated_and_kept_apart(byol):

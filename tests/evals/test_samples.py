@@ -8,9 +8,10 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import image_spec, sample
 from jepa_jax.data.sources import open_splits
+from jepa_jax.evals import fine_tune as fine_tune_module
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Limits, Moment, Stage, build_evaluators
 from jepa_jax.evals.feature_quality import WATCHED_IMAGES
-from jepa_jax.evals.features import check_classes
+from jepa_jax.evals.features import Split, check_classes
 from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.program.build import INITIAL_ELEMENTS, initial_sample
@@ -108,20 +109,27 @@ def test_the_images_of_the_collapse_watch_and_of_lidar(program):
     watch.run(state, Moment(Stage.EPOCH, 1, 1))
     assert len(np.concatenate(test.read)) == WATCHED_IMAGES and all_classes(np.concatenate(test.read))
     test.read.clear()
-    context.encoder(state, 0).view_features(0, 100, 2)
-    assert all_classes(np.concatenate(test.read))
+    watch.run(state, Moment(Stage.FINAL, 1, 1))  # its raw features are known
+    assert len(np.unique(np.concatenate(test.read))) == 4 and all_classes(np.concatenate(test.read))
 
 
-def test_the_images_of_fine_tuning(program):
-    source = SortedByClass()
+@pytest.mark.parametrize("count", [200, 0])
+def test_the_images_of_fine_tuning(program, count, monkeypatch):
+    source, used = SortedByClass(), []
+    split = Split(np.zeros((len(source), 1), np.float32), labels_of(source))
     encoder = FrozenEncoder(tiny_config(), program, None, None, splits=(source, source))
+    encoder.store.known |= {"level0_train": split, "level0_test": split}
 
-    def images(count):
-        limits = Limits(fine_tune_images=count)
-        return FineTune(EvaluationContext(tiny_config(), program, (source, source), limits=limits)).images(encoder)
+    def fine_tune(encoder, sources, features, **options):
+        used.append((labels_of(sources[0]), features.labels))
+        return {"accuracy": 50.0}, None
 
-    assert all_classes(labels_of(source)[images(200)])
-    assert len(images(0)) == len(source)
+    monkeypatch.setattr(fine_tune_module, "fine_tune", fine_tune)
+    context = EvaluationContext(tiny_config(), program, (source, source), limits=Limits(fine_tune_images=count))
+    FineTune(context).measure(encoder, 0, lambda total: None)
+    ((labels, of_features),) = used
+    np.testing.assert_array_equal(labels, of_features)
+    assert len(labels) == (count or len(source)) and all_classes(labels)
 
 
 def test_a_probe_without_classes_of_the_test_images_is_refused_by_name():

@@ -11,9 +11,8 @@ import numpy as np
 import scipy.ndimage
 
 from jepa_jax.data.contract import Source
-from jepa_jax.evals.features import OnCount, ignore
+from jepa_jax.evals.features import OnCount, ignore, part_of
 from jepa_jax.evals.linear_probe import Standard, fit_softmax, gram_matrix, probe_logits
-from jepa_jax.evals.sources import part_of
 from jepa_jax.projects.wildfire.evals.predictor import same_shape_parts
 from jepa_jax.projects.wildfire.evals.truth import Truth, last_frame
 

@@ -17,7 +17,7 @@ from jepa_jax.evals.evaluators import (
     Moment,
     Stage,
 )
-from jepa_jax.evals.sources import part_of
+from jepa_jax.evals.features import part_of
 from jepa_jax.program.step import TrainState
 from jepa_jax.projects.wildfire.evals.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
 from jepa_jax.projects.wildfire.evals.exhibits import mask_exhibits

@@ -55,7 +55,8 @@ def evaluated():
     evaluator = build_evaluators(context)["next_mask"]
     assert evaluator.exhibits() == {}
     evaluator.run(state, LAST)
-    return context, context.calibrated(state, 0), evaluator, evaluator.exhibits()
+    encoder = context.encoder(state, 0)
+    return context, (encoder.params, encoder.stats), evaluator, evaluator.exhibits()
 
 
 def test_fires_are_shown_from_the_best_to_the_worst_by_scikit_learns_average_precision(evaluated):

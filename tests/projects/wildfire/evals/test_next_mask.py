@@ -60,7 +60,8 @@ def with_sources(built, test, validation):
 
 def scores_of(built, source):
     context, state, evaluator, _ = built
-    return evaluator.predictor.with_weights(*context.calibrated(state, 0)).scores(source)
+    encoder = context.encoder(state, 0)
+    return evaluator.predictor.with_weights(encoder.params, encoder.stats).scores(source)
 
 
 def truth_of(source):
@@ -213,7 +214,7 @@ def test_wind_of_the_same_fire_is_a_caveat(built):
 
 def test_calibration_gives_the_statistics_of_training_elements():
     context, state = context_of(fire_config(method__name="tests.projects.wildfire.evals.pixel_method:NormalisedPixels"))
-    fresh, once = (context.calibrated(state, count)[1]["norm"] for count in (0, 8))
+    fresh, once = (context.encoder(state, count).stats["norm"] for count in (0, 8))
     np.testing.assert_array_equal(fresh["mean"], 0)
     seen = context.train.batch(fixed_order(len(context.train))[:8])["static"]
     np.testing.assert_allclose(once["mean"], seen.mean((0, 1, 2)), rtol=1e-4)
@@ -232,9 +233,9 @@ def test_the_untrained_model_is_scored_with_estimated_statistics():
     fresh, estimated = (
         sklearn.metrics.average_precision_score(
             target.ravel(),
-            evaluator.predictor.with_weights(*context.calibrated(state, count)).scores(context.test).ravel(),
+            evaluator.predictor.with_weights(encoder.params, encoder.stats).scores(context.test).ravel(),
         )
-        for count in (0, whole)
+        for encoder in (context.encoder(state, count) for count in (0, whole))
     )
     assert evaluator.run(state, UNTRAINED)["untrained_average_precision"] == pytest.approx(estimated)
     assert abs(fresh - estimated) > 1e-3

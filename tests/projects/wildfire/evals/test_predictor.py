@@ -131,7 +131,8 @@ def built():
 
 
 def frozen(context, state):
-    return FrozenPredictor(context.config, context.program, *context.calibrated(state, 0))
+    encoder = context.encoder(state, 0)
+    return FrozenPredictor(context.config, context.program, encoder.params, encoder.stats)
 
 
 def test_buckets_change_no_prediction_and_cost_one_compilation_each(built):
