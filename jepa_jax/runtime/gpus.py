@@ -1,13 +1,11 @@
 """The NVIDIA GPUs that this process may use: which they are, and their readings by NVML.
 
-NVML counts all GPUs of a machine by PCI bus. CUDA counts those that CUDA_VISIBLE_DEVICES leaves, the fastest first
-unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and a MIG instance in place of the GPU that it is a part of. Numbers therefore do
-not identify a GPU; UUIDs do. A process in which CUDA runs asks CUDA (`cuda_uuids`); one that must not start CUDA,
-because it decides what others will see, follows CUDA's rules (`visible_cards`).
+NVML and CUDA number GPUs differently; UUIDs identify them. A process in which CUDA runs asks CUDA for them
+(`cuda_uuids`); one that must not start CUDA, because it decides what others will see, keeps the names of
+CUDA_VISIBLE_DEVICES, or takes the UUIDs of all GPUs from NVML.
 """
 
 import ctypes
-import dataclasses
 import importlib
 import os
 import uuid
@@ -16,7 +14,7 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 
-VISIBLE, ORDER, BY_BUS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Bits of NVML's clock event reasons that slow a GPU down because of a fault: hardware slowdown, two thermal limits, the
 # power brake. A power cap (0x4) is the normal state of a busy GPU.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
@@ -24,22 +22,6 @@ GPU_FIELDS = (
     "memory_used_gb", "memory_total_gb", "utilization", "temperature_c", "power_watts", "energy_joules", "clock_mhz",
     "max_clock_mhz", "throttled",
 )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """A GPU or a MIG instance, with its NVML handle.
-
-    Attributes:
-      parent: handle of the GPU that a MIG instance is a part of, else the same: instances report neither temperature
-        nor power nor clocks.
-      names: under which CUDA_VISIBLE_DEVICES may list it.
-    """
-
-    uuid: str
-    handle: Any
-    parent: Any
-    names: tuple[str, ...]
 
 
 def ask(nvml: Any, question: str, *arguments: Any) -> Any:
@@ -72,70 +54,6 @@ def cuda_uuids(cuda: Any = None) -> list[str] | None:
         return None
 
 
-def machine_cards(nvml: Any) -> list[list[Card]]:
-    """Returns the GPUs of the machine by PCI bus, each as the list of what CUDA can use of it: itself, or instances."""
-    handles = [ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(nvml.nvmlDeviceGetCount())]
-    return [_parts(nvml, handle) for handle in handles if handle is not None]  # a GPU that is lost has no handle
-
-
-def _parts(nvml: Any, handle: Any) -> list[Card]:
-    own = str(ask(nvml, "nvmlDeviceGetUUID", handle))
-    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
-    if not mode or not mode[0]:
-        return [Card(own, handle, handle, (own,))]
-    instances = []
-    for index in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        part = ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        if part is not None:
-            name = str(ask(nvml, "nvmlDeviceGetUUID", part))
-            instances.append(Card(name, part, handle, (name, own)))
-    return instances
-
-
-def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
-    """Returns what CUDA would show a process with these variables, in its order.
-
-    CUDA ignores an entry of CUDA_VISIBLE_DEVICES that names nothing, and all that follow it.
-    """
-    order = environment.get(ORDER, "")
-    gpus = machine_cards(nvml) if order == BY_BUS else fastest_first(nvml, machine_cards(nvml))
-    gpus = [parts for parts in gpus if parts]
-    listed = environment.get(VISIBLE)
-    if listed is None:
-        whole = [parts[0] for parts in gpus if parts[0].handle is parts[0].parent]
-        return whole or [parts[0] for parts in gpus[:1]]  # of instances CUDA takes one
-    found = []
-    for name in listed.split(","):
-        card = _named(name.strip(), gpus)
-        if card is None:
-            break
-        found.append(card)
-    return found
-
-
-def _named(name: str, gpus: list[list[Card]]) -> Card | None:
-    """Returns the card that an entry of CUDA_VISIBLE_DEVICES means: a number, a UUID or a prefix that only one has."""
-    if name.isdigit():
-        return gpus[int(name)][0] if int(name) < len(gpus) else None
-    if not name.startswith(("GPU-", "MIG-")):
-        return None
-    matches = [card for parts in gpus for card in parts if any(known.startswith(name) for known in card.names)]
-    if len({id(card.parent) for card in matches}) == 1 and name.startswith("GPU-"):
-        return matches[0]  # a GPU in instances stands for its first
-    return matches[0] if len(matches) == 1 else None
-
-
-def fastest_first(nvml: Any, gpus: list[list[Card]]) -> list[list[Card]]:
-    """Sorts GPUs as CUDA does by default, as far as NVML tells: by cores and clock, equal ones by PCI bus."""
-
-    def speed(parts: list[Card]) -> float:
-        handle = parts[0].parent if parts else None
-        cores = ask(nvml, "nvmlDeviceGetNumGpuCores", handle) or 0
-        return cores * (ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM) or 0)
-
-    return sorted(gpus, key=lambda parts: -speed(parts))
-
-
 class Gpus:
     """The visible GPUs, in the order in which JAX numbers them; `problem` says why there are none."""
 
@@ -145,39 +63,53 @@ class Gpus:
         """`uuids`: what CUDA shows this process (`cuda_uuids`); by default the environment says what is visible."""
         self.problem = ""
         self._nvml: Any = None
-        self._cards: list[Card | None] = []  # None: CUDA has one that NVML does not know
+        self._handles: list[Any] = []  # None: CUDA has one that NVML does not know
         try:
             nvml = nvml or importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._nvml = nvml
-            if uuids is None:
-                self._cards = list(visible_cards(nvml, environment))
+            if uuids is not None:
+                self._handles = [self._handle(f"GPU-{name}") or self._handle(f"MIG-{name}") for name in uuids]
             else:
-                known = {card.uuid[4:]: card for parts in machine_cards(nvml) for card in parts}
-                self._cards = [known.get(name) for name in uuids]
+                listed = environment.get(VISIBLE)
+                names = map(str, range(nvml.nvmlDeviceGetCount())) if listed is None else listed.split(",")
+                handles = [self._handle(name.strip()) for name in names]
+                self._handles = [handle for handle in handles if handle is not None]
         except Exception as error:  # NVML's own errors, a missing library: a run continues without GPU readings
             self.problem = f"{type(error).__name__}: {error}"
 
+    def _handle(self, name: str) -> Any:
+        if name.isdigit():
+            return ask(self._nvml, "nvmlDeviceGetHandleByIndex", int(name))
+        return ask(self._nvml, "nvmlDeviceGetHandleByUUID", name)
+
+    def _whole(self, handle: Any) -> Any:
+        """Returns the GPU of a MIG instance, which reports neither temperature nor power nor clocks, or itself."""
+        parent = ask(self._nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+        return handle if parent is None else parent
+
     def __len__(self) -> int:
-        return len(self._cards)
+        return len(self._handles)
 
     @property
     def uuids(self) -> list[str]:
         """UUIDs in full, empty for what NVML does not know."""
-        return [card.uuid if card else "" for card in self._cards]
+        return [str(ask(self._nvml, "nvmlDeviceGetUUID", handle) or "") for handle in self._handles]
 
     def read(self) -> list[dict[str, float | None]]:
         """Returns GPU_FIELDS of each GPU; None for what a GPU does not report."""
-        return [self._read_one(card) if card else dict.fromkeys(GPU_FIELDS) for card in self._cards]
+        return [self._read_one(handle) for handle in self._handles]
 
-    def _read_one(self, card: Card) -> dict[str, float | None]:
+    def _read_one(self, handle: Any) -> dict[str, float | None]:
         def read(question: str, *arguments: Any, per: float = 1.0) -> float | None:
             value = ask(nvml, f"nvmlDeviceGet{question}", *arguments)
             return None if value is None else value / per
 
-        nvml, parent = self._nvml, card.parent
-        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", card.handle)
-        rates = ask(nvml, "nvmlDeviceGetUtilizationRates", card.handle)
+        if handle is None:
+            return dict.fromkeys(GPU_FIELDS)
+        nvml, parent = self._nvml, self._whole(handle)
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
         reasons = ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", parent)
         return {
             "memory_used_gb": memory and memory.used / 2**30,
@@ -193,17 +125,16 @@ class Gpus:
 
     def first_name_and_memory(self) -> tuple[str | None, int | None]:
         """Returns name and bytes of memory of the first GPU."""
-        card = self._cards[0] if self._cards else None
-        if card is None:
+        if not self._handles:
             return None, None
-        memory = ask(self._nvml, "nvmlDeviceGetMemoryInfo", card.handle)
-        return ask(self._nvml, "nvmlDeviceGetName", card.parent), memory and memory.total
+        memory = ask(self._nvml, "nvmlDeviceGetMemoryInfo", self._handles[0])
+        return ask(self._nvml, "nvmlDeviceGetName", self._whole(self._handles[0])), memory and memory.total
 
     def close(self) -> None:
         """Releases NVML; afterwards there are no GPUs."""
         if self._nvml is not None:
             ask(self._nvml, "nvmlShutdown")
-            self._nvml, self._cards = None, []
+            self._nvml, self._handles = None, []
 
 
 def jax_gpus(devices: Sequence[Any]) -> Gpus:
@@ -221,32 +152,28 @@ def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:
 
 
 def list_gpus(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> list[str]:
-    """Returns UUIDs of the GPUs that this process may use, without starting CUDA.
+    """Returns names of the GPUs that this process may use, without starting CUDA.
 
-    They are in the order of CUDA_VISIBLE_DEVICES, or of nvidia-smi if it is not set.
+    They are the entries of CUDA_VISIBLE_DEVICES, or if it is not set, all UUIDs in the order of nvidia-smi.
     """
-    by_bus = {} if VISIBLE in environment else {ORDER: BY_BUS}
-    return Gpus(nvml, {**environment, **by_bus}).uuids
+    if VISIBLE in environment:
+        return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
+    return Gpus(nvml, environment).uuids
 
 
 def only_gpu(
     index: int | None, environment: Mapping[str, str] = os.environ, nvml: Any = None, flag: str = "--gpu_index"
 ) -> dict[str, str]:
-    """Returns variables that restrict a process to GPU number `index` of `list_gpus`, by its UUID.
+    """Returns variables that restrict a process to GPU number `index` of `list_gpus`.
 
-    Without NVML the GPU is named as CUDA_VISIBLE_DEVICES names it, or by its number. `flag` is what the message about a
-    number that is too large calls it.
+    `flag` is what the message about a number that is too large calls it.
     """
     if index is None:
         return {}
     visible, names = environment.get(VISIBLE), list_gpus(environment, nvml)
-    if not names and visible is not None:
-        names = [part.strip() for part in visible.split(",") if part.strip()]
     if index < len(names):
-        name = names[index]
-    elif names or visible is not None:
+        return {VISIBLE: names[index]}
+    if names or visible is not None:
         leaves = f"{VISIBLE} = {visible} leaves" if visible is not None else "there are"
         raise UserError(f"{flag} = {index}: {leaves} {len(names)} GPUs, numbered from 0; use one of them")
-    else:
-        name = str(index)
-    return {ORDER: BY_BUS, VISIBLE: name}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: str(index)}  # without NVML: as nvidia-smi counts

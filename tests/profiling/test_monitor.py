@@ -27,8 +27,8 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
-    def nvmlDeviceGetUUID(self, handle):
-        return ("GPU-a", "GPU-b")[handle]
+    def nvmlDeviceGetHandleByUUID(self, name):
+        return ("GPU-a", "GPU-b").index(name)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         if handle:

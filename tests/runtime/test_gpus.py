@@ -1,4 +1,4 @@
-"""Which GPU is meant: CUDA's rules for numbers, UUIDs, prefixes and MIG, in any order, and what CUDA itself says."""
+"""Which GPU is meant: by the environment, by NVML, and by what CUDA itself shows."""
 
 import ctypes
 import types
@@ -17,12 +17,12 @@ INSTANCES = ["MIG-77777777-aaaa-4000-8000-000000000000", "MIG-88888888-aaaa-4000
 
 
 class FakeNvml:
-    """Three GPUs by PCI bus, of which the second is the fastest; with `mig` the third is divided into two instances."""
+    """Three GPUs by PCI bus; the third is divided into two instances, whose handles are tuples."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
 
-    def __init__(self, mig=False, lost=()):
-        self.mig, self.lost = mig, lost
+    def __init__(self, lost=()):
+        self.lost = lost
 
     def nvmlInit(self):
         pass
@@ -33,107 +33,71 @@ class FakeNvml:
         return 3
 
     def nvmlDeviceGetHandleByIndex(self, index):
-        if index in self.lost:
+        if index in self.lost or index > 2:
             raise RuntimeError("GPU is lost")
-        return index
+        return "abc"[index]
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        return {FIRST: "a", SECOND: "b", THIRD: "c"}.get(name) or ("c", INSTANCES.index(name))
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
+        if not isinstance(handle, tuple):
+            raise RuntimeError("Invalid Argument")
+        return handle[0]
 
     def nvmlDeviceGetUUID(self, handle):
-        return INSTANCES[handle[1]] if isinstance(handle, tuple) else (FIRST, SECOND, THIRD)[handle]
+        return INSTANCES[handle[1]] if isinstance(handle, tuple) else (FIRST, SECOND, THIRD)["abc".index(handle)]
 
     def nvmlDeviceGetName(self, handle):
-        return ("NVIDIA T4", "NVIDIA GeForce RTX 4090", "NVIDIA A100")[handle]
+        return {"a": "NVIDIA T4", "b": "NVIDIA GeForce RTX 4090", "c": "NVIDIA A100"}[handle]
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        gib = 10 if isinstance(handle, tuple) else (16, 24, 40)[handle]
+        gib = 10 if isinstance(handle, tuple) else {"a": 16, "b": 24, "c": 40}[handle]
         return types.SimpleNamespace(used=2**30, total=gib * 2**30)
 
     def nvmlDeviceGetTemperature(self, handle, sensor):
-        return (50, 60, 70)[handle]  # instances have none: a tuple is an error
-
-    def nvmlDeviceGetNumGpuCores(self, handle):
-        return (2560, 16384, 6912)[handle]
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, clock):
-        return (1590, 2520, 1410)[handle]
-
-    def nvmlDeviceGetMigMode(self, handle):
-        if handle == 0:
-            raise RuntimeError("Not Supported")
-        return (int(self.mig and handle == 2), 0)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        if index > 1:
-            raise RuntimeError("Not Found")
-        return (handle, index)
-
-
-def seen(visible=None, order=None, **machine):
-    environment = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
-    return Gpus(FakeNvml(**machine), {key: value for key, value in environment.items() if value is not None}).uuids
-
-
-@pytest.mark.parametrize(
-    "visible, order, expected",
-    [
-        (None, "PCI_BUS_ID", [FIRST, SECOND, THIRD]),
-        (None, None, [SECOND, THIRD, FIRST]),  # CUDA counts the fastest first
-        ("0", "PCI_BUS_ID", [FIRST]),
-        ("0,2", None, [SECOND, FIRST]),
-        ("2, 0", "PCI_BUS_ID", [THIRD, FIRST]),
-        ("GPU-1111", None, [FIRST]),  # a prefix
-        (f"{THIRD},GPU-2222222,0", "PCI_BUS_ID", [THIRD, SECOND, FIRST]),
-        ("GPU-2222", None, []),  # of two GPUs: CUDA sees none
-        ("1,7,0", "PCI_BUS_ID", [SECOND]),  # what follows an invalid entry is not seen
-        ("1,-1,0", "PCI_BUS_ID", [SECOND]),
-        ("1,GPU-none,0", "PCI_BUS_ID", [SECOND]),
-        ("first", None, []),
-        ("", None, []),
-    ],
-)  # fmt: skip
-def test_the_visible_gpus_are_those_that_cuda_shows_in_its_order(visible, order, expected):
-    assert seen(visible, order) == expected
+        return {"a": 50, "b": 60, "c": 70}[handle]  # instances have none
 
 
 @pytest.mark.parametrize(
     "visible, expected",
     [
-        (None, [FIRST, SECOND]),  # whole GPUs before instances
+        (None, [FIRST, SECOND, THIRD]),
+        ("2, 0", [THIRD, FIRST]),
+        (f"{THIRD},0", [THIRD, FIRST]),
         (INSTANCES[1], [INSTANCES[1]]),
-        ("MIG-8888", [INSTANCES[1]]),
-        ("2", [INSTANCES[0]]),
-        (THIRD, [INSTANCES[0]]),
-        ("MIG-none", []),
+        ("1,7", [SECOND]),
+        ("-1", []),
+        ("", []),
     ],
 )
-def test_a_mig_instance_stands_for_the_gpu_that_it_is_a_part_of(visible, expected):
-    assert seen(visible, "PCI_BUS_ID", mig=True) == expected
+def test_the_visible_gpus_are_those_of_the_list_in_its_order(visible, expected):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert Gpus(FakeNvml(), environment).uuids == expected
 
 
 def test_an_instance_has_its_own_memory_and_the_temperature_of_its_gpu():
-    gpus = Gpus(FakeNvml(mig=True), {"CUDA_VISIBLE_DEVICES": INSTANCES[0]})
+    gpus = Gpus(FakeNvml(), {"CUDA_VISIBLE_DEVICES": INSTANCES[0]})
     (read,) = gpus.read()
     assert read["memory_total_gb"] == 10 and read["temperature_c"] == 70 and read["utilization"] is None
     assert gpus.first_name_and_memory() == ("NVIDIA A100", 10 * 2**30)
 
 
 def test_a_lost_gpu_is_not_there():
-    assert seen(None, "PCI_BUS_ID", lost=(1,)) == [FIRST, THIRD]
+    assert Gpus(FakeNvml(lost=(1,)), {}).uuids == [FIRST, THIRD]
 
 
-def test_one_gpu_is_named_by_its_uuid_whatever_the_order():
+def test_one_gpu_keeps_the_name_that_the_environment_gives_it_or_is_named_by_its_uuid():
     def only(index, **environment):
-        return only_gpu(index, environment, FakeNvml())["CUDA_VISIBLE_DEVICES"]
+        return only_gpu(index, environment, FakeNvml())
 
-    assert only(0) == FIRST  # without a list: as nvidia-smi counts
-    assert only(0, CUDA_VISIBLE_DEVICES="0") == SECOND  # the fastest
-    assert only(1, CUDA_VISIBLE_DEVICES="GPU-1111,GPU-22223") == THIRD
+    assert only(0) == {"CUDA_VISIBLE_DEVICES": FIRST}  # without a list: as nvidia-smi counts
+    assert only(1, CUDA_VISIBLE_DEVICES="2,0") == {"CUDA_VISIBLE_DEVICES": "0"}  # in whatever order CUDA counts
+    assert only(1, CUDA_VISIBLE_DEVICES="GPU-1111,GPU-22223") == {"CUDA_VISIBLE_DEVICES": "GPU-22223"}
     with pytest.raises(UserError, match="--gpu_index = 3: there are 3 GPUs, numbered from 0"):
         only(3)
-    with pytest.raises(UserError, match="--gpu_index = 1: CUDA_VISIBLE_DEVICES = 2,9,1 leaves 1 GPUs"):
-        only(1, CUDA_VISIBLE_DEVICES="2,9,1")
+    with pytest.raises(UserError, match="--gpu_index = 2: CUDA_VISIBLE_DEVICES = 2,1 leaves 2 GPUs"):
+        only(2, CUDA_VISIBLE_DEVICES="2,1")
     assert list_gpus({}, FakeNvml()) == [FIRST, SECOND, THIRD]
 
 
