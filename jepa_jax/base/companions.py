@@ -1,25 +1,35 @@
 """Runs several processes that belong together: they share a terminal, get the same signals and end together."""
 
+import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import IO
 
 from jepa_jax.base.errors import EXIT_PROCESS_LOST
-from jepa_jax.base.processes import has_ended, kill_group
+from jepa_jax.base.processes import POLL_SECONDS, has_ended, kill_group
 
 # Which of several processes this is: address of the first one, how many there are, number of this one.
 PLACE_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-Process = subprocess.Popen[str]
-POLL_SECONDS = 0.05
+LOOPBACK = "127.0.0.1"
 ASKED_AFTER = 0.25  # of the grace time: then those that are left are asked to stop
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when the one that started it is gone
+
+
+@contextlib.contextmanager
+def local_address() -> Iterator[str]:
+    """Yields an address for the first process on this machine; its port is kept from others inside the block."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as JAX's coordinator does: both may bind
+        held.bind((LOOPBACK, 0))
+        yield f"{LOOPBACK}:{held.getsockname()[1]}"
 
 
 def run_companions(command: Sequence[str], environments: Sequence[Mapping[str, str]], *, grace: float) -> int:
@@ -31,25 +41,46 @@ def run_companions(command: Sequence[str], environments: Sequence[Mapping[str, s
     number. SIGINT and SIGTERM go to all of them. When one fails, the others have `grace` seconds to end by themselves;
     after a quarter of them they are asked to.
     """
-    began: list[Process] = []
-    previous = {signum: signal.signal(signum, _forward_to(began)) for signum in (signal.SIGINT, signal.SIGTERM)}
+    running: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+
+    def forward(signum: int, frame: FrameType | None = None) -> None:
+        for process in running:
+            if not has_ended(process):
+                os.kill(process.pid, signum)
+
+    previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGINT, signal.SIGTERM)}
+    failed: list[int] = []
+    asked, deadline = False, float("inf")
     try:
         for index, environment in enumerate(environments):
-            began.append(_start(command, environment, shown=index == 0))
-        readers = [_show(process.stdout, index) for index, process in enumerate(began) if process.stdout]
-        code = _wait_for_all(began, grace)
+            running.append(_start(command, environment, shown=index == 0))
+            if output := running[-1].stdout:
+                readers.append(threading.Thread(target=_show, args=(output, index), daemon=True))
+                readers[-1].start()
+        while running and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            for process in list(filter(has_ended, running)):
+                running.remove(process)
+                kill_group(process)  # its workers, while its number is still taken
+                if code := process.wait():
+                    failed.append(code if code > 0 else 128 - code)  # as a shell does for signals
+                    deadline = min(deadline, time.monotonic() + grace)
+            if not asked and time.monotonic() > deadline - grace * (1 - ASKED_AFTER):
+                asked = True
+                forward(signal.SIGTERM)  # one that still connects would wait for the other for minutes
+        return EXIT_PROCESS_LOST if EXIT_PROCESS_LOST in failed else (failed or [0])[0]
+    finally:
+        for process in running:
+            kill_group(process)
+            process.wait()
         for reader in readers:
             reader.join(timeout=grace)
-        return code
-    finally:
-        for process in began:
-            kill_group(process)  # with their workers
-            process.wait()
         for signum, handler in previous.items():
             signal.signal(signum, handler)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], *, shown: bool) -> Process:
+def _start(command: Sequence[str], environment: Mapping[str, str], *, shown: bool) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment),
@@ -67,46 +98,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _forward_to(processes: Sequence[Process]) -> Callable[[int, FrameType | None], None]:
-    def forward(signum: int, frame: FrameType | None) -> None:
-        for process in processes:
-            if not has_ended(process):
-                os.kill(process.pid, signum)
-
-    return forward
-
-
-def _show(stream: IO[str], index: int) -> threading.Thread:
-    def copy() -> None:
-        for line in stream:
-            sys.stderr.write(f"[{index}] {line}")
-            sys.stderr.flush()
-
-    thread = threading.Thread(target=copy, name=f"output-{index}", daemon=True)
-    thread.start()
-    return thread
-
-
-def _wait_for_all(processes: Sequence[Process], grace: float) -> int:
-    failed: list[int] = []
-    asked, deadline = False, float("inf")
-    running = list(processes)
-    while running and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        for process in [one for one in running if has_ended(one)]:
-            running.remove(process)
-            if code := exit_code(process):
-                failed.append(code)
-                deadline = min(deadline, time.monotonic() + grace)
-        if not asked and time.monotonic() > deadline - grace * (1 - ASKED_AFTER):
-            asked = True
-            for process in running:
-                os.kill(process.pid, signal.SIGTERM)  # one that still connects would wait for the other for minutes
-    return EXIT_PROCESS_LOST if EXIT_PROCESS_LOST in failed else (failed or [0])[0]
-
-
-def exit_code(process: Process) -> int:
-    """Returns what a shell would of a process that has ended: 128 + the signal that ended it."""
-    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    assert ended is not None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+def _show(stream: IO[str], index: int) -> None:
+    for line in stream:
+        sys.stderr.write(f"[{index}] {line}")
+        sys.stderr.flush()

@@ -15,13 +15,12 @@ or reaches its time limit saves a checkpoint and is queued again (docs/guides/ma
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jepa_jax.base.companions import PLACE_VARIABLES, run_companions
+from jepa_jax.base.companions import PLACE_VARIABLES, local_address, run_companions
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.processes import has_ended, wait_until
@@ -51,18 +50,19 @@ def run_launch(arguments: Arguments, console: Console) -> Result:
         executor = make_executor(pathlib.Path("slurm").resolve(), "jepa-jax", arguments.slurm_options, **flags)
         job = executor.submit(SlurmProcess((sys.executable, "-m", "jepa_jax", *command)))
         return Result([], f"Submitted as job {job.job_id}; its logs are in {executor.folder}.")
-    address, gpus = f"127.0.0.1:{free_port()}", count_gpus()
+    gpus = count_gpus()
     share = arguments.devices or gpus // count
     if gpus and not 0 < share * count <= gpus:
         raise UserError(f"-n {count} --devices={arguments.devices}: this machine has {gpus} GPUs; use fewer")
     if idle := max(0, gpus - share * count):
         console.warn(f"-n {count}: {idle} GPUs are not used; choose a number that divides them")
-    environments = [
-        dict(zip(PLACE_VARIABLES, (address, str(count), str(index)), strict=True))
-        | devices_of(index, share, are_gpus=gpus > 0)
-        for index in range(count)
-    ]
-    code = run_companions([sys.executable, "-m", "jepa_jax", *command], environments, grace=GRACE_SECONDS)
+    with local_address() as address:
+        environments = [
+            dict(zip(PLACE_VARIABLES, (address, str(count), str(index)), strict=True))
+            | devices_of(index, share, are_gpus=gpus > 0)
+            for index in range(count)
+        ]
+        code = run_companions([sys.executable, "-m", "jepa_jax", *command], environments, grace=GRACE_SECONDS)
     return Result([], "", code)
 
 
@@ -104,12 +104,6 @@ def count_gpus() -> int:
     from jepa_jax.runtime.gpus import Gpus
 
     return 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(Gpus())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 LAUNCH = Command("launch", __doc__, add_flags, run_launch, uses_jax=False)

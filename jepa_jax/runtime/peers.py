@@ -8,9 +8,9 @@ operation would wait for ever.
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
-import selectors
 import socket
 import sys
 import threading
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jepa_jax.base.companions import PLACE_VARIABLES
+from jepa_jax.base.companions import LOOPBACK, PLACE_VARIABLES
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_PROCESS_LOST, UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import differing_keys
@@ -51,6 +51,8 @@ def connect(environment: Mapping[str, str]) -> None:
     elif not _is_slurm_step(environment):
         return
     _keep_standard_output()
+    if arguments and arguments[0].startswith(LOOPBACK):
+        _let_gloo_use_loopback()
     # Several programs with collectives at once could meet in different orders on different CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
@@ -68,6 +70,16 @@ def _keep_standard_output() -> None:
         sys.stdout.flush()
         sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
+
+
+def _let_gloo_use_loopback() -> None:
+    """Makes collectives of CPUs work on a machine whose own name does not resolve, which Gloo listens at otherwise."""
+    with contextlib.suppress(OSError):
+        socket.gethostbyname(socket.gethostname())
+        return
+    from jaxlib import _jax  # JAX has no option for the name
+
+    _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
 
 
 def _is_slurm_step(environment: Mapping[str, str]) -> bool:
@@ -112,7 +124,7 @@ def check_same_config(config: Config) -> None:
     """Raises UserError on every process if one of them has another config than the first."""
     if jax.process_count() == 1:
         return
-    client = _client()
+    client = _distributed_state().client
     client.key_value_set(f"jepa_jax/config/{jax.process_index()}", json.dumps(config.to_dict()), allow_overwrite=True)
     multihost_utils.sync_global_devices("jepa_jax configs")
     first, *others = (
@@ -128,10 +140,6 @@ def _distributed_state() -> Any:
     from jax._src import distributed  # the key-value store has no public name yet
 
     return distributed.global_state
-
-
-def _client() -> Any:
-    return _distributed_state().client
 
 
 def sum_over_processes(value: float) -> float:
@@ -153,9 +161,10 @@ class Lifeline:
     def __init__(self, index: int, connections: dict[int, socket.socket]):
         self._index, self._connections = index, connections
         self._failing, self._ending = threading.Event(), threading.Event()  # this process by itself; for another one
-        self._alone = threading.Event()  # none of the others is left
         self._code = 0  # with which a process that fails exits
-        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+        self._threads = [threading.Thread(target=self._watch, args=one, daemon=True) for one in connections.items()]
+        for thread in self._threads:
+            thread.start()
 
     def at_exit(self) -> None:
         """Tells the others that this process ends in good order; one that failed does not wait for them."""
@@ -163,7 +172,8 @@ class Lifeline:
             sys.stdout.flush()
             sys.stderr.flush()
             if self._index == 0:  # without it JAX ends the others, before they have said why
-                self._alone.wait(OWN_END_SECONDS + 1)
+                for thread in self._threads:
+                    thread.join(OWN_END_SECONDS + 1)
             os._exit(self._code)
         self._tell(self._index, "", 0)
 
@@ -188,27 +198,13 @@ class Lifeline:
             with contextlib.suppress(OSError):
                 connection.sendall(line)
 
-    def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for process, connection in self._connections.items():
-                selector.register(connection, selectors.EVENT_READ, process)
-            while selector.get_map():
-                for ready, _ in selector.select():
-                    process, why, code = self._hear(ready.fileobj, ready.data)
-                    selector.unregister(ready.fileobj)
-                    if why:
-                        self._end(process, why, code)
-        self._alone.set()
-
-    def _hear(self, connection: Any, process: int) -> tuple[int, str, int]:
-        """Returns which process ends, why, and with which code; "" if it ends in good order."""
-        received = b""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            while not received.endswith(b"\n") and (more := connection.recv(65536)):
-                received += more
-            said = json.loads(received)
-            return said["process"], said["why"], said["code"]
-        return process, GONE, EXIT_PROCESS_LOST
+    def _watch(self, process: int, connection: socket.socket) -> None:
+        """Waits until a process ends, or says which other one does; one in good order gives no reason."""
+        said = {"process": process, "why": GONE, "code": EXIT_PROCESS_LOST}
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads(connection.makefile("rb").readline())
+        if said["why"]:
+            self._end(**said)
 
     def _end(self, process: int, why: str, code: int) -> None:
         # At once where a process is gone: without the first one, JAX would soon end this one with a C++ stack trace.
@@ -235,10 +231,8 @@ def _accept_others(count: int, publish: Callable[[int], None]) -> dict[int, sock
             connection.settimeout(10)
             with contextlib.suppress(OSError):
                 said = int.from_bytes(connection.recv(4), "big")
-                if 0 < said < count and said not in connections:
-                    connections[said] = connection
-                    continue
-            connection.close()
+                if 0 < said < count:
+                    connections.setdefault(said, connection)
     return connections
 
 
@@ -247,7 +241,7 @@ _lifeline: Lifeline | None = None
 
 def _start_lifeline() -> None:
     global _lifeline
-    client, address = _client(), str(_distributed_state().coordinator_address)
+    client, address = _distributed_state().client, str(_distributed_state().coordinator_address)
     index, count = jax.process_index(), jax.process_count()
     if index == 0:
         connections = _accept_others(count, lambda port: client.key_value_set("jepa_jax/lifeline", str(port)))

@@ -4,12 +4,12 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from jepa_jax.base.companions import local_address
 from tests.flags import FAST_TO_COMPILE
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -17,25 +17,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def run_two(script: str, folder: pathlib.Path) -> list[str]:
     """Runs a script in two processes to their end; returns what each of them said."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": "2",
-        "XLA_FLAGS": FAST_TO_COMPILE,
-    }
+    environment = os.environ | {"JAX_NUM_PROCESSES": "2", "XLA_FLAGS": FAST_TO_COMPILE, "COLUMNS": "1000"}
+    command = [sys.executable, script, str(folder)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     started = []
-    try:
-        for index in range(2):
-            place = environment | {"JAX_PROCESS_ID": str(index), "COLUMNS": "1000"}
-            command = [sys.executable, script, str(folder)]
-            pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            started.append(subprocess.Popen(command, cwd=ROOT, env=place, text=True, **pipes))
-        said = [process.communicate(timeout=240)[0] for process in started]  # Orbax would wait for 1200 s
-    finally:
-        for process in started:
-            process.kill()
+    with local_address() as address:
+        try:
+            for index in range(2):
+                place = environment | {"JAX_COORDINATOR_ADDRESS": address, "JAX_PROCESS_ID": str(index)}
+                started.append(subprocess.Popen(command, cwd=ROOT, env=place, text=True, **pipes))
+            said = [process.communicate(timeout=240)[0] for process in started]  # Orbax would wait for 1200 s
+        finally:
+            for process in started:
+                process.kill()
     assert [process.returncode for process in started] == [0, 0], said
     return said
 

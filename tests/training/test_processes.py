@@ -7,7 +7,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from jepa_jax.base.companions import local_address
 from jepa_jax.base.errors import EXIT_PROCESS_LOST
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.sources import open_source
@@ -35,13 +35,11 @@ PATIENCE = 600  # seconds on a busy machine
 @contextlib.contextmanager
 def two_processes(folder: pathlib.Path, *names: str):
     """Starts two processes with two devices each; yields them, their errors in files, and kills what is left."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = f"--xla_force_host_platform_device_count=2 {FAST_TO_COMPILE}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
     command = [sys.executable, "tests/training/run_processes.py", str(folder), *names]
     with contextlib.ExitStack() as stack:
+        address = stack.enter_context(local_address())
+        environment = os.environ | {"XLA_FLAGS": flags, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
         started = []
         for index in range(2):
             errors = stack.enter_context(open(folder / f"errors_{index}", "w"))
@@ -49,6 +47,18 @@ def two_processes(folder: pathlib.Path, *names: str):
             started.append(subprocess.Popen(command, cwd=ROOT, env=environment | place, stderr=errors, text=True))
             stack.callback(started[-1].kill)
         yield started
+
+
+def exit_codes(processes) -> list[int]:
+    """Waits for the end of all; once one has failed, the others have a minute to end as well."""
+    deadline, failed = time.monotonic() + PATIENCE, False
+    while None in (codes := [process.poll() for process in processes]):
+        if any(codes) and not failed:
+            deadline, failed = time.monotonic() + 60, True
+        for process in processes if time.monotonic() > deadline else []:
+            process.kill()
+        time.sleep(0.05)
+    return codes
 
 
 def errors_of(folder: pathlib.Path, index: int) -> str:
@@ -70,7 +80,7 @@ def runs(tmp_path_factory):
     def run(name: str) -> pathlib.Path:
         folder = tmp_path_factory.mktemp("two")
         with two_processes(folder, name) as processes:
-            codes = [process.wait(timeout=PATIENCE) for process in processes]
+            codes = exit_codes(processes)
         assert codes == [0, 0], errors_of(folder, 0) + errors_of(folder, 1)
         return folder
 
@@ -125,27 +135,18 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step(trained, name):
 
 
 def test_processes_with_different_configs_are_refused_by_name(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"--coordinator=127.0.0.1:{free.getsockname()[1]}"
-    command = [
-        sys.executable,
-        "-m",
-        "jepa_jax",
-        "train",
-        "--config=quickstart",
-        f"--workdir={tmp_path / 'run'}",
-        address,
-    ]
-    processes = [
-        subprocess.Popen(
-            [*command, "--num_processes=2", f"--process_id={index}", f"--config.optim.lr={0.1 + index}"],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2], errors
+    command = [sys.executable, "-m", "jepa_jax", "train", "--config=quickstart", f"--workdir={tmp_path / 'run'}"]
+    with local_address() as address:
+        command += [f"--coordinator={address}", "--num_processes=2"]
+        processes = [
+            subprocess.Popen(
+                [*command, f"--process_id={index}", f"--config.optim.lr={0.1 + index}"],
+                cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            )
+            for index in range(2)
+        ]  # fmt: skip
+        assert exit_codes(processes) == [2, 2]
+    errors = [process.stderr.read() for process in processes]
     for text in errors:
         assert "process 1 has another config than process 0" in text and "config.optim.lr: 0.1 -> 1.1" in text
     assert not (tmp_path / "run").exists()
@@ -159,7 +160,7 @@ def test_when_a_process_is_killed_the_other_ends_with_a_message(tmp_path, victim
             assert ended == [None, None], errors_of(tmp_path, 0) + errors_of(tmp_path, 1)
             time.sleep(0.05)
         processes[victim].send_signal(signal.SIGKILL)
-        assert processes[1 - victim].wait(timeout=PATIENCE) == EXIT_PROCESS_LOST
+        assert exit_codes(processes)[1 - victim] == EXIT_PROCESS_LOST
     assert f"error: process {victim} is gone" in errors_of(tmp_path, 1 - victim)
 
 
