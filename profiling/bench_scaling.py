@@ -129,7 +129,7 @@ def plan_rows(encoder: str, per_gpu: int, console: Console) -> list[dict[str, An
     """Returns what is predicted for an encoder on each topology."""
     from jepa_jax.data.facts import data_facts
     from jepa_jax.planning.absent_gpus import num_devices
-    from jepa_jax.planning.estimate import predicted_speed
+    from jepa_jax.planning.planner import predicted_speed
     from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
     from jepa_jax.program.config import load_config
     from jepa_jax.runtime.hardware import load_table

@@ -22,8 +22,7 @@ from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
-    from jepa_jax.planning.estimate import Estimate
-    from jepa_jax.planning.planner import Plan
+    from jepa_jax.planning.planner import Estimate, Plan
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results" / "gpu_plans.md"
 ONE, EIGHT = "1x1x1", "1x1x8"

@@ -1,18 +1,14 @@
-"""Estimates from a compiled step what a device must hold and how fast the step can be.
+"""Estimates what a device must hold, and how long it exchanges data with others; `factors.py` has kernels.
 
-The memory of the compiled step is a lower bound: what only a real device decides (workspace of convolutions, CUDA's own
-memory, buffers of collectives) is added as a margin of stated parts. Kernels run one after the other: the seconds of a
-step are the sum of theirs (`factors.py`), their launches and the exchanges between devices.
+The memory of a compiled program is a lower bound: what only a real device decides (workspace of convolutions, CUDA's
+own memory, buffers of collectives) is added as a margin of stated parts.
 """
 
 import dataclasses
-from typing import Any
 
-from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.factors import Prediction, predict
-from jepa_jax.planning.step_compiler import Request, StepFacts
+from jepa_jax.base.text import GIB
+from jepa_jax.runtime.hardware import Gpu
 
-GIB = 2**30
 CONTEXT_BYTES = 600 * 2**20  # CUDA's context, handles and kernels of cuBLAS and cuDNN
 WORKSPACE_MOST_BYTES = GIB  # a convolution is assumed to need as much as it reads and writes, up to this
 COLLECTIVE_BYTES = 512 * 2**20  # NCCL's buffers, with more than one device
@@ -48,41 +44,6 @@ class MemoryNeed:
         return self.total - self.context - self.collectives
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A compiled variant of a config on a GPU: what was changed, what it needs, how fast it can be."""
-
-    request: Request
-    label: str
-    changes: dict[str, Any]  # config keys and their values, or {"gpu": key}
-    facts: StepFacts
-    need: MemoryNeed
-    speed: Prediction
-    unlimited: StepFacts | None = None  # of the program that never recomputes, if XLA recomputes in this one
-
-    @property
-    def unlimited_peak(self) -> int:
-        """The peak if XLA kept everything; the same unless it recomputes."""
-        return (self.unlimited or self.facts).peak_bytes
-
-    @property
-    def batch_size(self) -> int:
-        return self.request.config.data.batch_size
-
-    @property
-    def capacity(self) -> int:
-        return self.request.gpu.memory_bytes
-
-    @property
-    def verdict(self) -> str:
-        return verdict_of(self.need.total, self.capacity)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the memory suffices, if only just."""
-        return self.verdict != NO
-
-
 def verdict_of(needed: int, capacity: int) -> str:
     """Returns FITS, TIGHT or NO."""
     if needed > capacity:
@@ -102,17 +63,9 @@ def memory_need(peak: int, largest_convolution: int, *, data: int = 0, devices: 
     )
 
 
-def exchange_seconds(facts: StepFacts, request: Request) -> float:
-    """Returns the seconds in which a device sends what it has to, inside its host and between hosts."""
-    sent = sum(wire for _, wire in facts.collectives.values())
-    hosts = num_hosts(request.topology)
-    inside = sent / (request.gpu.interconnect_gb_per_second * 1e9)
+def exchange_seconds(sent: int, gpu: Gpu, devices: int, hosts: int = 1) -> float:
+    """Returns the seconds in which a device sends so many bytes, inside its host and between hosts."""
+    inside = sent / (gpu.interconnect_gb_per_second * 1e9)
     # Between hosts only the part that a GPU holds after the sum inside its host is exchanged.
-    outside = sent / (facts.devices // hosts) / (NETWORK_GB_PER_SECOND * 1e9) if hosts > 1 else 0.0
-    return inside * (facts.devices > hosts) + outside
-
-
-def predicted_speed(facts: StepFacts, request: Request) -> Prediction:
-    """Returns the predicted seconds of a training step."""
-    exchange = exchange_seconds(facts, request)
-    return predict(facts.kernels, request.gpu, samples=request.config.data.batch_size, exchange_seconds=exchange)
+    outside = sent / (devices // hosts) / (NETWORK_GB_PER_SECOND * 1e9) if hosts > 1 else 0.0
+    return inside * (devices > hosts) + outside

@@ -10,9 +10,9 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.recipe import LadderStep
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.facts import bucket_facts, data_facts
-from jepa_jax.planning.estimate import Estimate
 from jepa_jax.planning.planner import (
     Changes,
+    Estimate,
     Planner,
     batch_change,
     combined_changes,

@@ -5,20 +5,24 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import element_bytes
+from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.estimate import (
     FITS,
     FITS_BELOW,
     FRAGMENTATION,
+    NO,
     WORKSPACE_MOST_BYTES,
-    Estimate,
+    MemoryNeed,
+    exchange_seconds,
     memory_need,
-    predicted_speed,
+    verdict_of,
 )
+from jepa_jax.planning.factors import Prediction, predict
 from jepa_jax.planning.step_compiler import Request, StepCompiler, StepFacts
 from jepa_jax.runtime.hardware import Gpu
 
@@ -38,6 +42,42 @@ FIRST_GUESS, LATER_GUESS = 0.99, 0.997  # of what the line predicts: a guess tha
 MOST_GRAINS = 2**20
 
 Changes = dict[str, Any]  # values of config keys, or {"gpu": Gpu}
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A compiled variant of a config on a GPU: what was changed, what it needs, how fast it can be."""
+
+    request: Request
+    label: str
+    changes: dict[str, Any]  # config keys and their values, or {"gpu": key}
+    facts: StepFacts
+    need: MemoryNeed
+    speed: Prediction
+    unlimited: StepFacts | None = None  # of the program that never recomputes, if XLA recomputes in this one
+
+    @property
+    def unlimited_peak(self) -> int:
+        """The peak if XLA kept everything; the same unless it recomputes."""
+        return (self.unlimited or self.facts).peak_bytes
+
+    @property
+    def batch_size(self) -> int:
+        return self.request.config.data.batch_size
+
+    @property
+    def capacity(self) -> int:
+        return self.request.gpu.memory_bytes
+
+    @property
+    def verdict(self) -> str:
+        """FITS, TIGHT or NO."""
+        return verdict_of(self.need.total, self.capacity)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory suffices, if only just."""
+        return self.verdict != NO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,12 +194,18 @@ class Planner:
 
     def largest_batches(self, starts: Sequence[Estimate]) -> list[LargestBatch]:
         """Returns the largest batch that fits for each estimated request; the searches run side by side."""
-        searches = [BatchSearch(estimate, self.compiler.data.num_train) for estimate in starts]
-        while open_searches := [search for search in searches if search.result is None]:
-            wanted = [(search.points[0].request, *batch_change(search.next_batch)) for search in open_searches]
-            for search, estimate in zip(open_searches, self.estimates(wanted), strict=True):
-                search.add(estimate)
-        return [search.result for search in searches if search.result]
+        searches = [search_batch(estimate, self.compiler.data.num_train) for estimate in starts]
+        found: dict[int, LargestBatch] = {}
+        answers: dict[int, Estimate | None] = dict.fromkeys(range(len(starts)))
+        while answers:
+            wanted = {}
+            for i, answer in answers.items():
+                try:
+                    wanted[i] = (starts[i].request, *batch_change(searches[i].send(answer)))
+                except StopIteration as end:
+                    found[i] = end.value
+            answers = dict(zip(wanted, self.estimates(list(wanted.values())), strict=True))
+        return [found[i] for i in range(len(starts))]
 
     def ways_out(self, estimate: Estimate, largest: LargestBatch) -> list[Estimate]:
         """Returns compiled changes that make a config fit: the fastest first, then a larger GPU."""
@@ -182,6 +228,13 @@ class Planner:
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         estimates = self.estimates([(request, label, changes) for label, changes in candidates])
         return [estimate for estimate in estimates if estimate.fits]
+
+
+def predicted_speed(facts: StepFacts, request: Request) -> Prediction:
+    """Returns the predicted seconds of a training step."""
+    sent = sum(wire for _, wire in facts.collectives.values())
+    exchange = exchange_seconds(sent, request.gpu, facts.devices, num_hosts(request.topology))
+    return predict(facts.kernels, request.gpu, samples=request.config.data.batch_size, exchange_seconds=exchange)
 
 
 def batch_change(size: int) -> tuple[str, Changes]:
@@ -263,62 +316,33 @@ def enough_parts(estimate: Estimate) -> list[int]:
     return [parts for parts in part_counts(estimate.request) if (need.total - fixed) / parts <= room]
 
 
-class BatchSearch:
-    """Searches from one compiled estimate: compile `next_batch`, `add` its estimate, until `result` is not None.
+def search_batch(first: Estimate, num_train: int) -> Generator[int, Estimate, LargestBatch]:
+    """Searches for the largest batch from one estimate: yields batches to compile and takes their estimates.
 
     Memory is nearly linear in the batch. The first guess assumes that only state and gradients do not grow with the
     batch; compiling it gives a second point close to the answer, and the line through both points settles the rest.
     Where XLA recomputes to stay within the memory, the line ends: from there the batch grows by a quarter until it no
     longer fits, and the gap is halved.
     """
-
-    def __init__(self, first: Estimate, num_train: int):
-        self.points = [first]
-        self.result: LargestBatch | None = None
-        self._grain = BATCH_GRAIN * first.request.devices * first.request.config.train.accum_steps
-        self._most = max(self._grain, num_train // self._grain * self._grain)
-        self._advance()
-
-    def add(self, estimate: Estimate) -> None:
-        """Adds the estimate of `next_batch`."""
-        self.points.append(estimate)
-        self._advance()
-
-    def _advance(self) -> None:
-        """Determines the next batch to compile, or the result if one more compilation would not change it."""
-        guess = next_guess(self.points, self._grain)
-        self.next_batch, at_set = min(guess, self._most), guess >= self._most
-        best = best_of(self.points)
-        if best is None:
-            smallest = min(point.batch_size for point in self.points)
-            settled = self.next_batch >= smallest  # nothing smaller is left to try
-        elif best.facts.recomputed:
-            self._advance_recomputing(best)
-            return
+    grain = BATCH_GRAIN * first.request.devices * first.request.config.train.accum_steps
+    largest = max(grain, num_train // grain * grain)
+    points = [first]
+    while True:
+        best = max((p for p in points if p.verdict == FITS), key=lambda point: point.batch_size, default=None)
+        size = best.batch_size if best else 0
+        above = min((point.batch_size for point in points if point.batch_size > size), default=None)
+        if best and best.facts.recomputed:
+            guess = size * GROWTH if above is None else (size + above) / 2
+            batch, most = min(round(guess / grain) * grain, largest), MOST_RECOMPUTING
+            settled = above is not None and above <= CLOSE_BATCHES * size
         else:
-            free = FITS_BELOW - best.need.total / best.capacity
-            known = any(point.batch_size == self.next_batch for point in self.points)
-            close = free < CLOSE_ENOUGH and len(self.points) > 1
-            settled = known or self.next_batch <= best.batch_size or close
-        if settled or len(self.points) > MOST_COMPILATIONS:
-            size = best.batch_size if best else 0
-            self.result = LargestBatch(size, best, at_set and 0 < size >= self.next_batch)
-
-    def _advance_recomputing(self, best: Estimate) -> None:
-        """Looks above a batch that fits because XLA recomputes, where memory no longer follows a line."""
-        above = min((p.batch_size for p in self.points if p.batch_size > best.batch_size), default=None)
-        guess = best.batch_size * GROWTH if above is None else (best.batch_size + above) / 2
-        self.next_batch = min(round(guess / self._grain) * self._grain, self._most)
-        known = any(point.batch_size == self.next_batch for point in self.points)
-        close = above is not None and above <= CLOSE_BATCHES * best.batch_size
-        if known or close or len(self.points) >= MOST_RECOMPUTING:
-            self.result = LargestBatch(best.batch_size, best, best.batch_size >= self._most)
-
-
-def best_of(points: Sequence[Estimate]) -> Estimate | None:
-    """Returns the largest of the compiled batches that fit."""
-    fitting = [point for point in points if point.verdict == FITS]
-    return max(fitting, key=lambda point: point.batch_size, default=None)
+            batch, most = min(next_guess(points, grain), largest), 1 + MOST_COMPILATIONS
+            free = FITS_BELOW - best.need.total / best.capacity if best else 1.0
+            settled = batch <= size or (free < CLOSE_ENOUGH and len(points) > 1)
+            settled = settled or (best is None and above is not None and batch >= above)  # nothing smaller is left
+        if settled or len(points) >= most or any(point.batch_size == batch for point in points):
+            return LargestBatch(size, best, size >= largest)
+        points.append((yield batch))
 
 
 def next_guess(points: Sequence[Estimate], grain: int) -> int:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from jepa_jax.base.text import GIB, duration, gib
 from jepa_jax.compiled.buffers import short_scope
-from jepa_jax.planning.estimate import FITS, NO, Estimate
+from jepa_jax.planning.estimate import FITS, NO
 from jepa_jax.planning.factors import timed_kernels
-from jepa_jax.planning.planner import REMATS, Frontier, Plan
+from jepa_jax.planning.planner import REMATS, Estimate, Frontier, Plan
 from jepa_jax.planning.run_cost import PlanContext, run_cost
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from jepa_jax.base.text import duration, gib
 from jepa_jax.planning.absent_gpus import num_hosts
-from jepa_jax.planning.estimate import FITS_BELOW, Estimate, verdict_of
+from jepa_jax.planning.estimate import FITS_BELOW, verdict_of
 from jepa_jax.planning.ladder import Ladder, Rung, mean_samples_per_sec
-from jepa_jax.planning.planner import BATCH_GRAIN, Frontier, LargestBatch, Plan
+from jepa_jax.planning.planner import BATCH_GRAIN, Estimate, Frontier, LargestBatch, Plan
 from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, run_cost
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.reports.tables import text_table

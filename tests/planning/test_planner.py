@@ -147,11 +147,7 @@ def test_the_speed_is_that_of_the_kernels_at_the_shares_of_the_table():
 
 
 def test_hosts_are_joined_by_a_network_and_not_by_nvlink():
-    facts = LineCompiler().all_facts([Request(load_config("rapid"), TABLE["h100"], "1x2x8")])[0]
-    facts = dataclasses.replace(facts, collectives={"all-reduce": [1, 16 * 10**9]})
-    requests = [(8, Request(load_config("rapid"), TABLE["h100"], "1x1x8"))]
-    requests += [(16, Request(load_config("rapid"), TABLE["h100"], "1x2x8"))]
-    near, far = (exchange_seconds(dataclasses.replace(facts, devices=n), request) for n, request in requests)
+    near, far = (exchange_seconds(16 * 10**9, TABLE["h100"], 8 * hosts, hosts) for hosts in (1, 2))
     assert near == pytest.approx(16 / 450)
     assert far == pytest.approx(16 / 450 + 2 / 50)
 
