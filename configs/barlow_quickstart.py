@@ -14,6 +14,6 @@ from jepa_jax.configs import byol_quickstart
 
 def get_config() -> ml_collections.ConfigDict:
     config = with_choices(byol_quickstart.get_config(), method__name="barlow_twins")
-    config.method.projector = (256, 256)
     config.method.redundancy_weight = 0.02
+    config.method.projector = (256, 256)
     return config

@@ -14,9 +14,9 @@ from jepa_jax.configs import quickstart
 
 def get_config() -> ml_collections.ConfigDict:
     config = with_choices(quickstart.get_config(), method__name="byol")
-    config.method.projector = (256, 64)
     config.method.predictor = 256
     config.method.ema_start = 0.97
+    config.method.projector = (256, 64)
     config.optim.epochs = 10.0
     config.eval.every_epochs = 5
     config.eval.knn_every_epochs = 0

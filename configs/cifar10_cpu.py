@@ -14,26 +14,26 @@ from jepa_jax.config import default_config
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("image_jepa", "patchnet", method__loss="infonce", optim__name="muon")
+    config.method.projector = (512, 128)
     config.method.views = 4
     config.method.per_view_statistics = False
-    config.method.projector = (512, 128)
-    config.model.widths = (96, 160, 256)
     config.model.all_layers = True
+    config.model.widths = (96, 160, 256)
     config.data.source = "cifar10"
     config.data.dir = "data/cifar10"
     config.data.batch_size = 128
-    config.optim.reference_batch = config.data.batch_size
     config.data.augment.crop.size = 16
     config.data.augment.crop.scale = (0.2, 0.8)
     config.data.augment.jitter.probability = 0.8
     config.data.augment.grayscale.probability = 0.2
     config.optim.lr = 4e-3
-    config.optim.beta2 = 0.99
-    config.optim.weight_decay = 0.0
-    config.optim.adam_lr_factor = 0.5
+    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 6.0
     config.optim.warmup_epochs = 0.3
     config.optim.warmup_lr = 0.0
+    config.optim.beta2 = 0.99
+    config.optim.weight_decay = 0.0
+    config.optim.adam_lr_factor = 0.5
     config.eval.every_epochs = 0
     config.eval.knn_every_epochs = 0
     config.eval.calibration_images = 2000

@@ -9,20 +9,17 @@ no collapse warning (one seed, two busy cores).
 import ml_collections
 
 from jepa_jax.config import with_choices
-from jepa_jax.configs import quickstart
+from jepa_jax.configs import byol_quickstart
 
 
 def get_config() -> ml_collections.ConfigDict:
-    config = with_choices(quickstart.get_config(), method__name="dino")
-    config.method.head = (256,)
-    config.method.bottleneck = 64
+    config = with_choices(byol_quickstart.get_config(), method__name="dino")
     config.method.prototypes = 256
-    config.method.teacher_temperature = 0.04
-    config.method.frozen_last_layer = 0.05
+    config.method.bottleneck = 64
     config.method.ema_start = 0.97
-    config.optim.epochs = 10.0
+    config.method.frozen_last_layer = 0.05
+    config.method.teacher_temperature = 0.04
+    config.method.head = (256,)
     config.optim.clip_norm = 3.0
     config.eval.weights = "target"
-    config.eval.every_epochs = 5
-    config.eval.knn_every_epochs = 0
     return config

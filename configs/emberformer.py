@@ -14,8 +14,8 @@ from jepa_jax.configs import emberformer_small
 def get_config() -> ml_collections.ConfigDict:
     config = emberformer_small.get_config()
     config.model.width = 128
-    config.model.heads = 8
     config.model.depth = 6
+    config.model.heads = 8
     config.model.mlp_width = 512
     config.model.decoder_size = "b2"
     config.data.batch_size = 32

@@ -32,21 +32,21 @@ def get_config() -> ml_collections.ConfigDict:
     config = default_config("emberformer", "emberformer")
     config.data.source = "fire_sequences"
     config.data.dir = "data/fires"
-    config.data.image_size = 400
     config.data.max_frames = 20
+    config.data.image_size = 400
+    config.data.batch_size = 8
+    config.data.num_workers = 4
     config.data.frame_buckets = (6, 11)
     config.data.validation = 0.1111
-    config.data.batch_size = 8
-    config.optim.reference_batch = config.data.batch_size
-    config.data.num_workers = 4
     config.optim.lr = 1e-3
-    config.optim.weight_decay = 1e-4
+    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 20.0
+    config.optim.weight_decay = 1e-4
     config.optim.clip_norm = 1.0
-    config.train.precision = by_machine("bfloat16", "float32")
     config.train.keep_best = "validation_f1"
     config.train.patience = 3
     config.train.min_delta = 0.002
+    config.train.precision = by_machine("bfloat16", "float32")
     config.eval.batch_size = 8
     config.log.pictures_every_epochs = 1
     return config

@@ -15,8 +15,8 @@ from jepa_jax.configs import rapid
 def get_config() -> ml_collections.ConfigDict:
     config = rapid.get_config()
     config.data.batch_size = 512
-    config.optim.reference_batch = config.data.batch_size
     config.optim.lr = 0.3
+    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 800.0
     config.optim.warmup_epochs = 10.0
     config.eval.knn_every_epochs = 20

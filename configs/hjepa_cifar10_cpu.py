@@ -15,11 +15,7 @@ from jepa_jax.configs import ijepa_cifar10
 
 def get_config() -> ml_collections.ConfigDict:
     config = with_choices(ijepa_cifar10.get_config(), method__name="hjepa", method__regulariser="none")
-    config.method.level_weights = (1.0, 0.5)
     config.method.predictor_depth = 1
-    config.method.predictor_heads = 2
-    config.method.ema_start = 0.99
-    config.method.mask.min_context = 3
     config.optim.epochs = 5.0
     config.eval.every_epochs = 5
     return config

@@ -3,8 +3,9 @@
     jepa-jax train --config=hjepa_quick_val --workdir=runs/hjepa_quick_val --config.data.dir=DIR
 
 6,526,848 trainable parameters of 12,051,264 (jepa-jax describe). Images are enlarged to 224 pixels on the device.
-The published run collapsed; its VICReg term was never used. Ours is, and the collapse watch says so if it happens.
-Loss weights of the regulariser, crop and flip are ours, the rest is the published run's.
+Encoder, predictor, level weights, masks, AdamW, rate, schedule and batch are those of the published run. Ours: levels
+pool the 2-D grid, masked tokens are dropped, the weights of the regulariser, crop, flip, and no colour jitter. The
+published run collapsed without the VICReg term it names; here the term is used and collapse is watched.
 """
 
 import ml_collections
@@ -20,16 +21,16 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.patch_size = 16
     config.data.source = "cifar10"
     config.data.batch_size = 32
-    config.optim.reference_batch = config.data.batch_size
     config.data.augment.crop.size = 224
     config.data.augment.crop.scale = (0.3, 1.0)
-    config.optim.lr = 1e-4
+    config.optim.epochs = 5.0
     config.optim.warmup_lr = 0.0
+    config.optim.end_lr = 1e-6
+    config.optim.lr = 1e-4
+    config.optim.reference_batch = config.data.batch_size
     config.optim.beta2 = 0.95
     config.optim.weight_decay = 0.04
     config.optim.clip_norm = 3.0
-    config.optim.epochs = 5.0
-    config.optim.end_lr = 1e-6
     config.eval.weights = "target"
     config.eval.knn_every_epochs = 5
     return config

@@ -20,13 +20,13 @@ def get_config() -> ml_collections.ConfigDict:
     config = default_config("image_jepa", "resnet18", method__loss="vicreg", optim__name="larc")
     config.data.source = "cifar10"
     config.data.dir = "data/cifar10"
-    config.data.batch_size = 256
-    config.optim.reference_batch = config.data.batch_size
     config.data.pipeline = "device"
+    config.data.batch_size = 256
     config.data.augment.jitter.probability = 0.8
     config.data.augment.grayscale.probability = 0.2
     config.data.augment.solarize.probability = 0.1
     config.optim.lr = 0.3
+    config.optim.reference_batch = config.data.batch_size
     config.optim.weight_decay = 1e-4
     config.optim.epochs = 300.0
     config.optim.warmup_epochs = 10.0

@@ -18,9 +18,9 @@ from jepa_jax.configs import image_jepa
 
 def get_config() -> ml_collections.ConfigDict:
     config = image_jepa.get_config()
-    config.data.batch_size = 2048
-    config.optim.reference_batch = config.data.batch_size
-    config.data.num_workers = 8
     config.data.pipeline = "grain"
+    config.data.batch_size = 2048
+    config.data.num_workers = 8
+    config.optim.reference_batch = config.data.batch_size
     config.train.accum_steps = 2
     return config

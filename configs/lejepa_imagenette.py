@@ -23,9 +23,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.source = "folder"
     config.data.dir = "data/imagenette"
     config.data.batch_size = 128
-    config.optim.reference_batch = config.data.batch_size
     config.data.num_workers = 8
     config.optim.lr = 4e-4
+    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 200.0
     config.optim.warmup_epochs = 2.0
     config.optim.warmup_lr = 4e-6

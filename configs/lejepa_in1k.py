@@ -14,18 +14,17 @@ from jepa_jax.config import default_config
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("image_jepa", "vit_base", method__loss="sigreg", method__view_groups=("small",))
+    config.method.projector = (2048, 2048, 512)
     config.method.num_slices = 1024
     config.method.small.count = 6
     config.method.small.crop.size = 98
     config.method.small.crop.scale = (0.05, 0.3)
     config.method.per_view_statistics = False
-    config.method.projector = (2048, 2048, 512)
-    config.model.patch_size = 14
     config.model.pool = "cls"
+    config.model.patch_size = 14
     config.data.source = "tfds:imagenet2012"
     config.data.image_size = 256
     config.data.batch_size = 512
-    config.optim.reference_batch = config.data.batch_size
     config.data.num_workers = 16
     config.data.augment.crop.size = 224
     config.data.augment.crop.scale = (0.3, 1.0)
@@ -36,7 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.augment.mean = (0.485, 0.456, 0.406)
     config.data.augment.std = (0.229, 0.224, 0.225)
     config.optim.lr = 5e-4
-    config.optim.weight_decay = 0.05
+    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 100.0
     config.optim.warmup_epochs = 10.0
     config.optim.end_lr = 5e-7

@@ -13,21 +13,16 @@ from jepa_jax.config import default_config
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("mae", "vit_tiny")
-    config.method.mask_ratio = 0.75
-    config.method.decoder_width = 128
-    config.method.decoder_depth = 2
-    config.method.decoder_heads = 4
     config.model.patch_size = 4
     config.data.source = "cifar10"
     config.data.batch_size = 512
-    config.optim.reference_batch = config.data.batch_size
     config.data.augment.crop.scale = (0.3, 1.0)
     config.optim.lr = 1.5e-3
-    config.optim.beta2 = 0.95
-    config.optim.weight_decay = 0.05
+    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 200.0
     config.optim.warmup_epochs = 10.0
     config.optim.end_lr = 1e-6
+    config.optim.beta2 = 0.95
     config.train.precision = "bfloat16"
     config.eval.weights = "target"
     config.eval.every_epochs = 10

@@ -13,29 +13,26 @@ from jepa_jax.config import default_config
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("mae", "vit")
+    config.method.ema_momentum = 0.99
     config.method.mask_ratio = 0.5
     config.method.norm_pix = False
     config.method.decoder_width = 64
-    config.method.ema_momentum = 0.99
+    config.model.positions = "sincos"
     config.model.width = 64
     config.model.depth = 3
-    config.model.heads = 4
     config.model.patch_size = 4
-    config.model.positions = "sincos"
-    config.data.source = "shapes"
     config.data.num_train = 4096
     config.data.num_test = 1024
-    config.data.batch_size = 16
-    config.optim.reference_batch = config.data.batch_size
-    config.data.augment.crop.probability = 0.0
     config.data.augment.crop.scale = (0.3, 1.0)
+    config.data.augment.crop.probability = 0.0
+    config.data.batch_size = 16
     config.data.augment.mean = (0.5, 0.5, 0.5)
     config.data.augment.std = (0.25, 0.25, 0.25)
-    config.optim.lr = 2e-3
-    config.optim.beta2 = 0.95
-    config.optim.weight_decay = 0.05
     config.optim.epochs = 30.0
     config.optim.end_lr = 1e-6
+    config.optim.beta2 = 0.95
+    config.optim.lr = 2e-3
+    config.optim.reference_batch = config.data.batch_size
     config.eval.weights = "target"
     config.eval.every_epochs = 10
     config.log.every_steps = 32

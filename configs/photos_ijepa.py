@@ -19,6 +19,15 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.predictor_width = 192
     config.method.predictor_depth = 4
     config.method.predictor_heads = 6
+    config.optim.lr = 5e-4
+    config.optim.epochs = 100.0
+    config.optim.warmup_epochs = 5.0
+    config.optim.warmup_lr = 1e-5
+    return for_photographs(config)
+
+
+def for_photographs(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns the config with what photos_ijepa and photos_lejepa share: data, and a batch sized by the machine."""
     config.data.source = "folder"
     config.data.dir = "data/photos"
     config.data.crops = "loader"
@@ -27,10 +36,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.batch_size = by_machine(128, 16)
     config.optim.reference_batch = config.data.batch_size
     config.data.num_workers = -1
-    config.optim.lr = 5e-4
-    config.optim.warmup_lr = 1e-5
-    config.optim.epochs = 100.0
-    config.optim.warmup_epochs = 5.0
     config.train.precision = by_machine("bfloat16", "float32")
     config.eval.max_images = 5000
     return config

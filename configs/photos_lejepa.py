@@ -12,21 +12,12 @@ import ml_collections
 
 from jepa_jax.config import with_choices
 from jepa_jax.config.recipe import by_machine
-from jepa_jax.configs import lejepa_imagenette
+from jepa_jax.configs import lejepa_imagenette, photos_ijepa
 
 
 def get_config() -> ml_collections.ConfigDict:
     config = with_choices(lejepa_imagenette.get_config(), model__name=by_machine("vit_small", "vit_tiny"))
     config.method.small.count = by_machine(6, 2)
-    config.data.dir = "data/photos"
     config.data.image_size = 224
-    config.data.crops = "loader"
-    config.data.statistics = "set"
-    config.data.shorter_side = 256
-    config.data.batch_size = by_machine(128, 16)
-    config.optim.reference_batch = config.data.batch_size
-    config.data.num_workers = -1
     config.optim.epochs = 100.0
-    config.train.precision = by_machine("bfloat16", "float32")
-    config.eval.max_images = 5000
-    return config
+    return photos_ijepa.for_photographs(config)

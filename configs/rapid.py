@@ -22,9 +22,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.cov_weight = 1.0
     config.data.batch_size = 3072
     config.data.num_workers = 16  # read with data.pipeline = grain; the whole set on the device needs none
-    config.optim.reference_batch = config.data.batch_size
-    config.optim.lr = 0.707
     config.optim.epochs = 50.0
     config.optim.warmup_epochs = 5.0
+    config.optim.lr = 0.707
+    config.optim.reference_batch = config.data.batch_size
     config.train.seed = 42
     return config

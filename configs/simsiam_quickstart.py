@@ -14,6 +14,6 @@ from jepa_jax.configs import byol_quickstart
 
 def get_config() -> ml_collections.ConfigDict:
     config = with_choices(byol_quickstart.get_config(), method__name="simsiam")
-    config.method.projector = (256, 256)
     config.method.predictor = 64
+    config.method.projector = (256, 256)
     return config

@@ -3,7 +3,8 @@
     jepa-jax train --config=vicreg_cifar10 --workdir=runs/vicreg_cifar10 --config.data.dir=DIR
 
 Loss and its weights, projector, augmentation, LARS (rate, trust coefficient, decay), warm-up and length are those of
-solo-learn, which publishes 92.07 % online linear probe. Unlike it: crops are resized bilinearly instead of bicubically,
+solo-learn, which publishes 92.07 % online linear probe. Unlike it: the stem pads by 1 pixel instead of 2, images are
+divided by (.2023, .1994, .2010) instead of (.247, .2435, .2616), crops are resized bilinearly instead of bicubically,
 and compute is in bfloat16 instead of float16. Not reproduced here. One GPU.
 """
 
