@@ -37,7 +37,7 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
     estimate = plan.estimate
     blocks = [
         [f"{name} on {plan.request.describe()}"],
-        memory_lines(estimate) + evaluation_lines(plan, context),
+        memory_lines(plan, context),
         speed_lines(plan, context),
         pool_lines(estimate) if estimate.fits else [],
         *map(table_lines, plan_tables(plan)),
@@ -60,9 +60,10 @@ def plan_tables(plan: Plan) -> list[PlanTable]:
     return tables + (ladder_tables(plan.ladder) if plan.ladder else [])
 
 
-def memory_lines(estimate: Estimate) -> list[str]:
-    """Returns what a device must hold, part by part, and the verdict."""
-    need, parts = estimate.need, memory_parts(estimate)
+def memory_lines(plan: Plan, context: PlanContext) -> list[str]:
+    """Returns what a device must hold, part by part, the verdict, and what evaluation needs."""
+    estimate, evaluation = plan.estimate, evaluation_bytes(plan, context)
+    need, capacity, parts = estimate.need, estimate.capacity, memory_parts(estimate)
     rows = [
         *((name, parts[name]) for name in list(parts)[:-2] if name != "EMA target" or parts[name]),
         ("peak of the compiled step (a lower bound)", need.peak),
@@ -72,16 +73,21 @@ def memory_lines(estimate: Estimate) -> list[str]:
         *([("margin: buffers of collectives", need.collectives)] if need.collectives else []),
         ("margin: fragmentation", need.fragmentation),
         ("needed", need.total),
-        ("memory of the GPU", estimate.capacity),
+        ("memory of the GPU", capacity),
     ]
-    share = 100 * need.total / estimate.capacity
     limits = f"fits up to {100 * FITS_BELOW:.0f} %, tight up to 100 %"
-    return [
+    lines = [
         "memory of one device",
         *(f"  {label:<44}{gib(size):>14}" for label, size in rows),
-        f"verdict: {estimate.verdict} ({share:.0f} % of the memory is needed; {limits})",
+        f"verdict: {estimate.verdict} ({100 * need.total / capacity:.0f} % of the memory is needed; {limits})",
         recomputation_text(estimate),
     ]
+    if evaluation:
+        verdict = verdict_of(evaluation, capacity)
+        advice = "" if evaluation <= FITS_BELOW * capacity else "; set config.eval.max_images"
+        what = "evaluation (k-NN and probe hold all features on one device)"
+        lines.append(f"{what}: {gib(evaluation)}, {verdict}{advice}")
+    return lines
 
 
 def recomputation_text(estimate: Estimate) -> str:
@@ -151,31 +157,23 @@ def pool_lines(estimate: Estimate, fraction: float = POOL_FRACTION) -> list[str]
 
 
 def speed_lines(plan: Plan, context: PlanContext) -> list[str]:
-    """Returns the predicted speed, what the whole run would take, and what the loader must deliver."""
-    facts, speed, gpu = plan.estimate.facts, plan.estimate.speed, plan.request.gpu
+    """Returns the predicted speed, length and price of the whole run, and what the loader must deliver."""
+    facts, speed, gpu, cost = plan.estimate.facts, plan.estimate.speed, plan.request.gpu, run_cost(plan, context)
     low, high = speed.predicted
     parts = sorted(speed.parts.items(), key=lambda part: -part[1])
+    assumed = "" if context.data.found else " (size of the data assumed: it is not there)"
+    hour, (cheap, dear), (fast, slow) = context.price_of(gpu), cost.prices, map(duration, cost.seconds)
+    money = f", {cheap:,.2f} to {dear:,.2f} at {hour:g} per hour and GPU" if hour else ""
+    run_parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in cost.parts.items() if seconds)
     return [
         f"per step: {facts.flops / 1e12:,.2f} TFLOP, {facts.bytes_moved * facts.devices / 1e9:,.1f} GB moved; "
         f"{1e3 * speed.seconds:,.1f} ms: " + ", ".join(f"{name} {1e3 * part:,.1f}" for name, part in parts),
         f"predicted: {speed.images_per_sec:,.0f} samples/s ({low:,.0f} to {high:,.0f}); {speed.error_text}",
         f"bound: {speed.bound_images_per_sec:,.0f} samples/s if every kernel reached the peak rates of a {gpu.name}",
-        *run_lines(plan, context),
+        f"whole run: {cost.steps:,} steps in {fast} to {slow}{money}{assumed}",
+        f"  of which: {run_parts}",
         _loader_line(plan, context),
     ]
-
-
-def run_lines(plan: Plan, context: PlanContext) -> list[str]:
-    """Returns the length and price of the whole run."""
-    cost = run_cost(plan, context)
-    assumed = "" if context.data.found else " (size of the data assumed: it is not there)"
-    money = ""
-    if hour := context.price_of(plan.request.gpu):
-        low, high = cost.prices
-        money = f", {low:,.2f} to {high:,.2f} at {hour:g} per hour and GPU"
-    fast, slow = (duration(seconds) for seconds in cost.seconds)
-    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in cost.parts.items() if seconds)
-    return [f"whole run: {cost.steps:,} steps in {fast} to {slow}{money}{assumed}", f"  of which: {parts}"]
 
 
 def _loader_line(plan: Plan, context: PlanContext) -> str:
@@ -189,16 +187,6 @@ def _loader_line(plan: Plan, context: PlanContext) -> str:
         return f"{text}; not measured here ({context.loader_note})"
     verdict = "enough" if rate >= needed else f"{100 * rate / needed:.0f} % of that: the loader would set the speed"
     return f"{text}; measured on this machine: {rate:,.0f}, {verdict}"
-
-
-def evaluation_lines(plan: Plan, context: PlanContext) -> list[str]:
-    """Returns what evaluation needs, and what to set if it does not fit."""
-    needed, capacity = evaluation_bytes(plan, context), plan.estimate.capacity
-    if not needed:
-        return []
-    verdict = verdict_of(needed, capacity)
-    advice = "" if needed <= FITS_BELOW * capacity else "; set config.eval.max_images"
-    return [f"evaluation (k-NN and probe hold all features on one device): {gib(needed)}, {verdict}{advice}"]
 
 
 def frontier_table(frontier: Frontier) -> PlanTable:
@@ -247,7 +235,11 @@ def memory_parts(estimate: Estimate) -> dict[str, int]:
 
 def ladder_tables(ladder: Ladder) -> list[PlanTable]:
     """Returns the tables of a ladder: memory, speed and rates, what to change, sizes; those without rows left out."""
-    tables = [_memory_table(ladder.rungs), _rung_table(ladder.rungs), _retreat_table(ladder), _size_table(ladder.sizes)]
+    top = ladder.top.estimate
+    state = "needs the most of all rungs" if top.fits else "does not fit"
+    note = f"Changes of {top.label!r}, which {state}, in the order in which to try them."
+    retreat = changes_table("when memory runs out", top, ladder.retreat, note)
+    tables = [_memory_table(ladder.rungs), _rung_table(ladder.rungs), retreat, _size_table(ladder.sizes)]
     return [table for table in tables if table.rows]
 
 
@@ -283,13 +275,6 @@ def _rung_table(rungs: Sequence[Rung]) -> PlanTable:
     return PlanTable("speed and rates", [*header, "rate of the config", "linear", "square root"], rows, note)
 
 
-def _retreat_table(ladder: Ladder) -> PlanTable:
-    top = ladder.top.estimate
-    state = "needs the most of all rungs" if top.fits else "does not fit"
-    note = f"Changes of {top.label!r}, which {state}, in the order in which to try them."
-    return changes_table("when memory runs out", top, ladder.retreat, note)
-
-
 def _size_table(sizes: Sequence[Rung]) -> PlanTable:
     rows, note = [], "Memory and time of a batch follow its longest element; batches are padded to one of these."
     for name in dict.fromkeys(row.name for row in sizes):
@@ -318,16 +303,12 @@ def learning_rates(estimate: Estimate) -> dict[str, float]:
 
 def ladder_json(ladder: Ladder) -> dict[str, Any]:
     """Returns a ladder as a JSON object of three lists of rows."""
-    rungs = [
-        {
-            **row_json(rung.estimate),
-            "claimed_gb": list(rung.claimed_gb),
-            "learning_rates": learning_rates(rung.estimate),
-        }
-        for rung in ladder.rungs
-    ]
-    sizes = [{**row_json(row.estimate), "size": row.size, "share": row.share} for row in ladder.sizes]
-    return {"rungs": rungs, "out_of_memory": [row_json(row) for row in ladder.retreat], "sizes": sizes}
+    rungs = [(row.estimate, {"claimed_gb": list(row.claimed_gb)}) for row in ladder.rungs]
+    return {
+        "rungs": [row_json(one) | claimed | {"learning_rates": learning_rates(one)} for one, claimed in rungs],
+        "out_of_memory": [row_json(row) for row in ladder.retreat],
+        "sizes": [row_json(row.estimate) | {"size": row.size, "share": row.share} for row in ladder.sizes],
+    }
 
 
 def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
