@@ -5,6 +5,8 @@ device computes a training step belongs to the step, whatever the host does mean
 host section of that moment. A data wait of 41 % thus means that the epoch would take 59 % of its time without it.
 
 When the device is busy is measured by a thread that waits for each step (`DeviceClock`), so that the loop never has to.
+Where steps are short, only some of them are watched in this way; in the others each host section is charged with the
+same share of its time as in those (`Ledger`).
 """
 
 import collections
@@ -40,22 +42,14 @@ class Spent:
     host: Mapping[Section, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: "Spent") -> "Spent":
-        return self._plus(other, 1.0)
-
-    def __sub__(self, other: "Spent") -> "Spent":
-        return self._plus(other, -1.0)
-
-    def _plus(self, other: "Spent", sign: float) -> "Spent":
+        device = self.device + other.device
         return Spent(
-            self.seconds + sign * other.seconds,
-            self.device + sign * other.device,
-            _add(self.exposed, other.exposed, sign),
-            _add(self.host, other.host, sign),
+            self.seconds + other.seconds, device, _sum(self.exposed, other.exposed), _sum(self.host, other.host)
         )
 
 
-def _add(a: Mapping[Section, float], b: Mapping[Section, float], sign: float) -> dict[Section, float]:
-    return {section: a.get(section, 0.0) + sign * b.get(section, 0.0) for section in {**a, **b}}
+def _sum(a: Mapping[Section, float], b: Mapping[Section, float]) -> dict[Section, float]:
+    return {section: a.get(section, 0.0) + b.get(section, 0.0) for section in {**a, **b}}
 
 
 class DeviceClock:
@@ -117,18 +111,60 @@ class DeviceClock:
 
 
 class Ledger:
-    """Accounts for the time of a timeline; `busy_until(t)` returns the device's new busy intervals up to time t."""
+    """Accounts for the time of a timeline; `busy_until(t)` returns the device's new busy intervals up to time t.
+
+    Between `rest` and `watch` the device is not watched: a host section is then charged with the share of its time that
+    it was charged with since the last `watch`.
+
+    Attributes:
+      total: everything accounted for so far.
+    """
 
     def __init__(self, timeline: Timeline, busy_until: Callable[[float], Sequence[Interval]]):
         self._timeline, self._busy_until = timeline, busy_until
+        self._seconds: Mapping[Section, float] = {}  # of the timeline at the last update
+        self._watched = Spent()  # since the last `watch`
+        self._since_cut = Spent()
         self.total = Spent()
+
+    def watch(self) -> None:
+        """Watches the device from now on."""
+        self.update()
+        self._busy_until(self._timeline.clock())  # forgets what it did before
+        self._watched, self._timeline.keep_segments = Spent(), True
+
+    def rest(self) -> None:
+        """Does not watch the device from now on."""
+        self.update()
+        self._timeline.keep_segments = False
 
     def update(self) -> Spent:
         """Returns the time spent until now; forgets the segments that it has accounted for."""
-        segments = self._timeline.take_segments()
-        if segments:
-            self.total += account(segments, self._busy_until(segments[-1][2]))
+        segments, seconds = self._timeline.take_segments()
+        if self._timeline.keep_segments:
+            new = account(segments, self._busy_until(segments[-1][2])) if segments else Spent()
+            self._watched += new
+        else:
+            new = self._estimate({name: max(0.0, at - self._seconds.get(name, 0.0)) for name, at in seconds.items()})
+        self._seconds = seconds
+        self._since_cut += new
+        self.total += new
         return self.total
+
+    def cut(self) -> Spent:
+        """Returns the time spent since the last call."""
+        self.update()
+        spent, self._since_cut = self._since_cut, Spent()
+        return spent
+
+    def _estimate(self, host: Mapping[Section, float]) -> Spent:
+        """Divides the time of host sections in which the device was not watched."""
+        exposed = {}
+        for name, seconds in host.items():
+            watched = self._watched.host.get(name, 0.0)  # 0: something between steps, while the device is idle
+            exposed[name] = seconds * (self._watched.exposed[name] / watched if watched > 0 else 1.0)
+        total = sum(host.values())
+        return Spent(total, total - sum(exposed.values()), exposed, host)
 
 
 def account(segments: Sequence[Segment], busy: Sequence[Interval]) -> Spent:

@@ -7,13 +7,14 @@ every few epochs. `NullProfiler` takes its place when it is switched off.
 import dataclasses
 import math
 import pathlib
+import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jepa_jax.base.files import read_json_or_empty, write_json
-from jepa_jax.profiling.accounting import DeviceClock, Ledger, Spent
+from jepa_jax.profiling.accounting import DeviceClock, Ledger
 from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks
 from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.profiling.epoch_record import Block, EpochRecord, Observed, make_record
@@ -28,6 +29,9 @@ WRITE_EVERY = 1000  # profile.json is written again after this many times the ti
 SETTLING_STEPS = 200  # after which memory is watched, unless an epoch is shorter
 PEAK_SECONDS = 60.0  # between two measurements of a CPU's peak, which take 50 ms
 BLOCKS = 4  # that the steps of an epoch are divided into, so that two runs can be compared with an interval
+# Watching the device costs about 0.15 ms per step. All steps are watched if they take LONG_STEP seconds; of shorter
+# ones WATCHED in a row, at the beginning of each block and then so often that it takes 0.2 % of the time.
+WATCHED, LONG_STEP = 8, 0.075
 
 
 class NullProfiler:
@@ -106,7 +110,8 @@ class Profiler(NullProfiler):
         self._earlier: list[dict[str, Any]] = []  # epochs of the sessions before this one
         self._outside: dict[str, dict[Section, float]] = {}  # start-up and end
         self._shown: set[str] = set()
-        self._marked, self._batch_mark = Spent(), 0.0
+        self._batch_mark = 0.0
+        self._watching, self._watch_every, self._in_block = True, WATCHED, 0
         self._flops_mark = 0, 0  # steps and their operations before this epoch
         self._written = self._write_seconds = 0.0
         self._peak: tuple[float | None, str] = (None, "")
@@ -134,8 +139,14 @@ class Profiler(NullProfiler):
             self.record(self._start)
 
     def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any]) -> None:
-        self._device.dispatched(began, result)
         self._seen.loading.add(info)
+        watch = self._in_block % self._watch_every < WATCHED
+        self._in_block += 1
+        if watch or self._watching:
+            self._device.dispatched(began, result)
+        if watch != self._watching:  # after the dispatch: the device is busy from the first moment on
+            self._watching = watch
+            (self._ledger.watch if watch else self._ledger.rest)()
 
     def recompiled(self) -> None:
         self._seen.compilations += 1
@@ -197,15 +208,14 @@ class Profiler(NullProfiler):
         return max(min((self._epoch_start // whole + 1) * whole, total), self._epoch_start + 1)
 
     def _close_block(self) -> None:
-        total, seconds = self._ledger.update(), self._seen.batch_seconds
-        self._seen.blocks.append(Block(len(seconds), total - self._marked, seconds))
-        self._marked, self._seen.batch_seconds = total, []
+        seconds, self._seen.batch_seconds, self._in_block = self._seen.batch_seconds, [], 0
+        self._seen.blocks.append(Block(len(seconds), self._ledger.cut(), seconds))
+        if seconds:
+            self._watch_every = math.ceil(WATCHED * max(1.0, LONG_STEP / max(statistics.fmean(seconds), 1e-6)))
 
     def _cut_time(self) -> dict[Section, float]:
         """Returns the host time since the last account and starts a new one."""
-        total = self._ledger.update()
-        spent, self._marked = total - self._marked, total
-        return {section: value for section, value in spent.host.items() if value > 0}
+        return {section: value for section, value in self._ledger.cut().host.items() if value > 0}
 
     def _epoch_flops(self) -> float | None:
         """Returns the mean operations of the steps since the last account: steps of several sizes differ in them."""

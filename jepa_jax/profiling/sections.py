@@ -99,16 +99,17 @@ class Timeline:
     """Divides the time since its creation among sections; time outside all sections is `Section.OTHER`.
 
     Time inside a nested section counts for that section only, so the sections add up.
-    With `keep_segments` it also remembers when each section ran, until `take_segments` is called.
+
+    Attributes:
+      keep_segments: whether to remember when each section ran, until `take_segments` is called.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep_segments: bool = False):
-        self.clock = clock
+        self.clock, self.keep_segments = clock, keep_segments
         self._open = [Section.OTHER]
         self._since = clock()
         self._seconds: dict[Section, float] = collections.defaultdict(float)
         self._segments: list[Segment] = []
-        self._keep = keep_segments
 
     def section(self, section: Section) -> contextlib.AbstractContextManager[None]:
         """Charges the time inside the `with` block to a section."""
@@ -148,15 +149,15 @@ class Timeline:
         self._charge()
         return sum(self._seconds[section] for section in STEP_SECTIONS)
 
-    def take_segments(self) -> list[Segment]:
-        """Returns the sections since the last call, in order and without gaps."""
-        self._charge()
+    def take_segments(self) -> tuple[list[Segment], dict[Section, float]]:
+        """Returns the segments that were kept since the last call, in order, and the seconds of each section."""
+        seconds = self.seconds()
         taken, self._segments = self._segments, []
-        return taken
+        return taken, seconds
 
     def _charge(self) -> None:
         now = self.clock()
         self._seconds[self._open[-1]] += now - self._since
-        if self._keep and now > self._since:
+        if self.keep_segments and now > self._since:
             self._segments.append((self._open[-1], self._since, now))
         self._since = now

@@ -76,7 +76,7 @@ def test_what_is_known_afterwards_moves():
         timeline.move(Section.COMPILE, 1)
         clock.now += 1
     assert timeline.seconds() == {"other": 0, "validation": 3, "compile": 1}
-    assert timeline.take_segments() == [("validation", 100, 102), ("compile", 102, 103), ("validation", 103, 104)]
+    assert timeline.take_segments()[0] == [("validation", 100, 102), ("compile", 102, 103), ("validation", 103, 104)]
 
 
 def test_only_what_the_device_does_not_hide_is_charged_to_the_host():
@@ -157,3 +157,30 @@ def test_a_step_computed_inside_its_call_began_with_the_call():
     device.dispatched(100.0, step)
     device.close()
     assert device.take(102.0) == [(100.0, 101.0)]
+
+
+def test_steps_that_are_not_watched_are_divided_like_those_that_are():
+    """Of each step of 1 s the device waits 0.25 s for data and hides 0.25 s of logging; validation hides nothing."""
+    clock, busy = Clock(), []
+    timeline = Timeline(clock, keep_segments=True)
+    ledger = Ledger(timeline, lambda until: [interval for interval in busy if interval[1] <= until])
+    for step in range(40):
+        if step % 20 == 0:
+            ledger.watch()
+            busy.clear()
+        elif step % 20 == 5:
+            ledger.rest()
+        with timeline.section(Section.DATA_WAIT):
+            clock.now += 0.25
+        busy += [(clock.now, clock.now + 0.75)] if step % 20 < 5 else []
+        with timeline.section(Section.DEVICE_WAIT):
+            clock.now += 0.5
+        with timeline.section(Section.LOGGING):
+            clock.now += 0.25
+    with timeline.section(Section.VALIDATION):
+        clock.now += 7
+    spent = ledger.cut()
+    assert spent.seconds == ledger.total.seconds == pytest.approx(47) and spent.device == pytest.approx(30)
+    exposed = {section: value for section, value in spent.exposed.items() if value}
+    assert exposed == pytest.approx({Section.DATA_WAIT: 10, Section.VALIDATION: 7})
+    assert ledger.cut().seconds == 0
