@@ -138,7 +138,7 @@ def plan_all(names: list[str], results: Results, console: Console, *, largest: b
             try:
                 with assume_gpus():
                     config = load_config(name)
-                plans, _ = make_plans(config, options, console)
+                plans = make_plans(config, options, console).plans
             except UserError as error:
                 results.failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
                 continue

@@ -10,7 +10,9 @@ Compiles the training step of the config for each GPU (pip install 'jepa_jax[pla
 is free. --ladder adds the sizes in the LADDER of the config's file, or else its batch doubled until it no longer fits:
 memory by parts, operations, predicted speed, changes that save memory, rules of thumb for the learning rate.
 
-Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit (alternatives are printed).
+A GPU that the step cannot be compiled for gets a row with the reason.
+
+Exit codes: 0 fits every GPU asked for, 2 something to fix, 4 does not fit one of them (alternatives are printed).
 """
 
 from jepa_jax.base.console import Console
@@ -64,7 +66,7 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.reports.page import Page, write_page
     from jepa_jax.reports.parts import Section
     from jepa_jax.reports.plan_page import frontier_chart, plan_page
-    from jepa_jax.reports.plan_text import plan_json, plan_lines
+    from jepa_jax.reports.plan_text import FAILED, failed_json, plan_json, plan_lines
 
     config, name = planned_config_from(arguments), config_name(arguments)
     sizes = parse_numbers("batch_sizes", arguments.batch_sizes, int, smallest=2) if arguments.batch_sizes else []
@@ -72,9 +74,11 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
     options = PlanOptions(**fields_from(arguments, PlanOptions) | lists)
     if options.frontier.endswith(".png"):
         raise UserError(f"--frontier={options.frontier}: the chart is a page; name an HTML file")
-    plans, about = make_plans(config, options, console, read_ladder(arguments.config) if options.ladder else ())
-    results = [plan_json(plan, about) for plan in plans]
+    ladder = read_ladder(arguments.config) if options.ladder else ()
+    plans, failed, about = make_plans(config, options, console, ladder)
+    results = [plan_json(plan, about) for plan in plans] + [failed_json(one) for one in failed]
     lines = [line for plan in plans for line in plan_lines(plan, about, name)]
+    lines += [f"\n{name} on {one.request.describe()}\nverdict: {FAILED} ({one.reason})" for one in failed]
     file = arguments.json if isinstance(arguments.json, str) else None
     if file:
         write_json(file, results)  # before the check, which may run out of memory
@@ -82,7 +86,7 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
         title = f"{name} on {plans[0].request.gpu.name}"
         write_page(options.frontier, Page(title, [Section("Frontier", [frontier_chart(plans[0].frontier)])]))
     if arguments.html:
-        write_page(arguments.html, plan_page(plans, about, name))
+        write_page(arguments.html, plan_page(plans, about, name, failed))
     if arguments.check:
         on_gpu = jax.local_devices()[0].platform == "gpu"
         check = check_peak(plans[0], about.data) if on_gpu else check_flops(config, about.data)
@@ -91,7 +95,7 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
         lines.append(f"check: {check.what}: {figures}")
         if file:
             write_json(file, results)
-    fits = all(plan.estimate.fits for plan in plans)
+    fits = not failed and all(plan.estimate.fits for plan in plans)
     return Result(results, "\n".join(lines), EXIT_OK if fits else EXIT_DOES_NOT_FIT)
 
 

@@ -107,9 +107,12 @@ class Prediction:
 
     @property
     def predicted(self) -> tuple[float, float]:
-        """Images per second, from and to: nine of ten predictions of unseen measurements were closer than this."""
+        """Images per second, from and to: nine of ten predictions of unseen measurements were closer than this.
+
+        The upper end is never above the bound.
+        """
         factor = math.exp(self.factors.p90_error)
-        return self.images_per_sec / factor, self.images_per_sec * factor
+        return self.images_per_sec / factor, min(self.images_per_sec * factor, self.bound_images_per_sec)
 
     @property
     def limit(self) -> str:

@@ -28,7 +28,7 @@ from jepa_jax.data.sources import open_source
 from jepa_jax.models.registry import build_encoder
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
 from jepa_jax.planning.ladder import ladder_steps, make_ladder
-from jepa_jax.planning.planner import Plan, Planner
+from jepa_jax.planning.planner import FailedPlan, Plan, Planner
 from jepa_jax.planning.run_cost import PlanContext
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder, program_for, trace_step
 from jepa_jax.program.config import changed_config
@@ -61,22 +61,26 @@ class PlanOptions:
     sizes_of: str = ""
 
 
-def make_plans(
-    config: Config, options: PlanOptions, console: Console, ladder: Sequence[LadderStep] = ()
-) -> tuple[list[Plan], PlanContext]:
-    """Returns the plan of a config for each GPU of the options, and what the plans were told from outside.
+class Plans(NamedTuple):
+    """Plans of a config, the GPUs that it cannot be compiled for, and what the plans were told from outside."""
 
-    Args:
-        config: to plan.
-        options: the flags.
-        console: is told about compilations.
-        ladder: steps of the recipe's LADDER, for `options.ladder`.
-    """
+    plans: list[Plan]
+    failed: list[FailedPlan]
+    context: PlanContext
+
+
+def make_plans(config: Config, options: PlanOptions, console: Console, ladder: Sequence[LadderStep] = ()) -> Plans:
+    """Returns the plan of a config for each GPU; `ladder` are the steps of the recipe's, for `options.ladder`."""
     table = load_table(options.gpu_table or None)
     gpus = find_gpus(options.gpus, table)
     devices = num_devices(options.topology)
     require_wheels()
-    check_batch_sizes(options.batch_sizes, devices, config.train.accum_steps)
+    grain = devices * config.train.accum_steps
+    if wrong := [size for size in options.batch_sizes if size % grain]:
+        raise UserError(
+            f"--batch_sizes={wrong[0]}: {devices} devices x {config.train.accum_steps} accumulation steps do not "
+            f"divide it; use a multiple of {grain}"
+        )
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
     requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
     for flag, value in (("batch_sizes", options.batch_sizes), ("ladder", options.ladder)):
@@ -87,7 +91,7 @@ def make_plans(
     data = data_facts(config.data, assume=True)
     compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"compiling for {what}"))
     planner = Planner(compiler, table)
-    plans = each_plan(planner, requests, options, console)
+    plans, failed = each_plan(planner, requests, options, console)
     if options.frontier:
         frontier = planner.frontier(plans[0].request, round(options.memory_budget * 2**30))
         plans[0] = dataclasses.replace(plans[0], frontier=frontier)
@@ -95,35 +99,29 @@ def make_plans(
         ladders = [make_ladder(planner, plan.request, steps, options.sizes_of) for plan in plans]
         plans = [dataclasses.replace(plan, ladder=one) for plan, one in zip(plans, ladders, strict=True)]
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
-    return plans, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config))
+    return Plans(plans, failed, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config)))
 
 
-def check_batch_sizes(sizes: Sequence[int], devices: int, accum_steps: int) -> None:
-    """Raises UserError for a size of --batch_sizes that devices do not divide."""
-    grain = devices * accum_steps
-    for size in sizes:
-        if size % grain:
-            raise UserError(
-                f"--batch_sizes={size}: {devices} devices x {accum_steps} accumulation steps do not divide it; "
-                f"use a multiple of {grain}"
-            )
+def each_plan(
+    planner: Planner, requests: Sequence[Request], options: PlanOptions, console: Console
+) -> tuple[list[Plan], list[FailedPlan]]:
+    """Returns a plan per GPU, of many without searching for the largest batch, and the GPUs that failed.
 
-
-def each_plan(planner: Planner, requests: Sequence[Request], options: PlanOptions, console: Console) -> list[Plan]:
-    """Returns a plan per GPU; of many, without searching for the largest batch, and without those that fail."""
+    Raises:
+        UserError: it failed for all of them.
+    """
     few = len(requests) <= FEW_GPUS
     search = {"variants": few and options.variants, "largest": few and options.largest}
-    plans = []
+    plans, failed = [], []
     for request in requests:
         try:
             plans.append(planner.plan(request, batch_sizes=options.batch_sizes, **search))
         except UserError as error:
-            if few:
+            if request is requests[-1] and not plans:
                 raise
-            console.warn(f"{request.gpu.key} is left out: {error}")
-    if not plans:
-        raise UserError(f"--gpu={','.join(request.gpu.key for request in requests)}: none could be planned")
-    return plans
+            console.warn(f"{request.gpu.key}: {error}")
+            failed.append(FailedPlan(request, str(error)))
+    return plans, failed
 
 
 def read_prices(path: str, table: Mapping[str, Gpu]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import element_bytes
@@ -137,6 +137,13 @@ class Plan:
         return self.estimate.request
 
 
+class FailedPlan(NamedTuple):
+    """A GPU for which the step could not be compiled, and why."""
+
+    request: Request
+    reason: str
+
+
 class Planner:
     """Makes plans with one compiler, so that no program is compiled twice."""
 
@@ -155,6 +162,13 @@ class Planner:
             self._estimate(request, label, changes, facts)
             for request, (_, label, changes), facts in zip(requests, wanted, all_facts, strict=True)
         ]
+
+    def possible(self, wanted: Sequence[tuple[Request, str, Changes]]) -> list[Estimate]:
+        """Returns `estimates` without those that XLA cannot compile for the GPU."""
+        try:
+            return self.estimates(wanted)
+        except UserError:
+            return [] if len(wanted) == 1 else [row for one in wanted for row in self.possible([one])]
 
     def _estimate(self, request: Request, label: str, changes: Changes, facts: StepFacts) -> Estimate:
         named = {key: getattr(value, "key", value) for key, value in changes.items()}
@@ -176,10 +190,9 @@ class Planner:
             variants: also look for the largest batch with remat, accumulation and the other precision.
             largest: whether to look for the largest batch, and for ways out, at all.
         """
-        compared = [("as configured", {}), *(variant_changes(request) if variants else [])]
-        others = [batch_change(size) for size in batch_sizes]
-        rows = self.estimates([(request, *change) for change in [*compared, *others]])
-        own, batches = rows[: len(compared)], rows[len(compared) :]
+        changes = variant_changes(request) if variants else []
+        own = [self.estimate(request), *self.possible([(request, *change) for change in changes])]
+        batches = self.estimates([(request, *batch_change(size)) for size in batch_sizes])
         searched = self.largest_batches(own) if largest else [LargestBatch(None, None)] * len(own)
         found = list(zip(self.with_unlimited(own[:1]) + own[1:], searched, strict=True))
         ways = [] if own[0].fits or not largest else self.ways_out(*found[0])
@@ -222,12 +235,11 @@ class Planner:
 
     def frontier(self, request: Request, budget_bytes: int = 0) -> Frontier:
         """Compiles every policy of remat with 1, 2 and 4 times the accumulation; the default budget is the card's."""
-        points = self.estimates([(request, label, changes) for label, changes in combinations(request)])
+        points = self.possible([(request, *change) for change in combinations(request)])
         return Frontier(points, budget_bytes or round(FITS_BELOW * request.gpu.memory_bytes))
 
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
-        estimates = self.estimates([(request, label, changes) for label, changes in candidates])
-        return [estimate for estimate in estimates if estimate.fits]
+        return [row for row in self.possible([(request, *change) for change in candidates]) if row.fits]
 
 
 def predicted_speed(facts: StepFacts, request: Request) -> Prediction:

@@ -6,21 +6,24 @@ from jepa_jax.base.text import GIB, duration, gib
 from jepa_jax.compiled.buffers import short_scope
 from jepa_jax.planning.estimate import FITS, NO
 from jepa_jax.planning.factors import timed_kernels
-from jepa_jax.planning.planner import REMATS, Estimate, Frontier, Plan
+from jepa_jax.planning.planner import REMATS, Estimate, FailedPlan, Frontier, Plan
 from jepa_jax.planning.run_cost import PlanContext, run_cost
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import Page
-from jepa_jax.reports.plan_text import largest_text, memory_parts, plan_lines, plan_tables, recomputation_text
+from jepa_jax.reports.plan_text import FAILED, largest_text, memory_parts, plan_lines, plan_tables, recomputation_text
 
 KERNELS = 12  # rows of the table of kernels
 STYLES = {FITS: "good", NO: "bad"}  # anything else: "warn"
 PART_STYLES = ("state", "optimizer", "target", "batch", "activations", "data", "margin")  # of `memory_parts`
 
 
-def plan_page(plans: Sequence[Plan], context: PlanContext, name: str) -> Page:
-    """Returns the page of the plans of one config."""
-    sections = [parts.Section("Cards", [cards_table(plans, context)])] if len(plans) > 1 else []
+def plan_page(plans: Sequence[Plan], context: PlanContext, name: str, failed: Sequence[FailedPlan] = ()) -> Page:
+    """Returns the page of the plans of one config, and of the GPUs for which it could not be compiled."""
+    sections = []
+    if len(plans) + len(failed) > 1:
+        reasons = [parts.Text(f"{one.request.gpu.name}: {FAILED} ({one.reason})", "bad") for one in failed]
+        sections.append(parts.Section("Cards", [cards_table(plans, context), *reasons]))
     for plan in plans:
         recomputation = parts.Text(recomputation_text(plan.estimate), "sub")
         memory = parts.Card("Memory of one device", [memory_bar(plan.estimate), recomputation])

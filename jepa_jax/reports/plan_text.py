@@ -8,7 +8,7 @@ from jepa_jax.base.text import duration, gib
 from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.estimate import FITS_BELOW, verdict_of
 from jepa_jax.planning.ladder import Ladder, Rung, mean_samples_per_sec
-from jepa_jax.planning.planner import BATCH_GRAIN, Estimate, Frontier, LargestBatch, Plan
+from jepa_jax.planning.planner import BATCH_GRAIN, Estimate, FailedPlan, Frontier, LargestBatch, Plan
 from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, run_cost
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.reports.tables import text_table
@@ -18,6 +18,7 @@ FACTS_IN_JSON = (
     "argument_bytes", "temp_bytes", "parameter_bytes", "optimizer_bytes", "target_bytes", "alias_bytes",
     "state_bytes", "collectives", "host_calls",
 )  # fmt: skip
+FAILED = "does not compile"
 WIDTH = 120  # characters of a line of notes on a terminal
 ACCUMULATION = " Accumulation keeps the batch; losses and norms over a batch see one part at a time."
 ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
@@ -345,6 +346,13 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
         **({"frontier": [row_json(row) for row in plan.frontier.points]} if plan.frontier else {}),
         **({"ladder": ladder_json(plan.ladder)} if plan.ladder else {}),
     }
+
+
+def failed_json(failed: FailedPlan) -> dict[str, Any]:
+    """Returns the JSON object of a GPU for which the step could not be compiled."""
+    request = failed.request
+    what = {"gpu": request.gpu.key, "topology": request.topology, "batch_size": request.config.data.batch_size}
+    return what | {"capacity_bytes": request.gpu.memory_bytes, "verdict": FAILED, "fits": False, "error": failed.reason}
 
 
 def row_json(estimate: Estimate) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def test_no_prediction_is_faster_than_its_bound():
         for kind in KINDS:
             made = predict([Kernel(kind, "bf16", 10**12, 0, 10**6, "")], card, samples=1)
             assert made.seconds >= made.bound_seconds > 0
+            low, high = made.predicted
+            assert low <= made.images_per_sec <= high <= made.bound_images_per_sec
 
 
 def test_the_time_of_what_xla_computes_again_is_known():
@@ -55,5 +57,5 @@ def test_every_gpu_has_factors_and_unmeasured_architectures_a_larger_error():
     assert known.measured and not unknown.measured
     assert unknown.p90_error == pytest.approx(2 * known.p90_error)
     made = predict([Kernel(ELEMENTWISE, "", 0, 0, 10**9, "")], TABLE["h100"], samples=1)
-    low, high = made.predicted
-    assert high / low == pytest.approx(math.exp(2 * unknown.p90_error)) and "doubled" in made.error_text
+    assert made.images_per_sec / made.predicted[0] == pytest.approx(math.exp(unknown.p90_error))
+    assert "doubled" in made.error_text

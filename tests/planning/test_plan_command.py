@@ -13,9 +13,12 @@ from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.run_cost import PlanContext, run_cost
 from jepa_jax.planning.step_compiler import Request
 from jepa_jax.program.config import load_config
-from jepa_jax.reports.plan_text import plan_json, plan_lines
+from jepa_jax.reports.plan_page import plan_page
+from jepa_jax.reports.plan_text import failed_json, plan_json, plan_lines
 from tests.planning.line_compiler import CIFAR, TABLE, LineCompiler
-from tests.planning.test_planner import line_plan
+from tests.planning.test_planner import LABELS, line_plan
+
+PLAIN = PlanContext(CIFAR)
 
 
 def test_the_step_of_a_masked_autoencoder_agrees_with_xla():
@@ -66,17 +69,36 @@ def test_the_features_that_evaluation_holds_are_planned():
     assert "set config.eval.max_images" in "\n".join(plan_lines(plan, huge, "rapid"))
 
 
-def test_many_gpus_are_planned_without_a_search_and_one_that_fails_is_left_out():
-    class Failing(LineCompiler):
-        def all_facts(self, requests):
-            if requests[0].gpu.key == "t4":
-                raise UserError("XLA could not compile")
-            return super().all_facts(requests)
+class Failing(LineCompiler):
+    """Cannot compile for a T4, nor in float32."""
 
+    def all_facts(self, requests):
+        if any(request.gpu.key == "t4" or request.config.train.precision == "float32" for request in requests):
+            raise UserError("XLA could not compile")
+        return super().all_facts(requests)
+
+
+def each_plan(*keys):
+    requests = [Request(load_config("rapid"), TABLE[key]) for key in keys]
     line, out = Failing(), io.StringIO()
-    requests = [Request(load_config("rapid"), TABLE[key]) for key in ("t4", "rtx4090", "h100", "a6000", "rtx3090")]
-    plans = plan_command.each_plan(Planner(line, TABLE), requests, plan_command.PlanOptions(()), Console(out))
+    found = plan_command.each_plan(Planner(line, TABLE), requests, plan_command.PlanOptions(()), Console(out))
+    return *found, line, out.getvalue()
+
+
+def test_a_gpu_that_fails_gets_a_row_with_its_reason_and_the_others_their_plans():
+    (plan,), (failed,), _, said = each_plan("t4", "rtx3090")
+    assert plan.request.gpu.key == "rtx3090" and "t4: XLA could not compile" in said
+    assert [row.label for row, _ in plan.largest] == LABELS[:-1]  # without the variant in float32
+    row = failed_json(failed)
+    assert (row["gpu"], row["verdict"], row["fits"]) == ("t4", "does not compile", False)
+    assert row["error"] == "XLA could not compile"
+    assert "T4: does not compile (XLA could not compile)" in str(plan_page([plan], PLAIN, "rapid", [failed]))
+    with pytest.raises(UserError, match="XLA could not compile"):
+        each_plan("t4")
+
+
+def test_many_gpus_are_planned_without_a_search():
+    plans, _, line, _ = each_plan("t4", "rtx4090", "h100", "a6000", "rtx3090")
     assert [plan.request.gpu.key for plan in plans] == ["rtx4090", "h100", "a6000", "rtx3090"] and len(line.asked) == 4
-    assert "t4 is left out" in out.getvalue()
-    assert plan_json(plans[0], PlanContext(CIFAR))["largest_batch"] is None
-    assert "not searched" in "\n".join(plan_lines(plans[0], PlanContext(CIFAR), "rapid"))
+    assert plan_json(plans[0], PLAIN)["largest_batch"] is None
+    assert "not searched" in "\n".join(plan_lines(plans[0], PLAIN, "rapid"))
