@@ -22,8 +22,8 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.statistics import fit_speeds
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
-from jepa_jax.experiments.recommendation import SHOWN, choose
-from jepa_jax.experiments.rows import OK, Figures, SweepRow, TrialResult
+from jepa_jax.experiments.recommendation import SHOWN, choose_settings
+from jepa_jax.experiments.rows import OK, SweepRow, TrialFigures, TrialResult
 from jepa_jax.experiments.settings import Combination
 
 SETTINGS, REPEATS = 6, 3
@@ -53,7 +53,7 @@ def simulated_rows(speeds: np.ndarray, noise: float, rng: np.random.Generator) -
         measured = speed * np.exp(rounds + noise * rng.normal(size=REPEATS))
         memory = int(rng.uniform(1e9, 2e10))
         repeats = tuple(
-            TrialResult(OK, figures=Figures(float(value), peak_memory_bytes=memory), round=number)
+            TrialResult(OK, figures=TrialFigures(float(value), peak_memory_bytes=memory), round=number)
             for number, value in enumerate(measured)
         )
         rows.append(SweepRow(Combination(8 * (index + 1), 0, 1, "float32", "none", "grain"), OK, "", repeats))
@@ -66,7 +66,7 @@ def losses(kind: str, noise: float, sweeps: int, *, with_config: bool) -> Iterat
     for _ in range(sweeps):
         speeds = true_speeds(kind, rng)
         rows = simulated_rows(speeds, noise, rng)
-        found = choose(rows, fit_speeds(rows), rows[0] if with_config else None)
+        found = choose_settings(rows, fit_speeds(rows), rows[0] if with_config else None)
         yield 1 - float(speeds[rows.index(found.best)] / speeds.max()), found.verdict == SHOWN
 
 

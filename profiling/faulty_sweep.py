@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jepa_jax.cli.sweep import main as sweep_command
+from jepa_jax.cli.sweep import SWEEP
 from jepa_jax.experiments import trial
-from jepa_jax.experiments.rows import Figures
+from jepa_jax.experiments.rows import TrialFigures
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.platforms import import_jax
 
@@ -66,7 +66,7 @@ class Wait:
         self._began = time.perf_counter()
 
 
-def measure(request: TrialRequest, fault: str) -> Figures:
+def measure(request: TrialRequest, fault: str) -> TrialFigures:
     import_jax()
     from jepa_jax.experiments import measurement
 
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0].startswith("--faults="):
         os.environ[VARIABLE] = arguments[0].partition("=")[2]  # processes of trials inherit it
         trial.TRIAL_COMMAND = (sys.executable, __file__)
-        return sweep_command(arguments[1:])
+        return SWEEP.main(arguments[1:])
     number = int(pathlib.Path(arguments[0]).parent.name.split("_")[0])
     fault = parse_faults(os.environ.get(VARIABLE, "")).get(number, "")
     return trial.main(arguments, functools.partial(measure, fault=fault))

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.runs import COMPARE
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(COMPARE.main())
+    sys.exit(main(["compare", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.runs import COMPARE_PROFILES
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(COMPARE_PROFILES.main())
+    sys.exit(main(["compare-profiles", *sys.argv[1:]]))

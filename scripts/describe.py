@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.configs import DESCRIBE
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(DESCRIBE.main())
+    sys.exit(main(["describe", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.studies import TRADEOFF
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(TRADEOFF.main())
+    sys.exit(main(["tradeoff", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.evaluate import main
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.studies import LR_SEARCH
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(LR_SEARCH.main())
+    sys.exit(main(["lr-search", *sys.argv[1:]]))

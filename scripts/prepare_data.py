@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.prepare_data import main
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["prepare-data", *sys.argv[1:]]))

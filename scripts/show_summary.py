@@ -2,7 +2,7 @@
 
 import sys
 
-from jepa_jax.cli.runs import SHOW_SUMMARY
+from jepa_jax.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(SHOW_SUMMARY.main())
+    sys.exit(main(["show-summary", *sys.argv[1:]]))

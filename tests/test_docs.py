@@ -6,7 +6,7 @@ import re
 import shlex
 
 from jepa_jax.cli.flags import Parser
-from jepa_jax.cli.main import COMMANDS, find
+from jepa_jax.cli.main import COMMANDS, find_command
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -61,7 +61,7 @@ def unknown_flags(page, text):
         if command[0] == "python":
             importlib.import_module(pathlib.Path(command[1]).stem).add_flags(parser)
         elif command[1] in COMMANDS:
-            find(command[1]).add_flags(parser)
+            find_command(command[1]).add_flags(parser)
         flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
         exists = command[0] == "python" or command[1] in COMMANDS
         if not exists or not all(known(parser, flag) for flag in flags):

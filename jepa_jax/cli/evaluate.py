@@ -47,4 +47,3 @@ def run_evaluate(arguments: Arguments, console: Console) -> Result:
 
 
 EVALUATE = Command("evaluate", __doc__, add_flags, run_evaluate)
-main = EVALUATE.main

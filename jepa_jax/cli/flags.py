@@ -21,9 +21,14 @@ CONFIG_HELP = (
     "name of a shipped config (jepa-jax configs lists them), FILE.py, either with :ARGUMENT, or the config.json of a "
     "run; --config.group.key=VALUE changes a key"
 )
-CONFIG_FLAG = re.compile(r"--?(no)?config(\..*|=.*|)", re.DOTALL)
-INDENT: Any = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+OVERRIDE_FLAG = re.compile(r"--?(no)?config\..*", re.DOTALL)
 JAX_FLAG = re.compile(r"--(no)?(jax_\w+)(?:=(.*))?")
+INDENT: Any = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+DEFINE: dict[type, Callable[..., Any]] = {
+    str: flags.DEFINE_string,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+}
 
 
 class Arguments(SimpleNamespace):
@@ -45,7 +50,7 @@ class Words(NamedTuple):
 
     name: str
     help: str
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     least: int = 1
     most: int | None = 1  # None for any number
 
@@ -58,15 +63,11 @@ class Parser:
         self._values = flags.FlagValues()
         self._values.set_gnu_getopt()
         self._shown: dict[str, str] = {}  # metavar of each flag, in the order of --help
-        self._limits: dict[str, tuple[float | None, float | None]] = {}
         self._words: list[Words] = []
-        self._rest: Words | None = None
-        self._config_default: str | None = None
-        self._takes_config = False
 
     def add_config(self, default: str | None = None) -> None:
         """Adds --config, which must be given if it has no default, and --config.group.key=VALUE."""
-        self._takes_config, self._config_default = True, default
+        self.add_flag("config", "NAME", CONFIG_HELP, default, required=default is None)
 
     def add_flag(
         self,
@@ -82,15 +83,10 @@ class Parser:
         short: str | None = None,
     ) -> None:
         """Adds --name=VALUE of type `kind` (default: that of `default`), within limits."""
-        define: dict[type, Callable[..., Any]] = {
-            str: flags.DEFINE_string,
-            int: flags.DEFINE_integer,
-            float: flags.DEFINE_float,
-        }
-        options = {"flag_values": self._values, "required": required, "short_name": short}
-        define[kind or (str if default is None else type(default))](name, default, help, **options)
+        kind = kind or (str if default is None else type(default))
+        limits = {} if kind is str else {"lower_bound": least, "upper_bound": most}
+        DEFINE[kind](name, default, help, flag_values=self._values, required=required, short_name=short, **limits)
         self._shown[name] = f"={metavar}"
-        self._limits[name] = (least, most)
 
     def add_choice(self, name: str, choices: Sequence[str], help: str, default: str) -> None:
         """Adds --name=VALUE with one of a few values."""
@@ -113,18 +109,14 @@ class Parser:
         self._values[name].boolean = True  # absl then takes no word after it for its value
         self._shown[name] = f"[={metavar}]"
 
-    def add_rest(self, name: str, help: str) -> None:
-        """Adds what follows `--` on the command line, as a list of words."""
-        self._rest = Words(name, help)
-
     def add_words(
         self, name: str, help: str, *, choices: Sequence[str] = (), least: int = 1, most: int | None = 1
     ) -> None:
-        """Adds arguments without a flag: one word, or a list if `most` is not 1."""
-        self._words.append(Words(name, help, tuple(choices), least, most))
+        """Adds arguments without a flag, or after `--`: one word, or a list if `most` is not 1."""
+        self._words.append(Words(name, help, choices, least, most))
 
     def has_flag(self, name: str) -> bool:
-        return name in self._values or (name == "config" and self._takes_config)
+        return name in self._values
 
     def parse(self, argv: Sequence[str]) -> Arguments:
         """Returns the values of the command line; --help prints the flags and exits with code 0.
@@ -132,61 +124,47 @@ class Parser:
         Raises:
           UserError: an unknown, missing or invalid flag, or a word that belongs to none.
         """
-        argv, rest = self._before_rest(argv)
-        own, config_argv, jax_flags = self._sorted(self._values.read_flags_from_files(argv, force_gnu=False))
+        own, overrides, jax_flags = self._sorted(self._values.read_flags_from_files(list(argv), force_gnu=False))
         if asked := {"-h", "--help", "--helpfull"} & set(own):
             print(self.help_text(full="--helpfull" in asked))
             sys.exit(EXIT_OK)
         try:
             words = self._values([self.program, *own])[1:]
         except flags.UnrecognizedFlagError as error:
-            known = [f"--{name}" for name in [*self._values, *(["config"] if self._takes_config else [])]]
-            near = suggestion(f"--{error.flagname}", known, self.program)
+            near = suggestion(f"--{error.flagname}", [f"--{name}" for name in self._values], self.program)
             raise UserError(f"--{error.flagname}: no such flag; {near}") from None
         except flags.Error as error:
             message = re.sub(r"\('(.*)', '.*'\)", r"\1", str(error))  # of booleans
             message = re.sub(r".*Flag (--\w+) must have a value other than None\.", r"missing: \1", message)
             raise UserError(f"{message.removeprefix('flag ')}; see {self.program} --help") from None
-        arguments = Arguments(**{name: self._value(name) for name in self._shown}, **rest, jax_flags=jax_flags)
-        self._check_limits(arguments)
-        self._take_words(arguments, words)
-        if self._takes_config:
-            self._take_config(arguments, config_argv)
-        return arguments
+        values = {name: self._value(name) for name in self._shown} | self._taken(words)
+        return Arguments(**values, override_flags=overrides, jax_flags=jax_flags)
 
     def _value(self, name: str) -> Any:
         flag = self._values[name]
         is_switch = flag.boolean and flag.value in ("true", "false")  # of `add_switch_or_value`
         return flag.value == "true" if is_switch else flag.value
 
-    def _before_rest(self, argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-        """Returns the command line before `--`, and what follows by the name that `add_rest` gave it."""
-        argv = list(argv)
-        if self._rest is None:
-            return argv, {}
-        if "--" not in argv:
-            return argv, {self._rest.name: []}
-        cut = argv.index("--")
-        return argv[:cut], {self._rest.name: argv[cut + 1 :]}
-
     def _sorted(self, argv: Sequence[str]) -> tuple[list[str], list[str], dict[str, str]]:
-        """Returns a command line in three parts: the command's own flags, those of the config, those of jax."""
+        """Returns a command line in three parts: the command's own flags, overrides of its config, flags of jax."""
         own: list[str] = []
-        config: list[str] = []
+        overrides: list[str] = []
         of_jax: dict[str, str] = {}
         rest = list(argv)
         while rest:
             argument = rest.pop(0)
-            if self._takes_config and CONFIG_FLAG.fullmatch(argument):
+            if argument == "--":
+                return [*own, argument, *rest], overrides, of_jax
+            if self.has_flag("config") and OVERRIDE_FLAG.fullmatch(argument):
                 if "=" not in argument and rest and not rest[0].startswith("-"):  # its value is the next word
                     argument = f"{argument}={rest.pop(0)}"
-                config.append(argument)
+                overrides.append(argument)
             elif match := JAX_FLAG.fullmatch(argument):
                 negated, name, value = match.groups()
                 of_jax[name] = "False" if negated else "True" if value is None else value
             else:
                 own.append(self._with_underscores(argument))
-        return own, config, of_jax
+        return own, overrides, of_jax
 
     def _with_underscores(self, argument: str) -> str:
         """Returns a flag that is written with hyphens as it is declared: --batch-size, --no-variants."""
@@ -198,40 +176,23 @@ class Parser:
             return f"--no{name[3:]}"
         return f"--{name}{equals}{value}" if name in self._values else argument
 
-    def _check_limits(self, arguments: Arguments) -> None:
-        for name, (least, most) in self._limits.items():
-            value = getattr(arguments, name)
-            if value is not None and ((least is not None and value < least) or (most is not None and value > most)):
-                limits = {"at least": least, "at most": most}
-                words = " and ".join(f"{word} {end:g}" for word, end in limits.items() if end is not None)
-                raise UserError(f"--{name}={value}: must be {words}; see {self.program} --help")
-
-    def _take_words(self, arguments: Arguments, words: Sequence[str]) -> None:
-        rest = list(words)
+    def _taken(self, words: Sequence[str]) -> dict[str, Any]:
+        """Returns the words by the names that `add_words` gave them."""
+        found: dict[str, Any] = {}
         for one in self._words:
-            taken, rest = (rest, []) if one.most is None else (rest[: one.most], rest[one.most :])
+            taken, words = (words, []) if one.most is None else (words[: one.most], words[one.most :])
             if len(taken) < one.least:
                 raise UserError(f"{one.name}: missing; see {self.program} --help")
             if one.choices and (wrong := [word for word in taken if word not in one.choices]):
                 raise UserError(f"{one.name} = {wrong[0]!r}: not one of {', '.join(one.choices)}")
-            setattr(arguments, one.name, taken if one.most != 1 else next(iter(taken), None))
-        if rest:
-            raise UserError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
-
-    def _take_config(self, arguments: Arguments, argv: Sequence[str]) -> None:
-        given = [argument.partition("=")[2] for argument in argv if re.match(r"--?config=", argument)]
-        given = given or [default for default in [self._config_default] if default]
-        if not given:
-            raise UserError(f"missing: --config; see {self.program} --help")
-        arguments.config = given[-1]
-        arguments.override_flags = [argument for argument in argv if re.match(r"--?(no)?config\.", argument)]
+            found[one.name] = taken if one.most != 1 else next(iter(taken), None)
+        if words:
+            raise UserError(f"unexpected argument {words[0]!r}; flags are written --name=value")
+        return found
 
     def help_text(self, *, full: bool = False) -> str:
         """Returns what --help prints: what the command does, then its flags; `full` adds the flags of absl."""
-        rows = [(one.name, one.help) for one in [*self._words, *filter(None, [self._rest])]]
-        if self._takes_config:
-            default = "" if self._config_default is None else f" (default: {self._config_default})"
-            rows.append(("--config=NAME", CONFIG_HELP + default))
+        rows = [(one.name, one.help) for one in self._words]
         for name, metavar in self._shown.items():
             flag = self._values[name]
             default = "" if flag.default in (None, "", False) else f" (default: {flag.default_as_str})"

@@ -36,7 +36,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("devices", "K", meaning, 0, least=0)
     parser.add_switch("slurm", "submit the processes as one SLURM job")
     parser.add_flag("slurm_options", "FLAGS", "flags of sbatch, separated by spaces", "")
-    parser.add_rest("command", "train [flags of train], after --")
+    parser.add_words("command", "train [flags of train], after --", least=0, most=None)
 
 
 def run_launch(arguments: Arguments, console: Console) -> Result:
@@ -107,4 +107,3 @@ def count_gpus() -> int:
 
 
 LAUNCH = Command("launch", __doc__, add_flags, run_launch, uses_jax=False)
-main = LAUNCH.main

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM} {metadata.version('jepa_jax')}")
         return EXIT_OK
     if name in COMMANDS:
-        return find(name).main(rest)
+        return find_command(name).main(rest)
     if not name or name.startswith("-"):
         print(f"error: no command; {PROGRAM} --help lists them", file=sys.stderr)
     else:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_USER_ERROR
 
 
-def find(name: str) -> Command:
+def find_command(name: str) -> Command:
     """Returns a sub-command; its module imports nothing that takes long."""
     module, attribute = COMMANDS[name].split(".")
     return getattr(importlib.import_module(f"jepa_jax.cli.{module}"), attribute)
@@ -58,7 +58,7 @@ def find(name: str) -> Command:
 
 def help_text() -> str:
     """Returns the list of sub-commands with their summaries."""
-    commands = "\n".join(f"  {name:<18}{find(name).summary}" for name in COMMANDS)
+    commands = "\n".join(f"  {name:<18}{find_command(name).summary}" for name in COMMANDS)
     return f"""usage: {PROGRAM} COMMAND [flags]
 
 Trains, evaluates, profiles, tunes and plans self-supervised vision models in JAX.

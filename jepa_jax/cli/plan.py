@@ -100,4 +100,3 @@ def run_plan(arguments: Arguments, console: Console) -> Result:
 
 
 PLAN = Command("plan", __doc__, add_flags, run_plan)
-main = PLAN.main

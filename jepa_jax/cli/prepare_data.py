@@ -12,19 +12,19 @@ them. Exit codes: 0 ready, 2 not possible (the message says what to do), 130 int
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jepa_jax.base.console import Console, ProgressBar
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
-from jepa_jax.data.download import RemoteFile, download
+from jepa_jax.data.download import Progress, RemoteFile, download
 
 if TYPE_CHECKING:
     from jepa_jax.config.groups import DataConfig
 
-ARCHIVES = {
+REMOTE_ARCHIVES = {
     "cifar10": RemoteFile(
         url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         size=170_052_171,
@@ -32,12 +32,11 @@ ARCHIVES = {
     ),
 }
 IMAGE_SIZE = {"cifar10": 32}
-SPLITS = ("train", "test")
-Progress = Callable[[int, int], None]  # called with what is done and the whole
+PREPARED_SPLITS = ("train", "test")
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_words("name", "what to prepare", choices=[*sorted(ARCHIVES), "shards", "statistics"])
+    parser.add_words("name", "what to prepare", choices=[*sorted(REMOTE_ARCHIVES), "shards", "statistics"])
     parser.add_words("input", "the data, for shards and statistics: what data.dir would be", least=0)
     parser.add_flag("dir", "DIR", "folder to write to, for cifar10 and shards; created if missing")
     parser.add_flag("source", "NAME", "data.source of the input; by default folder, or parquet where such files are")
@@ -47,7 +46,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def prepare_data(arguments: Arguments, console: Console) -> Result:
-    if arguments.name in ARCHIVES:
+    if arguments.name in REMOTE_ARCHIVES:
         return prepare_archive(arguments.name, pathlib.Path(required(arguments, "dir")).expanduser())
     prepare = {"shards": prepare_shards, "statistics": prepare_statistics}[arguments.name]
     with progress_bar(arguments.name, "images") as on_progress:
@@ -64,15 +63,15 @@ def required(arguments: Arguments, name: str) -> str:
 
 def prepare_archive(name: str, directory: pathlib.Path) -> Result:
     """Downloads a data set unless it is there, and verifies it."""
-    remote = ARCHIVES[name]
+    remote = REMOTE_ARCHIVES[name]
     found, counts = f"{directory}: found", None
     if not (directory / remote.name).exists():  # an archive is compared with its checksum
         with contextlib.suppress(UserError):
-            counts = {split: count_images(name, directory, split) for split in SPLITS}
+            counts = {split: count_images(name, directory, split) for split in PREPARED_SPLITS}
     if counts is None:
         with progress_bar(remote.name, "bytes") as on_progress:
             found = f"{download(remote, directory, on_progress)}: checksum verified,"
-        counts = {split: count_images(name, directory, split) for split in SPLITS}
+        counts = {split: count_images(name, directory, split) for split in PREPARED_SPLITS}
     text = (
         f"{found} {counts['train']:,} train and {counts['test']:,} test images. Use it with\n"
         f"  --config.data.source={name} --config.data.dir={directory}"
@@ -88,14 +87,14 @@ def prepare_shards(arguments: Arguments, on_progress: Progress) -> Result:
 
     output, data = pathlib.Path(required(arguments, "dir")).expanduser(), input_data(arguments)
     sources = {}
-    for split in SPLITS:
+    for split in PREPARED_SPLITS:
         source = open_source(data, split)
         if not isinstance(source, PhotoSource):
             raise UserError(f"--source={data.source}: holds arrays, not image files; use folder, parquet or tfds")
         sources[split] = source
     manifest = write_shards(sources, output, on_image=on_progress)
     shards = verify_shards(output)
-    counts = {split: sum(shard["images"] for shard in manifest["splits"][split]) for split in SPLITS}
+    counts = {split: sum(shard["images"] for shard in manifest["splits"][split]) for split in PREPARED_SPLITS}
     text = (
         f"{output}: {counts['train']:,} train and {counts['test']:,} test images in {shards} shards, verified. "
         f"Use them with\n  --config.data.source=shards --config.data.dir={output}"
@@ -148,4 +147,3 @@ def count_images(name: str, directory: pathlib.Path, split: str) -> int:
 
 
 PREPARE_DATA = Command("prepare-data", __doc__, add_flags, prepare_data)
-main = PREPARE_DATA.main

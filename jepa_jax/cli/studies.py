@@ -67,7 +67,7 @@ def conduct_study(
     fixed: Mapping[str, Any],
 ) -> Result:
     """Trains every combination of rate, number of epochs and seed, and writes table, figure and page."""
-    from jepa_jax.experiments.findings import find
+    from jepa_jax.experiments.findings import find_in_rows
     from jepa_jax.experiments.study import Study, plan_runs, run_study, warmup_share
     from jepa_jax.reports.experiment_page import study_markdown, write_study
 
@@ -88,9 +88,9 @@ def conduct_study(
         plan_runs(lrs, epochs, seeds),
         timeout=arguments.timeout,
         resume=arguments.resume,
-        on_rows=lambda rows: write_study(study, rows, find(kind, rows)),
+        on_rows=lambda rows: write_study(study, rows, find_in_rows(kind, rows)),
     )
-    found = find(kind, rows)
+    found = find_in_rows(kind, rows)
     write_study(study, rows, found)
     facts = {**found.facts, "results": str(study.output_dir / "results.json"), "exit_code": code}
     return Result([facts], study_markdown(study, rows, found), code)

@@ -197,4 +197,3 @@ def measure_grid(arguments: Arguments, console: Console) -> Result:
 
 
 SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand)
-main = SWEEP.main

@@ -86,4 +86,3 @@ def run_train(arguments: Arguments, console: Console) -> Result:
 
 
 TRAIN = Command("train", __doc__, add_flags, run_train)
-main = TRAIN.main

@@ -59,4 +59,3 @@ def run_tune(arguments: Arguments, console: Console) -> Result:
 
 
 TUNE = Command("tune", __doc__, add_flags, run_tune, lambda parser, argv: join_lists(argv))
-main = TUNE.main

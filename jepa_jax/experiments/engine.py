@@ -30,15 +30,15 @@ from jepa_jax.experiments.rows import DIVERGED, FAILED, FINISHED, INTERRUPTED, O
 from jepa_jax.runtime.memory import is_out_of_memory
 
 EXIT_NO_RESULT = 1  # every task has ended, none of them with a result
-TICK_SECONDS = 0.5
 LAST_LINES = 20  # of a log, which may tell why a process ended
 
+Document = dict[str, Any]  # "header", "rows", "conclusion", see docs/reference/sweep.schema.json; "trials" of a search
 Header = Mapping[str, Any]
 Differences = Callable[[Header, Header], list[str]]  # of two headers, in words
-T = TypeVar("T")
-Job = TypeVar("Job")
+Parsed = TypeVar("Parsed")
+AnyJob = TypeVar("AnyJob")
 Outcome = TypeVar("Outcome")
-Card = TypeVar("Card", int, int | None)
+Place = TypeVar("Place", int, int | None)
 
 
 def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str = "") -> tuple[str, str]:
@@ -69,7 +69,7 @@ def explain_exit(ended: processes.Ended, timeout: float | None = None, flag: str
     return FAILED, message if code == EXIT_USER_ERROR and message else f"{how}; {last}"
 
 
-class Progress(ProgressBar):
+class TaskProgress(ProgressBar):
     """Shows the work done, the time left and the best result so far; prints one line per finished task."""
 
     def __init__(self, total: float, unit: str):
@@ -92,10 +92,10 @@ class Stopped(Exception):
 
 
 def run_on_cards(
-    cards: Sequence[Card],
-    take: Callable[[Card], Job | None],
-    run: Callable[[Job, Card, Callable[[], None]], Outcome],
-    keep: Callable[[Job, Outcome], None],
+    cards: Sequence[Place],
+    take: Callable[[Place], AnyJob | None],
+    run: Callable[[AnyJob, Place, Callable[[], None]], Outcome],
+    keep: Callable[[AnyJob, Outcome], None],
     tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs one job per card at a time until there are no more.
@@ -116,7 +116,7 @@ def run_on_cards(
             raise Stopped
 
     with concurrent.futures.ThreadPoolExecutor(len(cards)) as pool:
-        running: dict[concurrent.futures.Future[Outcome], tuple[Card, Job]] = {}
+        running: dict[concurrent.futures.Future[Outcome], tuple[Place, AnyJob]] = {}
         try:
             while True:
                 busy = [card for card, _ in running.values()]
@@ -125,7 +125,7 @@ def run_on_cards(
                         running[pool.submit(run, job, card, check)] = card, job
                 if not running:
                     return
-                ended, _ = concurrent.futures.wait(running, TICK_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                ended, _ = concurrent.futures.wait(running, processes.TICK_SECONDS, concurrent.futures.FIRST_COMPLETED)
                 for future in ended:
                     keep(running.pop(future)[1], future.result())
                 if not ended:
@@ -145,8 +145,8 @@ class Experiment:
     folder: pathlib.Path  # of the lock and of one folder per task
 
     def load(
-        self, header: Header, parse: Callable[[dict[str, Any]], T], differences: Differences, *, resume: bool
-    ) -> T | None:
+        self, header: Header, parse: Callable[[dict[str, Any]], Parsed], differences: Differences, *, resume: bool
+    ) -> Parsed | None:
         """Returns the parsed document of an earlier call, or None if there is none.
 
         Raises:
@@ -173,7 +173,7 @@ class Experiment:
     def save(self, document: Mapping[str, Any]) -> None:
         write_json(self.results, document)
 
-    def execute(self, work: Callable[[], None], progress: Progress, *, grace: float) -> int:
+    def execute(self, work: Callable[[], None], progress: TaskProgress, *, grace: float) -> int:
         """Calls `work` while holding the lock and returns an exit code; Ctrl-C and SIGTERM end it early."""
         refusal = f"{self.flag} = {self.place}: another {self.kind} is running there; wait for it or use another place"
         for folder in (self.folder, self.results.parent):

@@ -11,6 +11,8 @@ from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import PooledNoise
 from jepa_jax.experiments.rows import DONE, FINISHED, StudyRow
 
+POINT_KEYS = (SELECTION_KEY, "probe_accuracy", "wall_seconds")  # whose means a tradeoff compares
+
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
@@ -21,7 +23,7 @@ class Findings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RowGroup:
     """The rows that share one value of what a study varies."""
 
     value: float
@@ -40,19 +42,19 @@ class Group:
         return statistics.fmean(numbers) if numbers else math.nan
 
 
-def group_rows(rows: Iterable[StudyRow], key: str) -> list[Group]:
+def group_rows(rows: Iterable[StudyRow], key: str) -> list[RowGroup]:
     """Groups rows by a field, in the order of its values."""
     rows = list(rows)
     values = sorted({getattr(row, key) for row in rows})
-    return [Group(value, tuple(row for row in rows if getattr(row, key) == value)) for value in values]
+    return [RowGroup(value, tuple(row for row in rows if getattr(row, key) == value)) for value in values]
 
 
-def seed_noise(groups: Iterable[Group], key: str) -> PooledNoise | None:
+def seed_noise(groups: Iterable[RowGroup], key: str) -> PooledNoise | None:
     """Returns the noise of a figure between seeds; None with one seed per group."""
     return PooledNoise.of(group.numbers(key) for group in groups)
 
 
-def find(kind: str, rows: Sequence[StudyRow]) -> Findings:
+def find_in_rows(kind: str, rows: Sequence[StudyRow]) -> Findings:
     """Returns the findings of a kind of study: lr_search or epoch_tradeoff."""
     return {"lr_search": find_best_lr, "epoch_tradeoff": find_tradeoff}[kind](sort_rows(rows))
 
@@ -106,7 +108,7 @@ def noise_facts(noise: PooledNoise) -> dict[str, Any]:
     return {"seed_std": round(noise.std, 4), "degrees_of_freedom": noise.freedom}
 
 
-def within_noise(best: Group, other: Group, noise: PooledNoise) -> bool:
+def within_noise(best: RowGroup, other: RowGroup, noise: PooledNoise) -> bool:
     """Returns whether the 95 % interval of the difference of two mean accuracies contains zero."""
     half_width = noise.half_width(*(len(group.numbers(SELECTION_KEY)) for group in (best, other)))
     return abs(best.mean(SELECTION_KEY) - other.mean(SELECTION_KEY)) <= half_width
@@ -117,7 +119,11 @@ def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
     groups = [group for group in group_rows(rows, "epochs") if group.numbers(SELECTION_KEY)]
     noise = seed_noise(groups, SELECTION_KEY)
     flagged = odd_times(rows)
-    facts = {"points": [tradeoff_point(group) for group in groups], "flagged": list(flagged), "time_grows": True}
+    points = [
+        {"epochs": group.value, **{key: group.mean(key) if group.numbers(key) else None for key in POINT_KEYS}}
+        for group in groups
+    ]
+    facts = {"points": points, "flagged": list(flagged), "time_grows": True}
     facts |= common_facts(rows) | (noise_facts(noise) if noise else {})
     sentences = [f"{name}: {reason}." for name, reason in flagged.items()]
     for before, after in itertools.pairwise(groups):
@@ -136,12 +142,6 @@ def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
             f"Standard deviation between seeds: {noise.std:.2f} points, {noise.freedom} degrees of freedom."
         )
     return Findings(facts, sentences or ["Too few runs have finished to compare."])
-
-
-def tradeoff_point(group: Group) -> dict[str, Any]:
-    """Returns the mean figures of a number of epochs."""
-    keys = (SELECTION_KEY, "probe_accuracy", "wall_seconds")
-    return {"epochs": group.value, **{key: group.mean(key) if group.numbers(key) else None for key in keys}}
 
 
 def odd_times(rows: Iterable[StudyRow], factor: float = 2.0) -> dict[str, str]:

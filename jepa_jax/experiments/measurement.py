@@ -41,7 +41,7 @@ from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, S
 from jepa_jax.evals.features import Split, part_of
 from jepa_jax.evals.knn import QUERIES, knn_accuracy
 from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_matrix
-from jepa_jax.experiments.rows import Figures
+from jepa_jax.experiments.rows import TrialFigures
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.profiling import memory_growth, monitor, speed
 from jepa_jax.profiling.accounting import DeviceClock, Ledger
@@ -71,7 +71,7 @@ def measure(
     *,
     on_step: OnStep = lambda batch, metrics: None,
     before_steps: Callable[[], None] = lambda: None,
-) -> Figures:
+) -> TrialFigures:
     """Measures one repeat; `before_steps` is called when the step has been compiled."""
     config = request.configuration()
     mesh = setup(config)
@@ -92,7 +92,7 @@ def measure(
     ):
         delivery = next(batches)
         step = CompiledStep(program.train_step, program.useful_step)
-        compiled = compile_step(step, state, delivery[0])
+        compiled = compile_and_describe(step, state, delivery[0])
         for spec in bucket_specs(config.data, source):  # the other shapes of batches, so that no step waits for them
             other = abstract_on(mesh, spec, config.data.batch_size)
             if not step.is_ready_for(other):
@@ -145,7 +145,7 @@ def largest_batches(config: Config, source: Source, sharding: NamedSharding) -> 
     return [(batch, supplied)]
 
 
-def compile_step(step: CompiledStep, state: TrainState, batch: Any) -> dict[str, Any]:
+def compile_and_describe(step: CompiledStep, state: TrainState, batch: Any) -> dict[str, Any]:
     """Compiles the training step; returns the figures of its compilation."""
     began = time.perf_counter()
     with CompilationCounter() as compilations:
@@ -230,7 +230,7 @@ class TimedSteps:
 
 def measure_steps(
     config: Config, request: TrialRequest, loop: TimedSteps, read_memory: ReadMemory = memory_growth.settled
-) -> Figures:
+) -> TrialFigures:
     """Takes warm-up steps, then the timed ones, and more of them if memory has grown."""
     workers = psutil.Process().children(recursive=True)
     watch = monitor.Monitor(MONITOR_SECONDS)
@@ -254,7 +254,7 @@ def measure_steps(
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     growth = find_growth(loop, points, count, read_memory)
     gpus = gpu_figures(samples)
-    return Figures(
+    return TrialFigures(
         samples_per_sec=images / elapsed,
         batches_per_sec=count / elapsed,
         avg_step_time=elapsed / count,

@@ -28,7 +28,7 @@ from jepa_jax.program.optim import scaled_learning_rate
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
 MOST_LOSS = 0.01  # of the fastest reading's speed, that a choice with less memory or fewer workers may give away
 WAITING = 0.10  # share of a step from which waiting for data counts as the limit
-FULL = 0.85  # share of the memory from which it counts as the limit
+FULL_SHARE = 0.85  # share of the memory from which it counts as the limit
 WORTH_SEEING = 0.05  # relative difference of speeds that is worth more repeats
 MOST_PROMISED = 10.0  # times the speed: where a device waits for 90 % of the time, its own speed is hardly known
 
@@ -43,7 +43,7 @@ Pair = tuple[SweepRow, SweepRow]
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class SettingsChoice:
     """What to use: the leader if it is shown to be faster than the config as given, otherwise that config.
 
     Attributes:
@@ -65,7 +65,7 @@ class Choice:
 class Recommendation:
     """The choice (None if there is nothing to recommend), the reasons in sentences, and the effect of each knob."""
 
-    choice: Choice | None
+    choice: SettingsChoice | None
     text: tuple[str, ...]
     knobs: tuple[dict[str, Any], ...]
     noise_percent: float | None
@@ -96,7 +96,7 @@ class Recommendation:
 
 
 def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | None = None) -> Recommendation:
-    """Recommends what `choose` chooses, of any batch size or of `fixed_batch`; gains refer to the config as given.
+    """Recommends a combination of any batch size, or of `fixed_batch`; gains refer to the config as given.
 
     A row that leaks is recommended only if all do, one whose loss is not finite never.
     """
@@ -114,7 +114,7 @@ def recommend(rows: Sequence[SweepRow], *, config: Config, fixed_batch: int | No
         why = "no combination has a finite loss" if allowed else f"no combination{of_batch} could be measured"
         return Recommendation(None, (f"Nothing to recommend: {why}.", *remarks), knobs, model.noise_percent)
     given = Combination.of(config).without_idle_workers()
-    choice = choose(candidates, model, next((row for row in measured if row.combination == given), None))
+    choice = choose_settings(candidates, model, next((row for row in measured if row.combination == given), None))
     text = (
         *choice_sentences(choice),
         resolution_sentence(model, len(choice.best.speeds)),
@@ -146,10 +146,10 @@ def sound_rows(rows: Sequence[SweepRow]) -> tuple[list[SweepRow], list[str]]:
     return steady or finite, remarks
 
 
-def choose(
+def choose_settings(
     candidates: Sequence[SweepRow], model: SpeedModel, given: SweepRow | None = None, comparisons: int | None = None
-) -> Choice:
-    """Chooses among measured rows, see `Choice`.
+) -> SettingsChoice:
+    """Chooses among measured rows, see `SettingsChoice`.
 
     The fastest of many readings is partly the luckiest, so intervals hold for all comparisons together (Bonferroni):
     those with the fastest reading, and those with the config, of which any could have been the one that is looked at.
@@ -186,7 +186,7 @@ def choose(
     else:
         verdict = SHOWN if gain.verdict == FASTER else KEEP
     best = given if verdict == KEEP and given is not None else leader
-    return Choice(best, leader, tuple(row for row in tied if row is not leader), gain, verdict)
+    return SettingsChoice(best, leader, tuple(row for row in tied if row is not leader), gain, verdict)
 
 
 def rate(row: SweepRow) -> str:
@@ -198,7 +198,7 @@ def rate(row: SweepRow) -> str:
 
 
 def choice_sentences(
-    choice: Choice, given: str = "the config as given", why_not: str = "it was not measured"
+    choice: SettingsChoice, given: str = "the config as given", why_not: str = "it was not measured"
 ) -> list[str]:
     """Returns what to use and its gain over `given`, or why that cannot be kept."""
     best, gain, verdict = choice.best, choice.gain, choice.verdict
@@ -249,7 +249,7 @@ def what_limits(row: SweepRow, memory_limit_bytes: float | None = None) -> str:
             f"The loader limits: the device waits for data for {100 * wait:.0f} % of the time, {gain} to gain "
             "(use more workers, up to the number of cores, smaller or decoded data, or data.pipeline=device)."
         )
-    if memory and limit and memory / limit > FULL:
+    if memory and limit and memory / limit > FULL_SHARE:
         share = 100 * memory / limit
         return f"Memory limits the batch: {share:.0f} % of the available memory is used; computing limits the speed."
     waiting = "" if wait is None else f": the device waits for data for {100 * wait:.1f} % of the time"
@@ -304,20 +304,23 @@ def knob_effects(rows: Sequence[SweepRow], model: SpeedModel) -> list[dict[str, 
     Every value is compared with the knob's first one. `effect` is "none by construction" where program and pipeline are
     the same, and "none measurable" where the interval of the mean ratio holds 1 and no single pair stands out.
     """
-    values = {knob: sorted({getattr(row.combination, knob) for row in rows}) for knob in KNOBS}
-    return [knob_effect(knob, found, rows, model) for knob, found in values.items() if len(found) > 1]
-
-
-def knob_effect(knob: str, values: Sequence[Any], rows: Sequence[SweepRow], model: SpeedModel) -> dict[str, Any]:
-    comparisons = [compare_values(knob, values[0], value, rows, model) for value in values[1:]]
-    effects = {entry["effect"] for entry in comparisons}
-    effect = next(e for e in (EFFECT, NOT_MEASURABLE, UNKNOWN, BY_CONSTRUCTION) if e in effects)
-    text = f"{knob}: " + "; ".join(entry.pop("text") for entry in comparisons) + "."
-    return {"knob": knob, "effect": effect, "comparisons": comparisons, "text": text}
+    entries = []
+    for knob in KNOBS:
+        first, *others = sorted({getattr(row.combination, knob) for row in rows}) or [None]
+        comparisons = [compare_values(knob, first, value, rows, model) for value in others]
+        effects = {entry["effect"] for entry in comparisons}
+        text = f"{knob}: " + "; ".join(entry.pop("text") for entry in comparisons) + "."
+        for effect in (EFFECT, NOT_MEASURABLE, UNKNOWN, BY_CONSTRUCTION):
+            if effect in effects:
+                entries.append({"knob": knob, "effect": effect, "comparisons": comparisons, "text": text})
+                break
+    return entries
 
 
 def compare_values(knob: str, first: Any, value: Any, rows: Sequence[SweepRow], model: SpeedModel) -> dict[str, Any]:
-    pairs = pair_rows(knob, first, value, rows)
+    measured = {row.combination: row for row in rows if row.is_measured}
+    changed = {c: dataclasses.replace(c, **{knob: value}) for c in measured if getattr(c, knob) == first}
+    pairs = [(measured[a], measured[b]) for a, b in changed.items() if b in measured]  # equal in every other knob
     same = [pair for pair in pairs if pair[0].same_execution(pair[1])]
     different = [pair for pair in pairs if pair not in same]
     entry: dict[str, Any] = {
@@ -343,17 +346,6 @@ def compare_values(knob: str, first: Any, value: Any, rows: Sequence[SweepRow], 
         effect, words = EFFECT, ""
     span = f", {min(ratios):.2f} to {max(ratios):.2f} depending on the other settings" if len(used) > 1 else ""
     return entry | {"effect": effect, "text": f"{words}{value} is {mean} {first}{span}"}
-
-
-def pair_rows(knob: str, first: Any, value: Any, rows: Sequence[SweepRow]) -> list[Pair]:
-    """Returns measured rows with `first` and with `value` that are equal in every other knob."""
-    measured = {row.combination: row for row in rows if row.is_measured}
-    partners = [
-        (row, measured.get(dataclasses.replace(combination, **{knob: value})))
-        for combination, row in measured.items()
-        if getattr(combination, knob) == first
-    ]
-    return [(row, partner) for row, partner in partners if partner is not None]
 
 
 def mean_ratio(pairs: Sequence[Pair], model: SpeedModel, level: float = 0.95) -> SpeedRatio:

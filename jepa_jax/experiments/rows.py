@@ -27,7 +27,7 @@ MEANS = (
     "data_wait_fraction", "mfu",
 )  # fmt: skip
 SUMS = ("samples_processed", "measured_batches", "elapsed_seconds")
-LARGEST = ("peak_memory_bytes", "process_memory_bytes")
+MAXIMA = ("peak_memory_bytes", "process_memory_bytes")
 # What all repeats of a combination have in common.
 SHARED = ("data_source", "program_fingerprint", "pipeline_fingerprint", "platform", "device_limit_bytes")
 
@@ -38,7 +38,7 @@ def known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
+class TrialFigures:
     """What one trial measured; None where a figure is not known."""
 
     samples_per_sec: float
@@ -90,7 +90,7 @@ class TrialResult:
 
     status: str
     reason: str = ""
-    figures: Figures | None = None
+    figures: TrialFigures | None = None
     round: int = 0
     trial_seconds: float | None = None
 
@@ -104,8 +104,8 @@ class TrialResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrialResult":
-        known = known_fields(Figures, values)
-        figures = Figures(**known | {"notes": tuple(known.get("notes", ()))}) if values["status"] == OK else None
+        known = known_fields(TrialFigures, values)
+        figures = TrialFigures(**known | {"notes": tuple(known.get("notes", ()))}) if values["status"] == OK else None
         seconds = values.get("trial_seconds")
         return cls(values["status"], values["reason"], figures, values.get("round", 0), seconds)
 
@@ -120,7 +120,7 @@ class SweepRow:
     repeats: tuple[TrialResult, ...] = ()
 
     @functools.cached_property
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[TrialFigures]:
         """Figures of the repeats that succeeded."""
         return [repeat.figures for repeat in self.repeats if repeat.figures is not None]
 
@@ -190,8 +190,8 @@ class SweepRow:
         repeats = (*self.repeats, repeat)
         if self.status not in (PENDING, OK, SKIPPED):
             return SweepRow(self.combination, self.status, self.reason, repeats)
-        later = repeat.status != OK and repeat.round > 0
-        reason = f"repeat {repeat.round + 1}: {repeat.reason}" if later else repeat.reason
+        later = repeat.status != OK and self.repeats
+        reason = f"repeat {len(repeats)}: {repeat.reason}" if later else repeat.reason
         return SweepRow(self.combination, repeat.status, reason, repeats)
 
     def without_failures(self) -> "SweepRow":
@@ -214,7 +214,7 @@ class SweepRow:
             **{name: self.mean(name) for name in MEANS},
             "compile_seconds": (compile_seconds or {}).get(self.shared("program_fingerprint")),
             **{name: sum(values) if (values := self.known(name)) else None for name in SUMS},
-            **{name: self.largest(name) for name in LARGEST},
+            **{name: self.largest(name) for name in MAXIMA},
             "memory_slope_bytes_per_step": statistics.median(slopes) if slopes else None,
             "leak": self.leak,
             "finite": self.finite,

@@ -9,19 +9,18 @@
 5. Confirm the choice by a longer run with a validation pass and a checkpoint; if it fails, the next smaller batch is
    tried.
 
-The machine is a function (`Run`), so that tests can search on machines that are formulas.
+The machine is a function (`RunTrial`), so that tests can search on machines that are formulas.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jepa_jax.config.groups import Config
-from jepa_jax.experiments.recommendation import WAITING, Choice, choose
+from jepa_jax.experiments.recommendation import WAITING, SettingsChoice, choose_settings
 from jepa_jax.experiments.rows import OUT_OF_MEMORY, REFUSED, SweepRow
 from jepa_jax.experiments.search_space import SearchSpace, changes
-from jepa_jax.experiments.search_trials import SHORT_SECONDS, Limits, Run, Trials
-from jepa_jax.experiments.settings import Combination
+from jepa_jax.experiments.search_trials import SHORT_SECONDS, RunTrial, SearchLimits, Trials
+from jepa_jax.experiments.settings import Combination, TrialRequest
 
 GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next one to be tried
 HOPELESS = 0.90  # of the leader's speed in one short trial: that value is not tried again
@@ -46,13 +45,13 @@ class SearchOutcome:
 class Search(Trials):
     """One search over a space."""
 
-    def __init__(self, config: Config, space: SearchSpace, limits: Limits, run: Run, **options: Any):
+    def __init__(self, given: TrialRequest, space: SearchSpace, limits: SearchLimits, run: RunTrial, **options: Any):
         """`options`: those of `Trials`."""
-        super().__init__(config, limits, run, **options)
+        super().__init__(given, limits, run, **options)
         self.space = space
-        self.reference = space.start(Combination.of(config)).without_idle_workers()
+        self.reference = space.start(given.combination).without_idle_workers()
         self.notes: list[str] = []
-        self.choice: Choice | None = None  # of the finalists, before the longer run
+        self.choice: SettingsChoice | None = None  # of the finalists, before the longer run
         self._hopeless: set[tuple[str, Any]] = set()
 
     def search(self) -> SearchOutcome:
@@ -225,7 +224,7 @@ class Search(Trials):
         candidates = finals if given is None or self.reference in known else [*finals, given]
         if not candidates:
             return None
-        self.choice = choose(candidates, self.model, given, comparisons=len(works) - 1)
+        self.choice = choose_settings(candidates, self.model, given, comparisons=len(works) - 1)
         return self.choice.best.combination
 
     def _confirm(self, chosen: Combination) -> tuple[Combination | None, bool]:

@@ -16,7 +16,7 @@ IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anywa
 MOST_RESIDENT_BYTES = 2**31  # of images that a search tries to keep on the device
 GRAIN = 8  # images: a part of a batch between two powers is a multiple of this
 FEWEST_IMAGES = 16  # of a part: fewer are no batch for losses and norms over one
-CLOSE_ENOUGH = 1.15  # no batch is tried between two whose sizes differ by a smaller factor
+CLOSEST_BATCHES = 1.15  # no batch is tried between two whose sizes differ by a smaller factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SearchSpace:
     def between(self, low: Combination, high: Combination) -> Combination | None:
         """Returns the batch half-way, if the batch is free and the two are not close."""
         middle = _resized(low, (low.batch_size + high.batch_size) / 2)
-        is_far = self.has_free_batch and high.batch_size >= CLOSE_ENOUGH * low.batch_size
+        is_far = self.has_free_batch and high.batch_size >= CLOSEST_BATCHES * low.batch_size
         return middle if middle and is_far and middle.batch_size > low.batch_size else None
 
     def neighbours(self, leader: Combination) -> list[Combination]:
@@ -103,11 +103,9 @@ def changes(a: Combination, b: Combination) -> list[tuple[str, Any]]:
 def make_space(
     config: Config, texts: Mapping[str, str | None], *, fixed_batch: str = "", use_dummy_data: bool = False
 ) -> SearchSpace:
-    """Returns the lists of the command line, or what is worth a try on this machine, with the config's own values.
+    """Returns the lists of the command line by flag, or what is worth a try on this machine, with the config's values.
 
-    Args:
-      texts: lists by flag (see settings.FLAGS); None or empty where the machine decides.
-      fixed_batch: "" for any batch, "config" for that of the config, or a number.
+    `fixed_batch` is "" for any batch, "config" for that of the config, or a number.
     """
     own = Combination.of(config)
     given = grid_values(config, {flag: text or None for flag, text in texts.items()})
@@ -117,16 +115,18 @@ def make_space(
         present, listed = getattr(own, FLAGS[flag]), given[flag] if texts.get(flag) else default
         return tuple(dict.fromkeys([present, *listed])) if listed else ()
 
+    if fixed_batch not in ("", "config") and not fixed_batch.isdigit() or fixed_batch == "1":
+        raise UserError(
+            f"--fixed_effective_batch={fixed_batch}: write a number of images, or config for that of the config"
+        )
     return SearchSpace(
         num_workers=tuple(sorted(values("num_workers", worker_counts(num_cores())))),
         precisions=values("precisions", ("float32", "bfloat16")),
         remats=values("remats", ("none", "full") if allows_remat(config) else ("none",)),
-        pipelines=values(
-            "pipelines", ("grain", "device") if fits_on_device(config.data, use_dummy_data) else ("grain",)
-        ),
+        pipelines=values("pipelines", ("grain", "device")[: 1 + fits_on_device(config.data, use_dummy_data)]),
         grad_accum_steps=values("grad_accum"),
         batch_sizes=tuple(sorted(values("batch_sizes"))),
-        fixed_batch=parse_fixed_batch(fixed_batch, own.batch_size),
+        fixed_batch=own.batch_size if fixed_batch == "config" else int(fixed_batch or 0) or None,
     )
 
 
@@ -149,13 +149,3 @@ def fits_on_device(data: Any, dummy: bool) -> bool:
         return False
     facts = data_facts(data, assume=True)
     return facts.num_train * element_bytes(facts.spec) <= MOST_RESIDENT_BYTES
-
-
-def parse_fixed_batch(text: str, own: int) -> int | None:
-    if text in ("", "0"):
-        return None
-    if text == "config":
-        return own
-    if not text.isdigit() or int(text) < 2:
-        raise UserError(f"--fixed_effective_batch={text}: write a number of images, or config for that of the config")
-    return int(text)

@@ -4,15 +4,14 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.statistics import SpeedModel, compare_speeds, fit_speeds
-from jepa_jax.config.groups import Config
 from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, TIMED_OUT, SweepRow, TrialResult
 from jepa_jax.experiments.settings import Combination, TrialRequest
 
-Run = Callable[[TrialRequest, float], TrialResult]  # runs a trial within a limit of seconds
+RunTrial = Callable[[TrialRequest, float], TrialResult]  # runs a trial within a limit of seconds
 
 SHORT_SECONDS = 4.0  # of measured steps
 FEWEST_BATCHES, MOST_BATCHES, WARMUP_BATCHES = 8, 96, 3
@@ -22,7 +21,7 @@ MOST_RESERVE = 0.4  # of the budget, kept for later
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """Time and memory that a search may use.
 
     Attributes:
@@ -39,7 +38,7 @@ class Limits:
     def usable_bytes(self) -> float:
         return math.inf if self.memory_bytes is None else self.memory_bytes * (1 - self.margin)
 
-    def with_device(self, device_bytes: float | None) -> "Limits":
+    def with_device(self, device_bytes: float | None) -> "SearchLimits":
         """Returns limits by what a trial has read, if anything: it replaces a guess, and is never exceeded."""
         if device_bytes is None:
             return self
@@ -83,22 +82,21 @@ class Trials:
 
     def __init__(
         self,
-        config: Config,
-        limits: Limits,
-        run: Run,
+        given: TrialRequest,
+        limits: SearchLimits,
+        run: RunTrial,
         *,
-        recorded: Iterable[SearchTrial] = (),
+        recorded: Sequence[SearchTrial] = (),
         on_trial: Callable[[SearchTrial], None] = lambda trial: None,
         clock: Callable[[], float] = time.monotonic,
-        **options: Any,
     ):
         """Starts without trials, or with those `recorded` of an earlier search, whose time counts.
 
-        `on_trial` is called after each trial; `options` are fields of every request, such as use_dummy_data.
+        `given` is a trial of the settings as given, of which every request is a change; `on_trial` is called after each
+        trial.
         """
-        self.config, self.limits = config, limits
-        self._run, self._on_trial, self._clock, self._options = run, on_trial, clock, options
-        recorded = list(recorded)
+        self.given, self.limits = given, limits
+        self._run, self._on_trial, self._clock = run, on_trial, clock
         self._recorded = {trial.key: trial for trial in recorded if not trial.cut}
         self.cut = [trial for trial in recorded if trial.cut]
         self._spent_before = sum(trial.seconds for trial in recorded)
@@ -107,7 +105,7 @@ class Trials:
         self.reserved_trials = 0.0  # of usual length, which have to be possible afterwards
         self.trials: list[SearchTrial] = []
         self.untried: list[Combination] = []
-        self.rows: dict[Combination, SweepRow] = {}  # of all trials
+        self.rows: dict[Combination, SweepRow] = {}  # of all trials, the confirming ones too
         self.model: SpeedModel = fit_speeds([])
 
     def seconds_spent(self) -> float:
@@ -137,13 +135,9 @@ class Trials:
             return False
         patience = PATIENCE * expected or available / 2  # nothing is known of the first
         limit = min(max(SMALLEST_LIMIT, patience), max(SMALLEST_LIMIT, available))
-        request = TrialRequest(
-            config=self.config.to_dict(),
-            combination=combination,
-            max_batches=self._batches(combination, seconds),
-            warmup_batches=WARMUP_BATCHES,
-            with_evaluation=confirming,
-            **self._options,
+        batches = self._batches(combination, seconds)
+        request = dataclasses.replace(
+            self.given, combination=combination, max_batches=batches, with_evaluation=confirming
         )
         began = self._clock()
         result = self._run(request, limit)
@@ -160,7 +154,8 @@ class Trials:
         self.trials.append(trial)
         figures = trial.result.figures
         self.limits = self.limits.with_device(figures.device_limit_bytes if figures else None)
-        self.rows = rows_of(self.trials)
+        repeat = dataclasses.replace(trial.result, round=trial.round, trial_seconds=round(trial.seconds, 3))
+        self.rows[trial.combination] = self.rows.get(trial.combination, SweepRow(trial.combination)).with_repeat(repeat)
         self.model = fit_speeds(list(self.rows.values()))
 
     def _warm_seconds(self) -> float:
@@ -171,7 +166,7 @@ class Trials:
     def _expected_seconds(self, combination: Combination) -> float:
         programs = {program_of(trial.combination) for trial in self.trials}
         compiling = [trial.compile_seconds for trial in self.trials if trial.compile_seconds]
-        is_cold = self._options.get("compile_anew") or program_of(combination) not in programs
+        is_cold = self.given.compile_anew or program_of(combination) not in programs
         cold = statistics.median(compiling) if compiling and is_cold else 0.0
         return self._warm_seconds() + cold
 
@@ -191,11 +186,12 @@ class Trials:
         found = compare_speeds(rows[a], rows[b], self.model).ratio
         return found if math.isfinite(found) else (rows[a].samples_per_sec or 0.0) / (rows[b].samples_per_sec or 1.0)
 
-    def ranked(self, combinations: Iterable[Combination] | None = None) -> list[Combination]:
+    def ranked(self) -> list[Combination]:
         """Returns those that work, the fastest first."""
-        rows, model = self.rows, self.model
-        pool = [c for c in (rows if combinations is None else combinations) if self.works(c)]
-        return sorted(pool, key=lambda combination: -model.effect(rows[combination]))
+        return sorted(filter(self.works, self.rows), key=lambda c: -self.model.effect(self.rows[c]))
+
+    def expected_to_fit(self, combination: Combination) -> bool:
+        return self.expected_bytes(combination) <= self.limits.usable_bytes
 
     def expected_bytes(self, combination: Combination) -> float:
         """Expects memory on the line through the two largest parts measured with this precision and remat.
@@ -217,9 +213,6 @@ class Trials:
         slope = max(0.0, (memory - smaller[1]) / (x - smaller[0]))
         return memory + slope * (combination.part_size - x)
 
-    def expected_to_fit(self, combination: Combination) -> bool:
-        return self.expected_bytes(combination) <= self.limits.usable_bytes
-
     def why_not(self, combination: Combination) -> str:
         """Returns why a combination does not work; empty if it does."""
         row = self.rows.get(combination)
@@ -235,19 +228,6 @@ class Trials:
             return "its memory grows from step to step"
         fits = math.isinf(row.memory_bytes) or row.memory_bytes <= self.limits.usable_bytes
         return "" if fits else "it takes more memory than is allowed"
-
-
-def rows_of(trials: Iterable[SearchTrial]) -> dict[Combination, SweepRow]:
-    """Returns a row per combination; the confirming run is a repeat like the others, and a failure decides."""
-    repeats: dict[Combination, list[TrialResult]] = {}
-    for trial in trials:
-        repeat = dataclasses.replace(trial.result, round=trial.round, trial_seconds=round(trial.seconds, 3))
-        repeats.setdefault(trial.combination, []).append(repeat)
-    rows = {}
-    for combination, found in repeats.items():
-        end = next((repeat for repeat in found if repeat.status != OK), found[0])
-        rows[combination] = SweepRow(combination, end.status, end.reason, tuple(found))
-    return rows
 
 
 def program_of(combination: Combination) -> Combination:

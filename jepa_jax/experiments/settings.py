@@ -123,7 +123,7 @@ def grid_values(config: Config, texts: Mapping[str, str | None]) -> dict[str, li
     return values
 
 
-def grid(values: Mapping[str, Sequence[Any]]) -> list[Combination]:
+def all_combinations(values: Mapping[str, Sequence[Any]]) -> list[Combination]:
     """Returns every combination of the values of each flag in FLAGS; of those that differ in idle workers, one."""
     product = itertools.product(*(values[flag] for flag in FLAGS))
     found = [Combination(**dict(zip(FLAGS.values(), values, strict=True))) for values in product]

@@ -22,7 +22,7 @@ from jepa_jax.base.text import duration, number, percent
 from jepa_jax.config.flags import parse_config
 from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
-from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Header, Progress, explain_exit
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Header, TaskProgress, explain_exit
 from jepa_jax.experiments.rows import (
     DONE,
     FAILED,
@@ -37,7 +37,7 @@ from jepa_jax.experiments.rows import (
 from jepa_jax.methods.registry import build_method
 from jepa_jax.program.config import load_config
 
-GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
+RUN_GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint
 # Keys of summary.json that a row repeats.
 SUMMARY_KEYS = (
     "probe_held_out_accuracy", "untrained_probe_held_out_accuracy", "probe_accuracy", "untrained_probe_accuracy",
@@ -144,7 +144,7 @@ def run_study(
     *,
     timeout: float | None = None,
     resume: bool = True,
-    grace: float = GRACE_SECONDS,
+    grace: float = RUN_GRACE_SECONDS,
     on_rows: Callable[[list[StudyRow]], None] = lambda rows: None,
 ) -> tuple[int, list[StudyRow]]:
     """Runs what is not done yet; returns the exit code and all rows of the directory.
@@ -152,7 +152,7 @@ def run_study(
     `timeout` holds for one attempt of one run; `on_rows` is called with all rows after each run.
     """
     check(study, runs, resume)
-    progress = Progress(sum(run.epochs for run in runs), "epochs")
+    progress = TaskProgress(sum(run.epochs for run in runs), "epochs")
 
     def run_all() -> None:
         rows = {row.name: row for row in load_rows(study)}
@@ -182,7 +182,7 @@ def run_study(
     return code, rows
 
 
-def _attempt(study: Study, row: StudyRow, progress: Progress, timeout: float | None, grace: float) -> StudyRow:
+def _attempt(study: Study, row: StudyRow, progress: TaskProgress, timeout: float | None, grace: float) -> StudyRow:
     """Runs one attempt in its own process, unless the run had finished when the study was killed."""
     workdir = study.output_dir / row.name
     if read_json_or_empty(workdir / "summary.json").get("status") == FINISHED:
@@ -232,7 +232,7 @@ def last_metric(workdir: pathlib.Path, key: str) -> Any:
     return None
 
 
-def _report(row: StudyRow, rows: Iterable[StudyRow], progress: Progress) -> None:
+def _report(row: StudyRow, rows: Iterable[StudyRow], progress: TaskProgress) -> None:
     finished = {r.name: r.probe_held_out_accuracy for r in rows if r.status == FINISHED}
     if measured := [(accuracy, name) for name, accuracy in finished.items() if accuracy is not None]:
         accuracy, name = max(measured)

@@ -16,10 +16,10 @@ from jepa_jax.base.files import make_folder, write_json
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
-from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress, run_on_cards
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Document, Experiment, TaskProgress, run_on_cards
 from jepa_jax.experiments.recommendation import recommend
 from jepa_jax.experiments.rows import OK, REFUSED, SweepRow, TrialResult, rows_to_json, skip_larger
-from jepa_jax.experiments.settings import Combination, TrialRequest, grid
+from jepa_jax.experiments.settings import Combination, TrialRequest, all_combinations
 from jepa_jax.experiments.slurm import make_executor
 from jepa_jax.experiments.trial import CACHE, RESULT, STOP_SECONDS, finished_result, run_trial
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
@@ -27,7 +27,6 @@ from jepa_jax.runtime.provenance import base_header, describe_hardware, differen
 OPTIONS = ("use_dummy_data", "gpu_index", "memory_fraction")  # of a request
 LIMIT_FLAG = "--time_limit"
 SPARE_SECONDS = 60  # of a SLURM task, beyond the time limit of its trial
-Document = dict[str, Any]  # "header", "rows", "conclusion"; see docs/reference/sweep.schema.json
 Job = tuple[int, int]  # index of a row, number of a round
 
 
@@ -88,7 +87,7 @@ def run_sweep(
         rows = [row.without_failures() for row in rows]
     if not sweep.use_dummy_data and any(open_trials(rows, sweep.repeats)):
         open_source(sweep.config.data, "train")  # reports missing data once, instead of in every trial
-    progress = Progress(len(rows) * sweep.repeats, "repeats")
+    progress = TaskProgress(len(rows) * sweep.repeats, "repeats")
     code = sweep.experiment.execute(
         lambda: _measure_rows(sweep, header, rows, progress, time_limit), progress, grace=STOP_SECONDS
     )
@@ -130,7 +129,7 @@ def load_document(sweep: Sweep, resume: bool) -> tuple[dict[str, Any], list[Swee
 
     header = sweep.header()
     found = sweep.experiment.load(header, parse, differences, resume=resume)
-    return found or (header, [SweepRow(combination) for combination in grid(sweep.values)])
+    return found or (header, [SweepRow(combination) for combination in all_combinations(sweep.values)])
 
 
 def make_document(header: Mapping[str, Any], rows: Sequence[SweepRow]) -> Document:
@@ -138,7 +137,7 @@ def make_document(header: Mapping[str, Any], rows: Sequence[SweepRow]) -> Docume
 
 
 def _measure_rows(
-    sweep: Sweep, header: Mapping[str, Any], rows: list[SweepRow], progress: Progress, time_limit: float
+    sweep: Sweep, header: Mapping[str, Any], rows: list[SweepRow], progress: TaskProgress, time_limit: float
 ) -> None:
     """Measures what `rows` do not have yet, replaces them in place, and saves them after each repeat."""
     folder = sweep.experiment.folder

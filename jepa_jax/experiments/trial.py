@@ -24,7 +24,16 @@ from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.text import shortened
 from jepa_jax.experiments.engine import explain_exit
-from jepa_jax.experiments.rows import CRASHED, FINISHED, OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Figures, TrialResult
+from jepa_jax.experiments.rows import (
+    CRASHED,
+    FINISHED,
+    OK,
+    OUT_OF_MEMORY,
+    REFUSED,
+    TIMED_OUT,
+    TrialFigures,
+    TrialResult,
+)
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.allocator import pool_fraction, pool_variables
 from jepa_jax.runtime.gpus import only_gpu
@@ -37,7 +46,7 @@ CACHE = "compiled"  # programs of all trials of a folder: on CPUs a repeat is no
 CACHED_FROM_SECONDS = 0.2  # of compilation
 STOP_SECONDS = 1.0  # for a trial to end when it is asked to; it has nothing to save
 
-Measure = Callable[[TrialRequest], Figures]
+MeasureRequest = Callable[[TrialRequest], TrialFigures]
 
 
 def run_trial(
@@ -114,7 +123,7 @@ def finished_result(folder: pathlib.Path, request: TrialRequest) -> TrialResult 
     return result if same else None
 
 
-def measure_request(request: TrialRequest) -> Figures:
+def measure_request(request: TrialRequest) -> TrialFigures:
     """Measures a request in this process."""
     import_jax()
     from jepa_jax.experiments.measurement import measure  # here, so that a failure to import jax is a result as well
@@ -122,7 +131,7 @@ def measure_request(request: TrialRequest) -> Figures:
     return measure(request)
 
 
-def attempt(request: TrialRequest, measure: Measure = measure_request) -> TrialResult:
+def attempt(request: TrialRequest, measure: MeasureRequest = measure_request) -> TrialResult:
     """Measures a request in this process; an exception becomes a result with its reason."""
     try:
         return TrialResult(OK, figures=measure(request))
@@ -134,7 +143,7 @@ def attempt(request: TrialRequest, measure: Measure = measure_request) -> TrialR
         return TrialResult(OUT_OF_MEMORY if is_out_of_memory(text) else CRASHED, shortened(text))
 
 
-def main(arguments: list[str], measure: Measure = measure_request) -> int:
+def main(arguments: list[str], measure: MeasureRequest = measure_request) -> int:
     """Runs the process of a trial; checks replace `measure` to make it fail on purpose."""
     request_file, result_file = map(pathlib.Path, arguments)
     processes.end_with_parent()

@@ -19,7 +19,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.text import short
 from jepa_jax.config.groups import Config
-from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Progress
+from jepa_jax.experiments.engine import EXIT_NO_RESULT, Document, Experiment, TaskProgress
 from jepa_jax.experiments.recommendation import (
     Recommendation,
     batch_sentences,
@@ -30,7 +30,7 @@ from jepa_jax.experiments.recommendation import (
 from jepa_jax.experiments.rows import TrialResult, rows_to_json
 from jepa_jax.experiments.search import Search, SearchOutcome
 from jepa_jax.experiments.search_space import make_space
-from jepa_jax.experiments.search_trials import Limits, Run, SearchTrial
+from jepa_jax.experiments.search_trials import WARMUP_BATCHES, RunTrial, SearchLimits, SearchTrial
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, run_trial
 from jepa_jax.experiments.tuned_file import write_tuned
@@ -39,9 +39,8 @@ from jepa_jax.runtime.provenance import base_header, describe_hardware, differen
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-SETTINGS = ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")  # that have to be the same
-
-Document = dict[str, Any]  # that of a sweep, and "trials" in order, from which a search continues
+# Options that have to be the same for a search to continue.
+TUNE_SETTINGS = ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class TuneOptions:
 
 
 def tune(
-    config: Config, options: TuneOptions, console: Console, run: Run | None = None
+    config: Config, options: TuneOptions, console: Console, run: RunTrial | None = None
 ) -> tuple[int, dict[str, Any], Document]:
     """Searches, and writes tune.json and, unless it is interrupted, tuned.json.
 
@@ -76,16 +75,27 @@ def tune(
     )
     code = tuning.experiment.execute(tuning.work, tuning.progress, grace=STOP_SECONDS)
     outcome = tuning.outcome or search.best_so_far()
-    recommendation = recommend_outcome(config, search, outcome)
-    document = tuning.save(recommendation)
-    tuned = None
+    document = tuning.save(recommend_outcome(config, search, outcome))
+    conclusion, tuned = document["conclusion"], None
+    figures = {key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")}
     if code == EXIT_OK and outcome.chosen is None:
         code = EXIT_NO_RESULT
-    elif code == EXIT_OK:
-        tuned = tuning.write_tuned(document["conclusion"], outcome)
+    elif code == EXIT_OK and outcome.chosen is not None:
+        tuned = str(options.output_dir / "tuned.json")
+        copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
+        facts = {key: tuning.header[key] for key in copied} | figures | {"text": conclusion["text"]}
+        write_tuned(
+            tuned,
+            outcome.chosen,
+            confirmed=outcome.confirmed,
+            memory_fraction=search.given.memory_fraction,
+            data_source=search.rows[outcome.chosen].shared("data_source"),
+            **facts,
+        )
+        shutil.rmtree(tuning.experiment.folder / CACHE, ignore_errors=True)
     result = {
-        "chosen": document["conclusion"]["best"],
-        **{key: document["conclusion"][key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")},
+        "chosen": conclusion["best"],
+        **figures,
         "confirmed": outcome.confirmed,
         "trials": len(search.trials),
         "combinations": len(document["rows"]),
@@ -101,51 +111,47 @@ def tune(
 class Tuning:
     """A search, the document that it keeps on disk, and its progress."""
 
-    def __init__(self, config: Config, options: TuneOptions, run: Run | None):
-        self.options, place = options, options.output_dir
+    def __init__(self, config: Config, options: TuneOptions, run: RunTrial | None):
+        self.outcome: SearchOutcome | None = None
+        place, dummy = options.output_dir, options.use_dummy_data
         self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
         budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
-        dummy, fixed_batch = options.use_dummy_data, options.fixed_effective_batch
-        space = make_space(config, options.values, fixed_batch=fixed_batch, use_dummy_data=dummy)
+        space = make_space(config, options.values, fixed_batch=options.fixed_effective_batch, use_dummy_data=dummy)
         memory, self.memory_source = memory_limit(options, hardware)
-        settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in SETTINGS}
-        self.header: dict[str, Any] = {
+        settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in TUNE_SETTINGS}
+        header: dict[str, Any] = {
             **base_header(config, options.config_name, hardware),
             "kind": "tune",
             "memory_limit_bytes": memory,
             "budget_seconds": budget,
             "settings": json.loads(json.dumps(settings)),
         }
-        recorded = self._load_trials()
-        self.device = device_options(hardware, options.memory_fraction)
+
+        def parse(document: Document) -> tuple[dict[str, Any], list[SearchTrial]]:
+            return document["header"], [SearchTrial.from_dict(trial) for trial in document["trials"]]
+
+        recorded: list[SearchTrial] = []
+        if found := self.experiment.load(header, parse, differences, resume=options.resume):
+            header, recorded = {**found[0], "budget_seconds": budget}, found[1]
+            self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
+        self.config, self.header = config, header
         self.search = Search(
-            config,
+            TrialRequest(
+                config.to_dict(),
+                Combination.of(config),
+                warmup_batches=WARMUP_BATCHES,
+                use_dummy_data=dummy,
+                gpu_index=options.gpu_index,
+                **device_options(hardware, options.memory_fraction),
+            ),
             space,
-            Limits(budget, self.header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None),
+            SearchLimits(budget, header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None),
             run or self._run_in_process,
             recorded=recorded,
             on_trial=self._on_trial,
-            use_dummy_data=dummy,
-            gpu_index=options.gpu_index,
-            **self.device,
         )
-        self.progress = Progress(budget, "s")  # the unit of work is a second of the budget
-        self.outcome: SearchOutcome | None = None
+        self.progress = TaskProgress(budget, "s")  # the unit of work is a second of the budget
         self._num_started = len(recorded)
-
-    def _load_trials(self) -> list[SearchTrial]:
-        """Returns the trials of the search to continue, and takes its header except for the budget."""
-        found = self.experiment.load(
-            self.header,
-            lambda document: (document["header"], [SearchTrial.from_dict(trial) for trial in document["trials"]]),
-            differences,
-            resume=self.options.resume,
-        )
-        if found is None:
-            return []
-        self.header = {**found[0], "budget_seconds": self.header["budget_seconds"]}
-        self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
-        return found[1]
 
     def work(self) -> None:
         self.outcome = self.search.search()
@@ -172,27 +178,11 @@ class Tuning:
             # Once a trial has read the memory of the device, the limit is no longer a guess.
             "header": {**self.header, "memory_limit_bytes": self.search.limits.memory_bytes},
             "rows": rows_to_json(self.search.rows.values()),
-            "conclusion": recommendation.to_dict(self.search.config) if recommendation else None,
+            "conclusion": recommendation.to_dict(self.config) if recommendation else None,
             "trials": [trial.to_dict() for trial in self.search.all_trials()],
         }
         self.experiment.save(document)
         return document
-
-    def write_tuned(self, conclusion: Mapping[str, Any], outcome: SearchOutcome) -> str:
-        """Writes tuned.json and removes the compiled programs; returns its path."""
-        path, best = self.options.output_dir / "tuned.json", Combination.from_dict(conclusion["best"])
-        copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
-        write_tuned(
-            path,
-            best,
-            **{key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain", "text")},
-            confirmed=outcome.confirmed,
-            memory_fraction=self.device["memory_fraction"],
-            data_source=self.search.rows[best].shared("data_source"),
-            **{key: self.header[key] for key in copied},
-        )
-        shutil.rmtree(self.experiment.folder / CACHE, ignore_errors=True)
-        return str(path)
 
 
 def parse_budget(text: str) -> float:
@@ -237,7 +227,7 @@ def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) ->
 def reference_words(search: Search) -> tuple[str, str]:
     """Returns what a gain refers to, and why that cannot be used, if it cannot."""
     reference = search.reference
-    same = reference == Combination.of(search.config).without_idle_workers()
+    same = reference == search.given.combination.without_idle_workers()
     # --fixed_effective_batch asks for another batch
     given = "the config as given" if same else f"the config with its batch made {reference.batch_size:,}"
     return given, search.why_not(reference)

@@ -23,7 +23,7 @@ from jepa_jax.runtime.provenance import describe_hardware
 
 KIND, VERSION = "jepa_jax.tuned", 1
 MACHINE_KEYS = ("cpu", "cores", "gpu_name")
-KINDS: dict[str, Any] = {KNOBS[field.name]: field.type for field in dataclasses.fields(Combination)}
+TUNED_TYPES: dict[str, Any] = {KNOBS[field.name]: field.type for field in dataclasses.fields(Combination)}
 # Keys that decide how fast a step is, besides the tuned ones.
 SPEED_KEYS = ("method.", "model.", "data.", "mesh.")
 NO_SPEED_KEYS = ("data.dir", "data.seed", "data.on_error", "data.num_train", "data.num_test")
@@ -41,7 +41,7 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     if (tuned.get("kind"), tuned.get("version")) != (KIND, VERSION) or not isinstance(tuned.get("overrides"), dict):
         raise UserError(f"--tuned={path}: not a file of tuned settings of version {VERSION}; {fix}")
     for key, value in tuned["overrides"].items():
-        if type(value) is not KINDS.get(key):
+        if type(value) is not TUNED_TYPES.get(key):
             raise UserError(f"--tuned={path}: {key} = {value!r} is not a tuned setting; {fix}, unchanged")
     return tuned
 

@@ -11,7 +11,7 @@ from typing import Any
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import GIB, gib, number, percent, short
-from jepa_jax.experiments.findings import Findings, Group, group_rows, seed_noise, sort_rows
+from jepa_jax.experiments.findings import Findings, RowGroup, group_rows, seed_noise, sort_rows
 from jepa_jax.experiments.recommendation import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
@@ -365,7 +365,7 @@ def study_charts(kind: str, rows: Sequence[StudyRow]) -> list[Card]:
     return cards
 
 
-def means_and_intervals(groups: Sequence[Group], key: str) -> tuple[list[float], list[tuple[float, float] | None]]:
+def means_and_intervals(groups: Sequence[RowGroup], key: str) -> tuple[list[float], list[tuple[float, float] | None]]:
     """Returns the mean of a figure in each group, NaN where no run has it, and its 95 % interval.
 
     The noise between seeds is pooled over all groups, which accuracies allow, but not losses and times: those have no

@@ -13,7 +13,7 @@ import pytest
 from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, Diverged, UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.main import COMMANDS, find, main
+from jepa_jax.cli.main import COMMANDS, find_command, main
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_every_command_documents_its_flags(name, capsys):
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: jepa-jax {name} ")
-    assert find(name).summary in shown and f"jepa-jax {name}" in find(name).documentation
+    assert find_command(name).summary in shown and f"jepa-jax {name}" in find_command(name).documentation
 
 
 def test_the_help_of_a_command_imports_no_jax():
@@ -110,7 +110,7 @@ def test_scripts_run_the_same_commands(script):
         ),
         (["train", "--config=rapdi", "--workdir=x"], "rapdi"),
         (["show-summary", "--workdir=x", "--config.optim.lr=1"], "--config.optim.lr: no such flag"),
-        (["sweep", "--config=rapid", "--output_json=x", "--repeats=0"], "--repeats=0: must be at least 1"),
+        (["sweep", "--config=rapid", "--output_json=x", "--repeats=0"], "--repeats=0: 0 is not a positive integer"),
         (["plan", "--config=rapid", "--variants=maybe"], "--variants=maybe: Non-boolean argument to boolean flag"),
         (["compare-profiles", "runs/a"], "give the folders of two runs"),
     ],

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jepa_jax.base.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_USER_ERROR
-from jepa_jax.cli.plan import main
+from jepa_jax.cli.plan import PLAN
 from jepa_jax.planning import plan_command
 from tests.planning.line_compiler import GIB, LineCompiler
 
@@ -36,7 +36,7 @@ def flags(recipe, *others):
 
 
 def test_a_config_that_fits_ends_with_0_whatever_its_rungs_need(recipe, tmp_path, capsys):
-    assert main(flags(recipe, "--ladder", f"--html={tmp_path / 'plan.html'}")) == EXIT_OK
+    assert PLAN.main(flags(recipe, "--ladder", f"--html={tmp_path / 'plan.html'}")) == EXIT_OK
     out, err = capsys.readouterr()
     rungs = json.loads(out.splitlines()[-1])["ladder"]["rungs"]
     assert [(row["label"], row["verdict"]) for row in rungs] == [("small", "fits"), ("large", "does not fit")]
@@ -45,17 +45,17 @@ def test_a_config_that_fits_ends_with_0_whatever_its_rungs_need(recipe, tmp_path
 
 
 def test_a_config_that_does_not_fit_ends_with_4(recipe, capsys):
-    assert main(flags(recipe, "--config.data.batch_size=128")) == EXIT_DOES_NOT_FIT
+    assert PLAN.main(flags(recipe, "--config.data.batch_size=128")) == EXIT_DOES_NOT_FIT
 
 
 def test_an_unknown_gpu_ends_with_2(recipe, capsys):
-    assert main([f"--config={recipe}", "--gpu=rtx3091"]) == EXIT_USER_ERROR
+    assert PLAN.main([f"--config={recipe}", "--gpu=rtx3091"]) == EXIT_USER_ERROR
     assert "did you mean rtx3090?" in capsys.readouterr().err
 
 
 def test_the_frontier_is_drawn_on_a_page(recipe, tmp_path, capsys):
     page = tmp_path / "frontier.html"
-    assert main(flags(recipe, f"--frontier={page}")) == EXIT_OK
+    assert PLAN.main(flags(recipe, f"--frontier={page}")) == EXIT_OK
     assert "Memory against time" in page.read_text() and "advice: " in capsys.readouterr().err
-    assert main(flags(recipe, "--frontier=frontier.png")) == EXIT_USER_ERROR
+    assert PLAN.main(flags(recipe, "--frontier=frontier.png")) == EXIT_USER_ERROR
     assert "name an HTML file" in capsys.readouterr().err

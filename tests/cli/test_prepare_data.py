@@ -23,15 +23,15 @@ def photos(tmp_path):
 
 def test_shards_are_written_and_verified(photos, tmp_path, capsys):
     command = ["shards", str(photos), f"--dir={tmp_path / 'shards'}"]
-    assert prepare_data.main(command) == EXIT_OK
+    assert prepare_data.PREPARE_DATA.main(command) == EXIT_OK
     said = printed(capsys)
     assert said["train"] + said["test"] == 40 and said["shards"] == 2 and said["source"] == "shards"
-    assert prepare_data.main(command) == EXIT_USER_ERROR
+    assert prepare_data.PREPARE_DATA.main(command) == EXIT_USER_ERROR
     assert "manifest.json: exists" in capsys.readouterr().err
 
 
 def test_statistics_are_kept_beside_the_data(photos, capsys):
-    assert prepare_data.main(["statistics", str(photos), "--image_size=32"]) == EXIT_OK
+    assert prepare_data.PREPARE_DATA.main(["statistics", str(photos), "--image_size=32"]) == EXIT_OK
     said = printed(capsys)
     kept = json.loads((photos / "statistics.json").read_text())
     about = kept.pop("set")
@@ -41,14 +41,14 @@ def test_statistics_are_kept_beside_the_data(photos, capsys):
 
 @pytest.mark.parametrize("command", [["shards"], ["shards", "somewhere"], ["statistics"], ["cifar10"]])
 def test_what_is_missing_is_named(command, capsys):
-    assert prepare_data.main(command) == EXIT_USER_ERROR
+    assert prepare_data.PREPARE_DATA.main(command) == EXIT_USER_ERROR
     assert "missing: " in capsys.readouterr().err
 
 
 def test_arrays_are_no_photographs(tmp_path, capsys):
     np.savez(tmp_path / "all.npz", x=np.zeros((20, 224, 224, 3), np.uint8))
     command = ["shards", str(tmp_path / "all.npz"), "--source=npz", f"--dir={tmp_path / 'shards'}"]
-    assert prepare_data.main(command) == EXIT_USER_ERROR
+    assert prepare_data.PREPARE_DATA.main(command) == EXIT_USER_ERROR
     assert "--source=npz: holds arrays" in capsys.readouterr().err
 
 
@@ -58,5 +58,5 @@ def test_cifar10_that_is_there_is_not_downloaded(tmp_path, capsys, monkeypatch):
         (tmp_path / "cifar-10-batches-bin" / name).write_bytes(bytes(2 * cifar.RECORD))
     monkeypatch.setattr(cifar, "IMAGES_PER_FILE", 2)
     monkeypatch.setattr(prepare_data, "download", lambda *arguments: pytest.fail("it is there"))
-    assert prepare_data.main(["cifar10", f"--dir={tmp_path}"]) == EXIT_OK
+    assert prepare_data.PREPARE_DATA.main(["cifar10", f"--dir={tmp_path}"]) == EXIT_OK
     assert printed(capsys) == {"source": "cifar10", "dir": str(tmp_path), "train": 10, "test": 2}

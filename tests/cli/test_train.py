@@ -7,14 +7,14 @@ import pytest
 from jepa_jax.base import machine
 from jepa_jax.base.companions import PLACE_VARIABLES
 from jepa_jax.base.errors import UserError
-from jepa_jax.cli.main import find, main
+from jepa_jax.cli.main import find_command, main
 from jepa_jax.cli.train import use_gpu
 
 
 @pytest.mark.parametrize("name", ["train", "lr-search", "tradeoff"])
 def test_commands_that_train_take_a_gpu(name):
     needed = {"train": ["--workdir=W"], "lr-search": ["--lrs=1", "--output_dir=D"], "tradeoff": ["--output_dir=D"]}
-    assert find(name).parse(["--config=quickstart", *needed[name], "--gpu", "1"]).gpu == 1
+    assert find_command(name).parse(["--config=quickstart", *needed[name], "--gpu", "1"]).gpu == 1
 
 
 def test_only_the_chosen_gpu_is_visible(tmp_path, monkeypatch):
@@ -33,7 +33,11 @@ def test_only_the_chosen_gpu_is_visible(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "value, message",
-    [("x", "--gpu=x"), ("-1", "--gpu=-1: must be at least 0"), ("0", "--gpu=0: this machine has no NVIDIA driver")],
+    [
+        ("x", "--gpu=x"),
+        ("-1", "--gpu=-1: -1 is not a non-negative integer"),
+        ("0", "--gpu=0: this machine has no NVIDIA driver"),
+    ],
 )
 def test_a_gpu_that_cannot_be_is_refused(value, message, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(machine, "DRIVER_FILES", ())

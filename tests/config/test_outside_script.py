@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jepa_jax.cli.flags import config_from
-from jepa_jax.cli.main import find
+from jepa_jax.cli.main import find_command
 from jepa_jax.config.schema import differing_keys
 from tests.flags import FAST_TO_COMPILE
 from tests.tiny import TINY
@@ -69,12 +69,12 @@ def test_a_script_with_config_flags_trains_a_shipped_recipe(tmp_path):
 
 
 def test_scripts_and_the_command_resolve_the_same_config():
-    """`scripts/train.py` calls the `main` of the same command; only the name of the recipe is written otherwise."""
+    """`scripts/train.py` calls the same command; only the name of the recipe is written otherwise."""
     script = (ROOT / "scripts" / "train.py").read_text()
-    assert "from jepa_jax.cli.train import main" in script and "sys.exit(main())" in script
+    assert "from jepa_jax.cli.main import main" in script and 'sys.exit(main(["train", *sys.argv[1:]]))' in script
     flags = ["--config.optim.lr=1e-3", "--workdir=W"]
     one, other = (
-        config_from(find("train").parse([f"--config={recipe}", *flags]))
+        config_from(find_command("train").parse([f"--config={recipe}", *flags]))
         for recipe in (str(ROOT / "configs" / "quickstart.py"), "quickstart")
     )
     assert differing_keys(one, other) == [] and one.optim.lr == 1e-3

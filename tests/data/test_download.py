@@ -146,7 +146,7 @@ def test_unwritable_folder(server, tmp_path):
 
 
 def test_prepare_data_names_the_official_archive():
-    official = prepare_data.ARCHIVES["cifar10"]
+    official = prepare_data.REMOTE_ARCHIVES["cifar10"]
     assert official.url == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     assert (official.size, official.md5) == (170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
 
@@ -161,15 +161,15 @@ def test_prepare_data_ends_with_the_flags_to_use(server, tmp_path, monkeypatch, 
         tar.add(files, arcname=files.name)
     server.content = (tmp_path / "a.tar.gz").read_bytes()
     remote = server.file(server.content, "cifar-10-binary.tar.gz")
-    monkeypatch.setitem(prepare_data.ARCHIVES, "cifar10", remote)
+    monkeypatch.setitem(prepare_data.REMOTE_ARCHIVES, "cifar10", remote)
     command = ["cifar10", f"--dir={tmp_path / 'd'}"]
 
     server.status = 500
-    assert prepare_data.main(command) == EXIT_USER_ERROR
+    assert prepare_data.PREPARE_DATA.main(command) == EXIT_USER_ERROR
     assert f"put it at {tmp_path / 'd' / 'cifar-10-binary.tar.gz'}" in capsys.readouterr().err
     server.status = None
     for _ in range(2):
-        assert prepare_data.main(command) == EXIT_OK
+        assert prepare_data.PREPARE_DATA.main(command) == EXIT_OK
         words = capsys.readouterr().err  # standard output has the JSON, as it is no terminal
         assert "10 train and 2 test images" in words
         assert f"--config.data.source=cifar10 --config.data.dir={tmp_path / 'd'}" in words
@@ -179,9 +179,9 @@ def test_prepare_data_ends_with_the_flags_to_use(server, tmp_path, monkeypatch, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare_data, "download", interrupt)
-    assert prepare_data.main(command) == EXIT_INTERRUPTED
+    assert prepare_data.PREPARE_DATA.main(command) == EXIT_INTERRUPTED
 
 
 def test_prepare_data_lists_known_names(capsys):
-    assert prepare_data.main(["imagenet", "--dir=x"]) == EXIT_USER_ERROR
+    assert prepare_data.PREPARE_DATA.main(["imagenet", "--dir=x"]) == EXIT_USER_ERROR
     assert "cifar10" in capsys.readouterr().err

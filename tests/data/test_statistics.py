@@ -86,7 +86,7 @@ def test_training_needs_the_set_that_its_statistics_are_of(tmp_path):
     with pytest.raises(UserError, match="config.data.dir = .*absent': no such file or folder"):
         jepa_jax.get_config("photos_lejepa", changes)
     arguments = [f"--config.data.dir={tmp_path / 'absent'}", f"--workdir={tmp_path / 'run'}"]
-    assert train.main(["--config=photos_lejepa", *arguments]) == EXIT_USER_ERROR
+    assert train.TRAIN.main(["--config=photos_lejepa", *arguments]) == EXIT_USER_ERROR
 
 
 def test_data_without_images_have_no_statistics():

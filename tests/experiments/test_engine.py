@@ -8,7 +8,7 @@ import pytest
 
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UserError
-from jepa_jax.experiments.engine import Experiment, Progress
+from jepa_jax.experiments.engine import Experiment, TaskProgress
 
 
 @pytest.fixture
@@ -67,17 +67,17 @@ def test_a_signal_stops_the_task_and_becomes_an_exit_code(experiment, tmp_path, 
         processes.run(command, experiment.folder / "a", grace=600.0, on_tick=raise_when_ready)
         pytest.fail("the signal should have ended the task")
 
-    assert experiment.execute(work, Progress(1, "tasks"), grace=600.0) == code
+    assert experiment.execute(work, TaskProgress(1, "tasks"), grace=600.0) == code
     assert said.read_text() == "stopped" and not (experiment.folder / "a" / "process.json").exists()
-    assert experiment.execute(lambda: None, Progress(1, "tasks"), grace=1.0) == EXIT_OK  # the lock is free
+    assert experiment.execute(lambda: None, TaskProgress(1, "tasks"), grace=1.0) == EXIT_OK  # the lock is free
 
 
 def test_only_one_at_a_time(experiment):
     def work():
         with pytest.raises(UserError, match="another sweep is running there"):
-            experiment.execute(lambda: None, Progress(1, "tasks"), grace=1.0)
+            experiment.execute(lambda: None, TaskProgress(1, "tasks"), grace=1.0)
 
-    assert experiment.execute(work, Progress(1, "tasks"), grace=1.0) == EXIT_OK
+    assert experiment.execute(work, TaskProgress(1, "tasks"), grace=1.0) == EXIT_OK
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -85,4 +85,4 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     place = tmp_path / "file" / "out"
     experiment = Experiment("study", "--out", place, results=place / "x.json", folder=place)
     with pytest.raises(UserError, match="file/out: cannot write"):
-        experiment.execute(lambda: None, Progress(1, "tasks"), grace=1.0)
+        experiment.execute(lambda: None, TaskProgress(1, "tasks"), grace=1.0)

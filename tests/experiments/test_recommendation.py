@@ -94,7 +94,9 @@ class TestRecommendation:
         for seed in range(60):
             rng = np.random.default_rng(seed)
             rows = [make_row(np.exp(0.02 * rng.normal(size=3)).tolist(), batch_size=8 * (i + 1)) for i in range(12)]
-            wrong.append(recommendation.choose(rows, fit_speeds(rows), rows[0]).verdict == recommendation.SHOWN)
+            wrong.append(
+                recommendation.choose_settings(rows, fit_speeds(rows), rows[0]).verdict == recommendation.SHOWN
+            )
         assert np.mean(wrong) < 0.1  # at 95 % for each of them it would be a third
 
     def test_a_loss_that_is_not_finite_is_never_chosen(self):
@@ -163,10 +165,12 @@ class TestRecommendation:
         rows = [make_row([100, 101, 99]), make_row([104, 106, 105], batch_size=128)]
         others = [make_row([90, 91, 89.5], batch_size=8 * i) for i in range(1, 6)]
         model = fit_speeds([*rows, *others])
-        alone = recommendation.choose(rows, model, rows[0])
-        selected = recommendation.choose([*rows, *others], model, rows[0])
+        alone = recommendation.choose_settings(rows, model, rows[0])
+        selected = recommendation.choose_settings([*rows, *others], model, rows[0])
         assert alone.gain.ratio == pytest.approx(selected.gain.ratio) and selected.gain.low < alone.gain.low
-        searched = recommendation.choose(rows, model, rows[0], comparisons=6)  # a search looked at all of them before
+        searched = recommendation.choose_settings(
+            rows, model, rows[0], comparisons=6
+        )  # a search looked at all of them before
         assert searched.gain == selected.gain
 
     def test_simulated_choices_give_away_little_speed(self, monkeypatch):

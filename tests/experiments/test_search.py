@@ -12,11 +12,11 @@ import pytest
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.experiments import tuned_file
-from jepa_jax.experiments.rows import Figures, TrialResult
+from jepa_jax.experiments.rows import TrialFigures, TrialResult
 from jepa_jax.experiments.search import Search
 from jepa_jax.experiments.search_space import SearchSpace, make_space, worker_counts
-from jepa_jax.experiments.search_trials import Limits, SearchTrial, program_of
-from jepa_jax.experiments.settings import Combination
+from jepa_jax.experiments.search_trials import SearchLimits, SearchTrial, program_of
+from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.tune import TuneOptions, parse_budget, tune
 from jepa_jax.runtime import provenance
 from tests.tiny import tiny_config, tiny_masked_config
@@ -85,7 +85,7 @@ class Machine:
         if status != "ok":
             return TrialResult(status, f"a {status} machine")
         speed = self.speed(c) * float(np.exp(self.noise * self.rng.normal()))
-        figures = Figures(
+        figures = TrialFigures(
             samples_per_sec=speed,
             peak_memory_bytes=memory,
             device_limit_bytes=self.pool,
@@ -99,10 +99,14 @@ class Machine:
         return TrialResult("ok", figures=figures)
 
 
+def request_of(config):
+    return TrialRequest(config.to_dict(), Combination.of(config))
+
+
 def search_on(machine, *, budget=1e6, space=SPACE, margin=0.08, recorded=(), batch=128, limits=None, **config):
     given = tiny_config(data__batch_size=batch, **config)
-    limits = limits or Limits(budget, machine.memory, margin)
-    search = Search(given, space, limits, machine, recorded=recorded, clock=lambda: machine.now)
+    limits = limits or SearchLimits(budget, machine.memory, margin)
+    search = Search(request_of(given), space, limits, machine, recorded=recorded, clock=lambda: machine.now)
     return search, search.search()
 
 
@@ -189,10 +193,10 @@ def test_the_budget_is_kept_and_the_choice_still_confirmed(budget):
 @pytest.mark.parametrize(
     ("limits", "limit"),
     [
-        (Limits(1e6, 20 * GIB, is_guess=True), 6),  # the guess is too high
-        (Limits(1e6, 2 * GIB, is_guess=True), 6),  # or too low
-        (Limits(1e6, 4 * GIB), 4),  # given by the user: less is kept,
-        (Limits(1e6, 20 * GIB), 6),  # more is not there
+        (SearchLimits(1e6, 20 * GIB, is_guess=True), 6),  # the guess is too high
+        (SearchLimits(1e6, 2 * GIB, is_guess=True), 6),  # or too low
+        (SearchLimits(1e6, 4 * GIB), 4),  # given by the user: less is kept,
+        (SearchLimits(1e6, 20 * GIB), 6),  # more is not there
     ],
 )
 def test_the_limit_is_what_the_first_trial_reads(limits, limit):
@@ -212,12 +216,14 @@ def test_a_setting_whose_loss_is_not_finite_is_not_chosen():
 
 def test_time_of_a_trial_that_ended_with_the_budget_stays_used():
     machine = Machine(faults={"bfloat16": "timed_out"})
-    given = tiny_config(data__batch_size=128)
-    search = Search(given, SPACE, Limits(60), machine, clock=lambda: machine.now)
+    given = request_of(tiny_config(data__batch_size=128))
+    search = Search(given, SPACE, SearchLimits(60), machine, clock=lambda: machine.now)
     hanging = dataclasses.replace(search.reference, precision="bfloat16")
     assert search.measure(search.reference) and not search.measure(hanging)
     assert machine.now > 50 and [trial.cut for trial in search.cut] == [True] and search.untried == [hanging]
-    again = Search(given, SPACE, Limits(600), Machine(), recorded=[*search.trials, *search.cut], clock=lambda: 0.0)
+    again = Search(
+        given, SPACE, SearchLimits(600), Machine(), recorded=[*search.trials, *search.cut], clock=lambda: 0.0
+    )
     assert again.seconds_left() == pytest.approx(600 - machine.now)
     assert again.measure(hanging) and again.cut == search.cut  # with more time it is tried again
 

@@ -9,7 +9,7 @@ import pytest
 from submitit.core.utils import DelayedSubmission
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.cli.sweep import main as sweep_command
+from jepa_jax.cli.sweep import SWEEP
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.slurm import make_executor
 from tests.fake_slurm import install_fake_slurm
@@ -31,7 +31,7 @@ def command(tmp_path, monkeypatch, capsys):
     def run(*flags, repeats=2):
         shared = [f"--config={ROOT / 'tests' / 'tiny_config.py'}", f"--output_json={tmp_path / 'sweep.json'}"]
         grid = ["--batch_sizes=8,16", "--grad_accum=1,2,3", f"--repeats={repeats}", "--use_dummy_data"]
-        code = sweep_command([*shared, *grid, *flags])
+        code = SWEEP.main([*shared, *grid, *flags])
         assert code == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 

@@ -15,11 +15,11 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted
-from jepa_jax.cli.sweep import main as sweep_command
+from jepa_jax.cli.sweep import SWEEP
 from jepa_jax.experiments import sweep as sweep_module
 from jepa_jax.experiments import trial
-from jepa_jax.experiments.rows import Figures, SweepRow, TrialResult, rows_to_json, skip_larger
-from jepa_jax.experiments.settings import FLAGS, Combination, grid, grid_values
+from jepa_jax.experiments.rows import SweepRow, TrialFigures, TrialResult, rows_to_json, skip_larger
+from jepa_jax.experiments.settings import FLAGS, Combination, all_combinations, grid_values
 from jepa_jax.experiments.sweep import Sweep, load_document, make_document, open_trials, run_sweep, summarise
 from jepa_jax.program.config import load_config
 from tests.tiny import tiny_config
@@ -29,7 +29,7 @@ SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "reference"
 
 
 def ok(speed, **more):
-    figures = Figures(
+    figures = TrialFigures(
         speed, step_time_p50=8 / speed, step_time_p95=9 / speed, samples_processed=80, measured_batches=10,
         elapsed_seconds=80 / speed, compile_seconds=3.0, process_memory_bytes=10**9, data_wait_fraction=0.1, mfu=0.2,
         program_fingerprint="p", pipeline_fingerprint="q", data_source="dummy", platform="cpu", warmup_batches=4,
@@ -87,14 +87,18 @@ def test_flags_not_given_are_the_configs_own(make):
         "pipelines": ["grain"],
     }  # fmt: skip
     sweep = make(batch_sizes="32,8,8", pipelines="device,grain")
-    assert [(c.batch_size, c.pipeline) for c in grid(sweep.values)] == [
+    assert [(c.batch_size, c.pipeline) for c in all_combinations(sweep.values)] == [
         (8, "device"), (8, "grain"), (32, "device"), (32, "grain"),
     ]  # fmt: skip
 
 
 def test_workers_that_have_nothing_to_do_are_no_combination_of_their_own(make):
     sweep = make(num_workers="2,4", pipelines="grain,device")
-    assert [(c.num_workers, c.pipeline) for c in grid(sweep.values)] == [(2, "grain"), (0, "device"), (4, "grain")]
+    assert [(c.num_workers, c.pipeline) for c in all_combinations(sweep.values)] == [
+        (2, "grain"),
+        (0, "device"),
+        (4, "grain"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_values_that_cannot_be_are_refused_by_flag(flag, text, words):
 def test_study_files_have_as_many_combinations_as_they_say(path):
     entries = tomllib.loads(path.read_text())
     texts = {flag: ",".join(map(str, entries[flag])) for flag in FLAGS if flag in entries}
-    combinations = grid(grid_values(load_config(entries["config"]), texts))
+    combinations = all_combinations(grid_values(load_config(entries["config"]), texts))
     assert f"{len(combinations)} combinations" in path.read_text()
 
 
@@ -187,7 +191,7 @@ def kill_in_first_trial(sweep, result):
     sweep.experiment.save(make_document(*load_document(sweep, resume=False)))
     folder = sweep.experiment.folder / "000_round0"
     folder.mkdir(parents=True)
-    write_json(folder / "request.json", sweep.request(grid(sweep.values)[0]).to_dict())
+    write_json(folder / "request.json", sweep.request(all_combinations(sweep.values)[0]).to_dict())
     write_json(folder / "result.json", result.to_dict())
 
 
@@ -313,10 +317,10 @@ def test_real_trials_make_a_file_as_the_schema_says(real):
 def test_the_command_ends_with_an_object_and_an_exit_code(tmp_path, capsys):
     output = tmp_path / "new" / "sweep.json"
     flags = [f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--grad_accum=3", f"--output_json={output}"]
-    assert sweep_command(flags) == 1  # nothing was measured
+    assert SWEEP.main(flags) == 1  # nothing was measured
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["refused"] == 1 and last["best"] is None
     SCHEMA.validate(json.loads(output.read_text()))
     assert output.with_suffix(".html").exists() and "16" in output.with_suffix(".md").read_text()
-    assert sweep_command(flags) == 2
+    assert SWEEP.main(flags) == 2
     assert "holds a sweep already; continue it with --resume" in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_figures_agree_with_each_other():
 def test_equal_programs_have_equal_fingerprints():
     def fingerprint(factor):
         step = CompiledStep(jax.jit(lambda state, batch: (state, factor * batch["x"])))
-        return measurement.compile_step(step, 0.0, {"x": np.ones(2, np.float32)})["program_fingerprint"]
+        return measurement.compile_and_describe(step, 0.0, {"x": np.ones(2, np.float32)})["program_fingerprint"]
 
     assert fingerprint(2.0) == fingerprint(2.0) != fingerprint(3.0)
 

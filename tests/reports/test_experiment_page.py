@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from jepa_jax.experiments.findings import find, group_rows
+from jepa_jax.experiments.findings import find_in_rows, group_rows
 from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
 from jepa_jax.reports.experiment_page import (
@@ -179,7 +179,7 @@ def test_without_seeds_there_are_no_intervals():
 
 def test_everything_is_written(tmp_path):
     study, rows = make_study(tmp_path), study_rows()
-    findings = find(study.kind, rows)
+    findings = find_in_rows(study.kind, rows)
     write_study(study, rows, findings)
     page, text = (tmp_path / "study.html").read_text(), (tmp_path / "results.md").read_text()
     for fact in ("Best learning rate: 0.3", "each seed", "untrained 30.0 %", "too &lt;large&gt;", "&lt;config&gt;.py"):
@@ -191,6 +191,6 @@ def test_everything_is_written(tmp_path):
 
 def test_a_study_without_a_result_has_a_page(tmp_path):
     study, rows = make_study(tmp_path), study_rows()[-1:]
-    findings = find(study.kind, rows)
+    findings = find_in_rows(study.kind, rows)
     assert "there is no best learning rate" in render(study_page(study, rows, findings))
     assert "diverged" in study_markdown(study, rows, findings)
