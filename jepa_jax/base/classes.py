@@ -1,10 +1,11 @@
 """Finds classes by name: those of the core and of projects, and `package.module:Class` from the user's PYTHONPATH."""
 
+import collections
 import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jepa_jax.base.errors import UserError
@@ -12,7 +13,7 @@ from jepa_jax.base.errors import UserError
 PROJECTS = "jepa_jax.projects"
 
 
-class ClassTable(Mapping[str, str]):
+class ClassTable(collections.UserDict[str, str]):
     """Maps the names of one kind of class to "module:Class", for the core and for every project.
 
     A project is a package below `jepa_jax.projects`. The variables of its `__init__.py` that are named like a table are
@@ -27,20 +28,11 @@ class ClassTable(Mapping[str, str]):
         self._name, self._core = name, core
 
     @functools.cached_property
-    def _entries(self) -> dict[str, str]:
+    def data(self) -> dict[str, str]:  # type: ignore[override]
         entries = dict(self._core)
         for module in pkgutil.iter_modules(importlib.import_module(PROJECTS).__path__, f"{PROJECTS}."):
             entries |= vars(importlib.import_module(module.name)).get(self._name, {})
         return entries
-
-    def __getitem__(self, name: str) -> str:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 def load_object(reference: str) -> Any:
@@ -50,13 +42,9 @@ def load_object(reference: str) -> Any:
 
 
 def find_class(key: str, name: str, known: Mapping[str, str], *, needs: str = "") -> Any:
-    """Returns the class that `name` stands for.
+    """Returns the class that the value of a config key names: an entry of `known`, or "package.module:Class".
 
-    Args:
-      key: the config key that holds the name, for messages.
-      name: an entry of `known`, or "package.module:Class".
-      known: names and where their classes are, "module:Class".
-      needs: an attribute that the class must have.
+    `needs` is an attribute that the class must have.
     """
     reference = str(known.get(name, name))
     module_name, _, class_name = reference.partition(":")

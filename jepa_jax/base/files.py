@@ -22,8 +22,7 @@ TOO_LARGE = "the file would be larger than `ulimit -f` or the file system allows
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replaces a file in one step and returns when it is on disk: readers see the old or the new content, never a part.
 
-    Raises:
-        UserError: the disk is full, read-only or missing; nothing is left behind.
+    Raises UserError if the disk is full, read-only or missing; nothing is left behind.
     """
     path = pathlib.Path(path)
     data = content.encode() if isinstance(content, str) else content
@@ -106,15 +105,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
-    """Returns the JSON object in a file.
-
-    Args:
-        path: the file.
-        fix: what the user should do if it cannot be read, e.g. "delete it and start again".
-
-    Raises:
-        UserError: the file is missing, unreadable, or does not hold a JSON object.
-    """
+    """Returns the JSON object in a file; raises UserError with `fix`, e.g. "delete it", if there is none."""
     try:
         value = json.loads(pathlib.Path(path).read_text())
     except FileNotFoundError:

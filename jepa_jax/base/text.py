@@ -1,15 +1,13 @@
-"""Numbers as people write them, lists of numbers as they type them, and titled tables."""
+"""Numbers as people write them, and lists of numbers as they type them."""
 
 import functools
-import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jepa_jax.base.errors import UserError
 
 GIB = 2**30
-Row = Sequence[str]  # cells of a table
 LARGEST = 1e100  # larger values count as infinite, so that the arithmetic of chart axes cannot overflow
 
 
@@ -94,23 +92,3 @@ def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.
         if value not in numbers:
             numbers.append(value)
     return numbers
-
-
-def text_tables(tables: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """Returns titled tables as text, columns aligned left."""
-    lines = []
-    for title, rows in tables:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-        lines += ["", title, *("  " + "  ".join(row).rstrip() for row in cells)]
-    return "\n".join(lines[1:])
-
-
-def html_tables(tables: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """Returns titled tables as HTML, for the output of a notebook."""
-    parts = []
-    for title, rows in tables:
-        cells = ["".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) for row in rows]
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        parts.append(f"<h4>{html.escape(title)}</h4><table>{body}</table>")
-    return "".join(parts)

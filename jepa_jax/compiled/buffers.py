@@ -50,30 +50,17 @@ class Peak:
     def bytes(self) -> int:
         return sum(buffer.bytes for buffer in self.buffers)
 
-    def by_group(self) -> dict[str, int]:
-        """Returns the bytes of each group, the largest first."""
-        return self._totals("group")
-
-    def by_source(self) -> dict[str, int]:
-        """Returns the bytes that each line of code made, the largest first; arguments are one line."""
-        return self._totals("source")
-
-    def _totals(self, field: str) -> dict[str, int]:
+    def totals(self, *, by: str) -> dict[str, int]:
+        """Returns the bytes of each "group", or those that each "source" line made, the largest first."""
         totals: collections.Counter[str] = collections.Counter()
         for buffer in self.buffers:
-            key = buffer.group if buffer.group in (ARGUMENTS, OUTPUTS) else getattr(buffer, field)
+            key = buffer.group if buffer.group in (ARGUMENTS, OUTPUTS) else getattr(buffer, by)
             totals[key or "unknown"] += buffer.bytes
         return dict(totals.most_common())
 
 
 def read_peak(folder: pathlib.Path, program: CompiledProgram, frames: Mapping[int, str]) -> Peak:
-    """Returns the peak of a program that was compiled with XLA's notes written to a folder.
-
-    Args:
-        folder: of the notes, as `compiling.compile_lowered` writes them.
-        program: the compiled program.
-        frames: source lines by frame, of `source_lines`.
-    """
+    """Returns the peak of a program whose notes XLA wrote to a folder; `frames` are those of `source_lines`."""
     ranges = _live_ranges(_notes(folder, "live-range"))
     fixed, shared = _allocations(_notes(folder, "buffer-assignment"))
     moment = _fullest(shared, ranges)

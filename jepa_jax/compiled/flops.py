@@ -44,24 +44,22 @@ def count_flops(function: Callable[..., Any], *args: Any, rules: Rules = PRODUCT
 
 def jaxpr_flops(jaxpr: core.Jaxpr, rules: Rules = PRODUCTS, used: list[bool] | None = None) -> int:
     """Returns the operations of a jaxpr that are needed for the results in `used` (by default all)."""
-    live = {v for i, v in enumerate(jaxpr.outvars) if _is_variable(v) and (used is None or used[i])}
+    live = {v for i, v in enumerate(jaxpr.outvars) if isinstance(v, core.Var) and (used is None or used[i])}
     total = 0
     for equation in reversed(jaxpr.eqns):
         wanted = [v in live for v in equation.outvars]
         if any(wanted) or equation.effects:
-            live.update(v for v in equation.invars if _is_variable(v))
+            live.update(v for v in equation.invars if isinstance(v, core.Var))
             total += _equation_flops(equation, rules, wanted)
     return total
-
-
-def _is_variable(atom: Any) -> bool:
-    return not isinstance(atom, core.Literal)
 
 
 def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
-        return _dot_flops(equation)
+        (contracting, _), _ = params["dimension_numbers"]
+        left = equation.invars[0].aval.shape
+        return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracting)
     if name == "conv_general_dilated":
         return _conv_flops(equation, rules)
     if rules.elementwise and name in ELEMENTWISE:
@@ -75,25 +73,19 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
         inner.append(jaxpr_flops(jaxpr, rules, wanted if own else None))
     if name == "cond":
         platforms = params.get("branches_platforms")
-        branch = _platform_branch(platforms, rules.platform)
         if platforms is not None and None in platforms:
             default = inner[platforms.index(None)]
             kernels = map(has_kernel, inner_jaxprs(params))
             inner = [default if kernel else flops for kernel, flops in zip(kernels, inner, strict=True)]
-        return max(inner, default=0) if branch is None else inner[branch]
+        if platforms is None or rules.platform is None:
+            return max(inner, default=0)
+        named = [i for i, names in enumerate(platforms) if names is not None and rules.platform in names]
+        return inner[named[0] if named else platforms.index(None)]
     if name == "scan" and not rules.loops_once:
         return params["length"] * sum(inner)
     if name == "pallas_call":
         return math.prod(params["grid_mapping"].grid) * sum(inner)
     return sum(inner)  # a call; a while loop, whose length is unknown, counts once
-
-
-def _platform_branch(platforms: tuple[Any, ...] | None, platform: str | None) -> int | None:
-    """Returns the branch of `lax.platform_dependent` that a platform takes; None for an ordinary conditional."""
-    if platforms is None or platform is None:
-        return None
-    named = [i for i, names in enumerate(platforms) if names is not None and platform in names]
-    return named[0] if named else next(i for i, names in enumerate(platforms) if names is None)
 
 
 def has_kernel(jaxpr: core.Jaxpr) -> bool:
@@ -114,12 +106,6 @@ def inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
     ]
 
 
-def _dot_flops(equation: Any) -> int:
-    (contracting, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracting)
-
-
 def _conv_flops(equation: Any, rules: Rules) -> int:
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -131,15 +117,11 @@ def _conv_flops(equation: Any, rules: Rules) -> int:
         if rules.padding:
             products *= right[in_right] * out[in_out]
             continue
-        products *= _meeting_pairs(
-            size=left[in_left], taps=right[in_right], outputs=out[in_out], stride=params["window_strides"][axis],
-            before=params["padding"][axis][0], hole=params["lhs_dilation"][axis], spread=params["rhs_dilation"][axis],
-        )  # fmt: skip
+        stride, before = params["window_strides"][axis], params["padding"][axis][0]
+        hole, spread = params["lhs_dilation"][axis], params["rhs_dilation"][axis]
+        taps, outputs = range(right[in_right]), range(out[in_out])
+        places = (output * stride + tap * spread - before for tap in taps for output in outputs)
+        products *= sum(at >= 0 and at % hole == 0 and at // hole < left[in_left] for at in places)
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
     # The kernel of a grouped convolution has the inputs of one group, which divides the count by the groups.
     return 2 * batch * features * right[numbers.rhs_spec[1]] * products
-
-
-def _meeting_pairs(*, size: int, taps: int, outputs: int, stride: int, before: int, hole: int, spread: int) -> int:
-    positions = (o * stride + t * spread - before for t in range(taps) for o in range(outputs))
-    return sum(at >= 0 and at % hole == 0 and at // hole < size for at in positions)

@@ -169,11 +169,7 @@ class CompiledProgram:
         return found
 
     def op_names(self, is_known: Callable[[str], bool]) -> dict[str, str]:
-        """Returns the op_name of each instruction; a fusion or call without one takes the commonest of its parts.
-
-        Args:
-            is_known: whether an op_name may stand for the whole of a fusion or call.
-        """
+        """Returns the op_name of each instruction; a fusion without one takes the commonest of its known parts."""
         names = {}
         for _, _, instruction in self._all():
             names[instruction.name] = instruction.scope

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.text import Row, gib, html_tables, text_tables
+from jepa_jax.base.text import gib
 from jepa_jax.compiled.buffers import Peak, read_peak, short_scope, source_lines
 from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
@@ -21,13 +22,14 @@ from jepa_jax.planning.estimate import MemoryNeed, memory_need, verdict_of
 from jepa_jax.planning.factors import Prediction, predict, timed_kernels
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 
+Row = Sequence[str]  # cells of a table
 MODES = ("train", "infer")
 SHOWN = 12  # lines of a table
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What a compiled function needs on a GPU; printed it is text, in a notebook tables."""
+    """What a compiled function needs on a GPU; printed it is titled tables, in a notebook too."""
 
     gpu: Gpu
     need: MemoryNeed
@@ -52,12 +54,12 @@ class StepPlan:
 
     def tables(self) -> list[tuple[str, list[Row]]]:
         """Returns titles and rows: verdict and speed, what is alive at the peak, and the kernels that take longest."""
-        groups: list[Row] = [(name, gib(size)) for name, size in self.peak.by_group().items()]
+        groups: list[Row] = [(name, gib(size)) for name, size in self.peak.totals(by="group").items()]
         buffers: list[Row] = [
             (gib(one.bytes), one.shape.partition("{")[0], one.source or "-", short_scope(one.op_name) or one.name)
             for one in self.peak.buffers[:SHOWN]
         ]
-        lines: list[Row] = [(name, gib(size)) for name, size in list(self.peak.by_source().items())[:SHOWN]]
+        lines: list[Row] = [(name, gib(size)) for name, size in list(self.peak.totals(by="source").items())[:SHOWN]]
         return [
             (f"{self.gpu.name}: {self.verdict}", self._summary()),
             ("alive at the peak, by what it is", groups),
@@ -90,10 +92,15 @@ class StepPlan:
         ]
 
     def __str__(self) -> str:
-        return text_tables(self.tables())
+        lines = []
+        for title, rows in self.tables():
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+            lines += ["", title, *("  " + "  ".join(row).rstrip() for row in cells)]
+        return "\n".join(lines[1:])
 
     def _repr_html_(self) -> str:
-        return html_tables(self.tables())
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def plan(

@@ -137,15 +137,9 @@ def predict(
     mode: str = "train",
     shares: Shares | None = None,
 ) -> Prediction:
-    """Returns the prediction of a program with these kernels; exchanges are taken not to overlap with them.
+    """Returns the prediction of one call with these kernels; exchanges are taken not to overlap with them.
 
-    Args:
-        kernels: of one call.
-        gpu: that runs them.
-        samples: of one call.
-        exchange_seconds: in which a device sends what it has to.
-        mode: "train" or "infer".
-        shares: other shares of the peak rates than those of the table.
+    `mode` is "train" or "infer"; `shares` replace those of the table.
     """
     kernels = list(kernels)
     factors = factors_of(gpu, mode) if shares is None else Factors(shares, math.nan, math.nan, False)

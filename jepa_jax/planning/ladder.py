@@ -82,11 +82,8 @@ def ladder_steps(request: Request, steps: Sequence[LadderStep], sizes_of: str = 
 def make_ladder(planner: Planner, request: Request, steps: Sequence[LadderStep], sizes_of: str = "") -> Ladder:
     """Compiles the rungs of a ladder, changes of the largest one, and the sizes of the data.
 
-    Args:
-        planner: compiles.
-        request: the config that steps change, and a GPU.
-        steps: of `ladder_steps`; if empty, the batch is doubled until it no longer fits.
-        sizes_of: names of rungs to compile at each size of elements, or "all"; by default the first and the largest.
+    Without steps the batch is doubled until it no longer fits. `sizes_of` names the rungs to compile at each size of
+    elements, or "all"; by default the first and the largest.
     """
     if steps:
         rows = planner.estimates([_row(request, step.name, step.changes) for step in steps])
@@ -108,24 +105,11 @@ def _doublings(planner: Planner, request: Request) -> list[Rung]:
 
 
 def _retreat(planner: Planner, request: Request, top: Rung, rungs: Sequence[Rung]) -> list[Estimate]:
-    """Returns changes of a rung that need less memory: batch, accumulation, remat, precision, model."""
+    """Returns changes of a rung that need less memory: batch, accumulation, remat, precision, a smaller model."""
 
     def changed(steps: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         own = top.estimate.changes
-        return planner.estimates([_row(request, label, {**own, **changes}) for label, changes in steps])
-
-    at_top = top.estimate.request
-    parts = (enough_parts(top.estimate) or part_counts(at_top)[-1:])[:1]
-    steps = [batch_change(top.estimate.batch_size // count) for count in parts]
-    found = changed(steps + single_changes(top.estimate, parts))
-    if not any(row.fits for row in found):
-        found += changed(combined_changes(at_top))
-    model = smaller_model(top, rungs)
-    return found + (planner.estimates([_row(request, *model)]) if model else [])
-
-
-def smaller_model(top: Rung, rungs: Sequence[Rung]) -> tuple[str, Changes] | None:
-    """Returns the next smaller model of the ladder at the batch of its largest rung; None if there is no other."""
+        return planner.possible([_row(request, label, {**own, **changes}) for label, changes in steps])
 
     def model(rung: Rung) -> Changes:
         return {key: value for key, value in rung.estimate.changes.items() if not key.startswith(NOT_THE_MODEL)}
@@ -133,11 +117,17 @@ def smaller_model(top: Rung, rungs: Sequence[Rung]) -> tuple[str, Changes] | Non
     def size(rung: Rung) -> int:
         return rung.estimate.facts.parameter_bytes
 
+    at_top, batch = top.estimate.request, top.estimate.batch_size
+    parts = (enough_parts(top.estimate) or part_counts(at_top)[-1:])[:1]
+    found = changed([batch_change(batch // count) for count in parts] + single_changes(top.estimate, parts))
+    if not any(row.fits for row in found):
+        found += changed(combined_changes(at_top))
     smaller = [rung for rung in rungs if model(rung) != model(top) and size(rung) < size(top)]
-    if not smaller:
-        return None
-    largest = max(smaller, key=size)
-    return f"model of {largest.name}", {**largest.estimate.changes, "data.batch_size": top.estimate.batch_size}
+    if smaller:
+        next_one = max(smaller, key=size)
+        changes = {**next_one.estimate.changes, "data.batch_size": batch}
+        found += planner.possible([_row(request, f"model of {next_one.name}", changes)])
+    return found
 
 
 def _sizes(planner: Planner, rungs: Sequence[Rung]) -> list[Rung]:

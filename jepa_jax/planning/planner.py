@@ -182,13 +182,10 @@ class Planner:
     def plan(
         self, request: Request, *, batch_sizes: Sequence[int] = (), variants: bool = True, largest: bool = True
     ) -> Plan:
-        """Returns the plan of a request.
+        """Returns the plan of a request and of other batches.
 
-        Args:
-            request: a config and a GPU.
-            batch_sizes: other batches to estimate as well.
-            variants: also look for the largest batch with remat, accumulation and the other precision.
-            largest: whether to look for the largest batch, and for ways out, at all.
+        `variants` also looks for the largest batch with remat, accumulation and the other precision; without `largest`
+        neither largest batches nor ways out are looked for.
         """
         changes = variant_changes(request) if variants else []
         own = [self.estimate(request), *self.possible([(request, *change) for change in changes])]

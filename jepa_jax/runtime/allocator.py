@@ -57,11 +57,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def keep_freed_memory(keep: bool = True) -> bool:
-    """Keeps freed memory in the process, or with `keep=False` restores the defaults. Call before JAX allocates.
-
-    Returns:
-        Whether the C library accepted the settings; False on systems without glibc, where nothing changes.
-    """
+    """Keeps freed memory in the process, or restores the defaults, before JAX starts; returns False without glibc."""
     libc = _libc()
     if libc is None or not hasattr(libc, "mallopt"):
         return False

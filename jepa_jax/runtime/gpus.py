@@ -1,14 +1,11 @@
 """The NVIDIA GPUs that this process may use: which they are, and their readings by NVML.
 
-NVML and CUDA number GPUs differently; UUIDs identify them. A process in which CUDA runs asks CUDA for them
-(`cuda_uuids`); one that must not start CUDA, because it decides what others will see, keeps the names of
-CUDA_VISIBLE_DEVICES, or takes the UUIDs of all GPUs from NVML.
+A GPU is named as CUDA_VISIBLE_DEVICES lists it: by its number or its UUID. CUDA counts the fastest first, NVML by PCI
+bus, unless CUDA_DEVICE_ORDER=PCI_BUS_ID, which `runtime.start` sets before JAX starts.
 """
 
-import ctypes
 import importlib
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,49 +29,21 @@ def ask(nvml: Any, question: str, *arguments: Any) -> Any:
         return None
 
 
-def cuda_uuids(cuda: Any = None) -> list[str] | None:
-    """Returns the UUIDs of what CUDA shows this process, in its order, without "GPU-" or "MIG-"; None without CUDA.
-
-    Args:
-      cuda: the driver's library; by default the one of this machine.
-    """
-    try:
-        cuda = cuda or ctypes.CDLL("libcuda.so.1")
-        count, device = ctypes.c_int(), ctypes.c_int()
-        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-            return None
-        found = []
-        for index in range(count.value):
-            raw = (ctypes.c_ubyte * 16)()
-            if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(ctypes.byref(raw), device):
-                return None
-            found.append(str(uuid.UUID(bytes=bytes(raw))))
-        return found
-    except (OSError, AttributeError):  # no driver, or an old one
-        return None
-
-
 class Gpus:
     """The visible GPUs, in the order in which JAX numbers them; `problem` says why there are none."""
 
-    def __init__(
-        self, nvml: Any = None, environment: Mapping[str, str] = os.environ, uuids: Sequence[str] | None = None
-    ):
-        """`uuids`: what CUDA shows this process (`cuda_uuids`); by default the environment says what is visible."""
+    def __init__(self, nvml: Any = None, environment: Mapping[str, str] = os.environ):
         self.problem = ""
         self._nvml: Any = None
-        self._handles: list[Any] = []  # None: CUDA has one that NVML does not know
+        self._handles: list[Any] = []
         try:
             nvml = nvml or importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._nvml = nvml
-            if uuids is not None:
-                self._handles = [self._handle(f"GPU-{name}") or self._handle(f"MIG-{name}") for name in uuids]
-            else:
-                listed = environment.get(VISIBLE)
-                names = map(str, range(nvml.nvmlDeviceGetCount())) if listed is None else listed.split(",")
-                handles = [self._handle(name.strip()) for name in names]
-                self._handles = [handle for handle in handles if handle is not None]
+            listed = environment.get(VISIBLE)
+            names = map(str, range(nvml.nvmlDeviceGetCount())) if listed is None else listed.split(",")
+            handles = [self._handle(name.strip()) for name in names]
+            self._handles = [handle for handle in handles if handle is not None]
         except Exception as error:  # NVML's own errors, a missing library: a run continues without GPU readings
             self.problem = f"{type(error).__name__}: {error}"
 
@@ -88,13 +57,16 @@ class Gpus:
         parent = ask(self._nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
         return handle if parent is None else parent
 
+    def keep(self, places: Sequence[int]) -> None:
+        """Leaves only the GPUs at these places, in this order."""
+        self._handles = [self._handles[place] for place in places]
+
     def __len__(self) -> int:
         return len(self._handles)
 
     @property
     def uuids(self) -> list[str]:
-        """UUIDs in full, empty for what NVML does not know."""
-        return [str(ask(self._nvml, "nvmlDeviceGetUUID", handle) or "") for handle in self._handles]
+        return [str(ask(self._nvml, "nvmlDeviceGetUUID", handle)) for handle in self._handles]
 
     def read(self) -> list[dict[str, float | None]]:
         """Returns GPU_FIELDS of each GPU; None for what a GPU does not report."""
@@ -105,8 +77,6 @@ class Gpus:
             value = ask(nvml, f"nvmlDeviceGet{question}", *arguments)
             return None if value is None else value / per
 
-        if handle is None:
-            return dict.fromkeys(GPU_FIELDS)
         nvml, parent = self._nvml, self._whole(handle)
         memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
         rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
@@ -137,13 +107,13 @@ class Gpus:
             self._nvml, self._handles = None, []
 
 
-def jax_gpus(devices: Sequence[Any]) -> Gpus:
-    """Returns the GPUs behind JAX's local devices, in their order; JAX has started, so CUDA can be asked."""
-    found = cuda_uuids() if any(device.platform in ("gpu", "cuda") for device in devices) else None
-    if found is None:
-        return Gpus()
-    places = [device.local_hardware_id for device in devices]
-    return Gpus(uuids=[found[place] if place is not None and place < len(found) else "" for place in places])
+def jax_gpus(devices: Sequence[Any], nvml: Any = None) -> Gpus:
+    """Returns the GPUs behind JAX's local devices, in their order."""
+    gpus = Gpus(nvml)
+    places = [device.local_hardware_id for device in devices if device.platform in ("gpu", "cuda")]
+    if places and max(places) < len(gpus):
+        gpus.keep(places)
+    return gpus
 
 
 def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:

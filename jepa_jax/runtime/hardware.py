@@ -55,13 +55,11 @@ class Gpu:
 
 def load_table(extra: str | pathlib.Path | None = None) -> dict[str, Gpu]:
     """Returns the GPUs of `hardware.toml` and those of a file of the user's, which replace entries of the same key."""
-    table = _read_table(TABLE_FILE)
-    return table if not extra else table | _read_table(pathlib.Path(extra))
-
-
-def _read_table(path: pathlib.Path) -> dict[str, Gpu]:
-    entries = read_toml(path, str(path), "name a TOML file of GPUs")
-    return {key: _parse_gpu(path, key, values) for key, values in entries.items()}
+    table: dict[str, Gpu] = {}
+    for path in [TABLE_FILE, pathlib.Path(extra)] if extra else [TABLE_FILE]:
+        entries = read_toml(path, str(path), "name a TOML file of GPUs")
+        table |= {key: _parse_gpu(path, key, values) for key, values in entries.items()}
+    return table
 
 
 def _parse_gpu(path: pathlib.Path, key: str, values: Any) -> Gpu:
@@ -90,15 +88,14 @@ def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
     for name in (part.strip() for joined in names for part in joined.split(",")):
         if name == "all":
             found += table.values()
-            continue
-        if name == "here":
+        elif name == "here":
             found.append(gpu_here(table))
-            continue
-        if name not in table:
+        elif name in table:
+            found.append(table[name])
+        else:
             close = difflib.get_close_matches(name, table, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UserError(f"--gpu={name}: unknown; {hint}known are {', '.join(table)}; --gpu_table=FILE adds others")
-        found.append(table[name])
     return found
 
 

@@ -19,6 +19,7 @@ def setup(config: Config) -> Mesh:
     """Prepares the process, connects it to others where the environment asks for it, and returns the mesh."""
     import_jax()  # silences the CUDA plugin where there is no driver
     keep_freed_memory()
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML's numbers and CUDA's agree
     if config.train.deterministic:
         make_deterministic()
     connect(os.environ)

@@ -40,13 +40,13 @@ def peak_of(folder, buffers):
 
 def test_values_that_live_at_the_fullest_moment_are_the_peak(tmp_path):
     peak = peak_of(tmp_path, BUFFERS)
-    assert peak.by_group() == {ARGUMENTS: 400, KEPT: 200, BACKWARD: 100, OUTPUTS: 4}
-    assert peak.bytes == 704 and peak.by_source()["model.py:7"] == 300
+    assert peak.totals(by="group") == {ARGUMENTS: 400, KEPT: 200, BACKWARD: 100, OUTPUTS: 4}
+    assert peak.bytes == 704 and peak.totals(by="source")["model.py:7"] == 300
 
 
 @pytest.mark.parametrize("change", [("parameter 0", "color 0, parameter 0"), (" value: <3 x @0>", " buffer: x")])
 def test_arguments_are_known_where_notes_have_another_form(tmp_path, change):
-    assert peak_of(tmp_path, BUFFERS.replace(*change)).by_group()[ARGUMENTS] == 400
+    assert peak_of(tmp_path, BUFFERS.replace(*change)).totals(by="group")[ARGUMENTS] == 400
 
 
 def test_a_compiler_without_notes_is_named(tmp_path):

@@ -41,11 +41,11 @@ def test_the_buffers_alive_at_the_peak_add_up_to_the_peak(planned):
 
 @on_linux
 def test_the_peak_says_what_it_holds_and_which_line_made_it(planned):
-    groups = planned.peak.by_group()
+    groups = planned.peak.totals(by="group")
     assert groups[ARGUMENTS] == 4 * (DEPTH * WIDTH**2 + 2 * BATCH * WIDTH)
     activation = 4 * BATCH * WIDTH
     assert activation <= groups[KEPT] <= (DEPTH + 1) * activation
-    assert any(source.startswith("test_any_step.py:") for source in planned.peak.by_source())
+    assert any(source.startswith("test_any_step.py:") for source in planned.peak.totals(by="source"))
 
 
 @on_linux
@@ -60,7 +60,7 @@ def test_products_are_counted_and_timed(planned):
 def test_a_plan_is_text_and_tables_of_a_notebook(planned):
     text, page = str(planned), planned._repr_html_()
     assert "NVIDIA GeForce RTX 3060: fits" in text and "test_any_step.py:" in text
-    assert page.count("<table>") == 5 and "<script" not in page
+    assert page.startswith("<pre>NVIDIA GeForce RTX 3060: fits") and "<lambda" not in page
 
 
 def test_mistakes_are_named():

@@ -1,14 +1,11 @@
-"""Which GPU is meant: by the environment, by NVML, and by what CUDA itself shows."""
+"""Which GPU is meant: by the environment, by NVML and by JAX."""
 
-import ctypes
 import types
-import uuid
 
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.runtime import gpus as gpus_module
-from jepa_jax.runtime.gpus import Gpus, cuda_uuids, jax_gpus, list_gpus, only_gpu
+from jepa_jax.runtime.gpus import Gpus, jax_gpus, list_gpus, only_gpu
 
 NAMES = ["11111111-aaaa-4000-8000-000000000000", "22222222-aaaa-4000-8000-000000000000",
          "22223333-aaaa-4000-8000-000000000000"]  # fmt: skip
@@ -101,43 +98,10 @@ def test_one_gpu_keeps_the_name_that_the_environment_gives_it_or_is_named_by_its
     assert list_gpus({}, FakeNvml()) == [FIRST, SECOND, THIRD]
 
 
-class FakeCuda:
-    """The driver's library in a process that sees the third GPU and then the first."""
-
-    def __init__(self, names=(NAMES[2], NAMES[0])):
-        self.names = names
-
-    def cuInit(self, flags):
-        return 0
-
-    def cuDeviceGetCount(self, count):
-        count._obj.value = len(self.names)
-        return 0
-
-    def cuDeviceGet(self, device, index):
-        device._obj.value = 10 + index
-        return 0
-
-    def cuDeviceGetUuid_v2(self, raw, device):
-        ctypes.memmove(raw._obj, uuid.UUID(self.names[device.value - 10]).bytes, 16)
-        return 0
-
-
-def test_cuda_tells_what_it_shows_this_process():
-    assert cuda_uuids(FakeCuda()) == [NAMES[2], NAMES[0]]
-    broken = FakeCuda()
-    broken.cuInit = lambda flags: 100  # no device
-    assert cuda_uuids(broken) is None
-
-
 def test_readings_follow_the_devices_of_jax(monkeypatch):
     def device(place):
         return types.SimpleNamespace(platform="gpu", local_hardware_id=place)
 
-    monkeypatch.setattr(gpus_module, "cuda_uuids", lambda: cuda_uuids(FakeCuda()))
-    monkeypatch.setattr(gpus_module.importlib, "import_module", lambda name: FakeNvml())
-    assert jax_gpus([device(0), device(1)]).uuids == [THIRD, FIRST]
-    assert jax_gpus([device(1)]).uuids == [FIRST]  # another process has the other one
-    monkeypatch.setattr(gpus_module, "cuda_uuids", lambda: ["9" * 8, NAMES[1]])
-    first, second = jax_gpus([device(0), device(1)]).read()  # one that NVML does not know keeps its place
-    assert first["memory_total_gb"] is None and second["memory_total_gb"] == 24
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert jax_gpus([device(0), device(1)], FakeNvml()).uuids == [THIRD, FIRST]
+    assert jax_gpus([device(1)], FakeNvml()).uuids == [FIRST]  # another process has the other one
