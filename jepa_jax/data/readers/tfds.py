@@ -102,16 +102,23 @@ class TfdsSource(PhotoSource):
 def _open_builder(name: str, directory: str) -> Any:
     import tensorflow_datasets as tfds
 
-    if not directory or not pathlib.Path(directory).expanduser().is_dir():
-        raise UserError(f"config.data.dir = {directory!r}: no such folder; give the data_dir of the prepared {name}")
-    prepare = f"tfds.builder({name!r}, data_dir={directory!r}, file_format='array_record').download_and_prepare()"
+    folder = pathlib.Path(directory or tfds.core.constants.DATA_DIR).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"config.data.dir = {str(folder)!r}: no such folder; give the data_dir of the prepared {name}")
+    prepare = f"tfds.builder({name!r}, data_dir={str(folder)!r}, file_format='array_record').download_and_prepare()"
     try:
-        builder = tfds.builder(name, data_dir=str(pathlib.Path(directory).expanduser()))
+        builder = tfds.builder(name, data_dir=str(folder))
+    except tfds.core.DatasetNotFoundError as error:
+        infos = [*folder.glob("*/*/dataset_info.json"), *folder.glob("*/*/*/dataset_info.json")]
+        there = sorted({info.parents[1].relative_to(folder).as_posix() for info in infos})
+        raise UserError(
+            f"config.data.source = tfds:{name}: no such data set; {folder} holds {', '.join(there) or 'none'}"
+        ) from error
     except Exception as error:  # damaged descriptions raise nearly anything
         reason = str(error).partition("\n")[0]
         raise UserError(f"config.data.source = tfds:{name}: {reason} Check the name and config.data.dir") from error
     if not builder.is_prepared():
-        raise UserError(f"config.data.dir = {directory}: holds no prepared {name}; prepare it with {prepare}")
+        raise UserError(f"config.data.dir = {folder}: holds no prepared {name}; prepare it with {prepare}")
     if builder.info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise UserError(
             f"{builder.data_path}: prepared as {builder.info.file_format.value}, needs array_record; "

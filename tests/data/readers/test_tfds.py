@@ -81,8 +81,14 @@ def test_tfds_missing_data_or_another_size(prepared_tfds, tmp_path):
     with pytest.raises(UserError, match="data.dir = .*: holds no prepared tiny_pictures; prepare it with"):
         opened("tfds:tiny_pictures", tmp_path)
     with pytest.raises(UserError, match="no such folder"):
-        opened("tfds:tiny_pictures", "")
-    with pytest.raises(UserError, match="data.source = tfds:no_such_set: .*not found"):
+        opened("tfds:tiny_pictures", tmp_path / "nothing")
+    with pytest.raises(UserError, match="data.source = tfds:no_such_set: no such data set; .* holds tiny_pictures"):
         opened("tfds:no_such_set", directory)
     with pytest.raises(UserError, match="data.num_train = 7: the data has 6 images"):
         opened("tfds:tiny_pictures", directory, image_size=16, num_train=7)
+
+
+def test_tfds_looks_where_tfds_prepares_by_default(prepared_tfds, monkeypatch):
+    directory, _ = prepared_tfds
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(directory))
+    assert len(opened("tfds:tiny_pictures", "", image_size=16)) == 6
