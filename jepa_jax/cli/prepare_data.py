@@ -64,14 +64,14 @@ def required(arguments: Arguments, name: str) -> str:
 def prepare_archive(name: str, directory: pathlib.Path) -> Result:
     """Downloads a data set unless it is there, and verifies it."""
     remote = REMOTE_ARCHIVES[name]
-    found, counts = f"{directory}: found", None
+    found, counts = f"{directory}: found", {}
     if not (directory / remote.name).exists():  # an archive is compared with its checksum
         with contextlib.suppress(UserError):
-            counts = {split: count_images(name, directory, split) for split in PREPARED_SPLITS}
-    if counts is None:
+            counts = count_images(name, directory)
+    if not counts:
         with progress_bar(remote.name, "bytes") as on_progress:
             found = f"{download(remote, directory, on_progress)}: checksum verified,"
-        counts = {split: count_images(name, directory, split) for split in PREPARED_SPLITS}
+        counts = count_images(name, directory)
     text = (
         f"{found} {counts['train']:,} train and {counts['test']:,} test images. Use it with\n"
         f"  --config.data.source={name} --config.data.dir={directory}"
@@ -138,12 +138,13 @@ def progress_bar(what: str, unit: str) -> Iterator[Progress]:
         yield lambda done, total: bar.show(done / total, what, f"{done:,} of {total:,} {unit}")
 
 
-def count_images(name: str, directory: pathlib.Path, split: str) -> int:
-    """Opens a split, which verifies its files, and returns the number of its images."""
+def count_images(name: str, directory: pathlib.Path) -> dict[str, int]:
+    """Opens each split, which verifies its files, and returns the number of its images."""
     from jepa_jax.config.groups import DataConfig
     from jepa_jax.data.sources import open_source
 
-    return len(open_source(DataConfig(source=name, dir=str(directory), image_size=IMAGE_SIZE[name]), split))
+    data = DataConfig(source=name, dir=str(directory), image_size=IMAGE_SIZE[name])
+    return {split: len(open_source(data, split)) for split in PREPARED_SPLITS}
 
 
 PREPARE_DATA = Command("prepare-data", __doc__, add_flags, prepare_data)

@@ -252,8 +252,16 @@ def measure_steps(
     loop.drain()
     process_memory_bytes = process_memory.peak_bytes() + sum(_resident(worker) for worker in workers)
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
-    growth = find_growth(loop, points, count, read_memory)
-    gpus = gpu_figures(samples)
+    points.append((len(loop.completed), read_memory()))
+    for _ in range(memory_growth.BLOCKS if memory_growth.is_suspicious(points) else 0):  # it may be a leak
+        loop.take(max(4, count // memory_growth.BLOCKS))
+        loop.drain()
+        points.append((len(loop.completed), read_memory()))
+    growth, gpus = memory_growth.growth(points), gpu_figures(samples)
+    notes = [] if loop.finite else ["the loss is not finite"]
+    if growth.leaks:
+        where = " and ".join(growth.leaks)
+        notes.insert(0, f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB per step")
     return TrialFigures(
         samples_per_sec=images / elapsed,
         batches_per_sec=count / elapsed,
@@ -275,28 +283,8 @@ def measure_steps(
         leak=bool(growth.leaks),
         finite=loop.finite,
         data_wait_fraction=min(1.0, waited / elapsed),
-        notes=tuple(_notes(loop, growth)),
+        notes=tuple(notes),
     )
-
-
-def find_growth(
-    loop: TimedSteps, points: list[tuple[int, memory_growth.InUse]], count: int, read_memory: ReadMemory
-) -> memory_growth.Growth:
-    """Returns the growth of memory since the readings in `points`; takes more steps if it may be a leak."""
-    points.append((len(loop.completed), read_memory()))
-    for _ in range(memory_growth.BLOCKS if memory_growth.is_suspicious(points) else 0):
-        loop.take(max(4, count // memory_growth.BLOCKS))
-        loop.drain()
-        points.append((len(loop.completed), read_memory()))
-    return memory_growth.growth(points)
-
-
-def _notes(loop: TimedSteps, growth: memory_growth.Growth) -> Iterator[str]:
-    if growth.leaks:
-        where = " and ".join(growth.leaks)
-        yield f"leak: memory ({where}) grows by {growth.bytes_per_step / 1e6:.3g} MB per step"
-    if not loop.finite:
-        yield "the loss is not finite"
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:

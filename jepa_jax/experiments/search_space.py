@@ -45,15 +45,13 @@ class SearchSpace:
         """Doubles the images at a time, or takes the next of the list."""
         if self.has_free_batch:
             return dataclasses.replace(combination, batch_size=2 * combination.batch_size)
-        larger = [c for c in self._listed(combination) if c.part_size > combination.part_size]
-        return min(larger, key=lambda c: c.part_size, default=None)
+        return next((c for c in self._listed(combination) if c.part_size > combination.part_size), None)
 
     def smaller(self, combination: Combination) -> Combination | None:
         """Halves the images at a time, or takes the next of the list."""
         if self.has_free_batch:
             return _resized(combination, combination.batch_size / 2)
-        smaller = [c for c in self._listed(combination) if c.part_size < combination.part_size]
-        return max(smaller, key=lambda c: c.part_size, default=None)
+        return next((c for c in self._listed(combination)[::-1] if c.part_size < combination.part_size), None)
 
     def between(self, low: Combination, high: Combination) -> Combination | None:
         """Returns the batch half-way, if the batch is free and the two are not close."""
@@ -75,13 +73,16 @@ class SearchSpace:
         return [c for c in different if c != leader and c.part_size >= 2]
 
     def _listed(self, combination: Combination) -> list[Combination]:
-        """Returns the combination with every batch of the list, or with the fixed batch in every number of parts."""
+        """Returns the combination with every batch of the list, or with the fixed batch in every number of parts.
+
+        Those with fewer images at a time come first.
+        """
         if self.fixed_batch is None:
-            sizes = [size for size in self.batch_sizes if size % combination.grad_accum_steps == 0]
+            sizes = [size for size in sorted(self.batch_sizes) if size % combination.grad_accum_steps == 0]
             return [dataclasses.replace(combination, batch_size=size) for size in sizes]
         powers = [2**k for k in range(12) if self.fixed_batch % 2**k == 0]
         enough = [parts for parts in powers if self.fixed_batch // parts >= FEWEST_IMAGES]
-        counts = self.grad_accum_steps or enough or [1]
+        counts = sorted(self.grad_accum_steps or enough or [1], reverse=True)
         return [dataclasses.replace(combination, grad_accum_steps=count) for count in counts]
 
 

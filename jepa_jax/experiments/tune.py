@@ -213,7 +213,10 @@ def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) ->
         return Recommendation(None, ("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
     assert search.choice is not None  # made with the outcome
     choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
-    sentences = choice_sentences(choice, *reference_words(search))
+    given, reference = "the config as given", search.reference
+    if reference != search.given.combination.without_idle_workers():  # --fixed_effective_batch asks for another batch
+        given = f"the config with its batch made {reference.batch_size:,}"
+    sentences = choice_sentences(choice, given, search.why_not(reference))
     if outcome.confirmed:
         sentences.append("Confirmed by a longer run with a validation pass and a checkpoint.")
     sentences += [what_limits(choice.best, search.limits.memory_bytes), *outcome.notes]
@@ -222,12 +225,3 @@ def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) ->
         sentences.append(f"Not tried for lack of time: {named}.")
     sentences += batch_sentences(config, chosen)
     return Recommendation(choice, tuple(sentences), found.knobs, found.noise_percent)
-
-
-def reference_words(search: Search) -> tuple[str, str]:
-    """Returns what a gain refers to, and why that cannot be used, if it cannot."""
-    reference = search.reference
-    same = reference == search.given.combination.without_idle_workers()
-    # --fixed_effective_batch asks for another batch
-    given = "the config as given" if same else f"the config with its batch made {reference.batch_size:,}"
-    return given, search.why_not(reference)
