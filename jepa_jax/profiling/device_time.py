@@ -23,14 +23,17 @@ from jepa_jax.profiling.sections import Phase
 
 # Scopes that are a phase of their own, in both directions.
 OWN_PHASE = {"augment": Phase.AUGMENT, "optimizer": Phase.OPTIMIZER, "ema": Phase.EMA}
-# Names that methods and the step give to `jax.named_scope`.
-SCOPES = ("augment", "optimizer", "ema", "target", "encoder", "predictor", "projector", "loss", "probe")
 TOP_OPS = 30
 
 Piece = tuple[str, float, float]  # operation, start, end
 Means = dict[str, float]  # by operation
 
-_WRAPPED = re.compile(r"^\w+\((.*)\)$")
+_WRAPPED = re.compile(r"(?!p?jit\()\w+\((.*)\)")  # jit(f) names a function, not a scope
+# Parts of an op_name that JAX gives: control flow, calls, and the subscripts of einsum.
+_OF_JAX = re.compile(
+    r"|p?jit\(.*\)|while|body|cond|scan|branch_\d+_fun|closed_call|core_call|checkpoint|remat2?"
+    r"|rematted_computation|custom_(jvp|vjp)_call\w*|shard_map|pallas_call|.*->.*"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +49,15 @@ class DeviceTime:
 
 
 def classify(op_name: str) -> tuple[Phase, str]:
-    """Returns phase and scope of an op_name; (Phase.OTHER, "") if it has none."""
+    """Returns phase and outermost `jax.named_scope` of an op_name; (Phase.OTHER, "") if it has none."""
     op_name = op_name.split(";")[0]  # merged instructions list several; the first is the one that stayed
     backward = differentiated = False
-    for part in _components(op_name):
+    for part in _components(op_name)[:-1]:  # the last one is the operation
         backward |= part.startswith("transpose(")
         differentiated |= part.startswith(("jvp(", "transpose("))
-        while match := _WRAPPED.match(part):
+        while match := _WRAPPED.fullmatch(part):
             part = match[1]
-        if part in SCOPES:
+        if not _OF_JAX.fullmatch(part):
             return OWN_PHASE.get(part, Phase.BACKWARD if backward else Phase.FORWARD), part
     if differentiated:
         return Phase.BACKWARD if backward else Phase.FORWARD, ""

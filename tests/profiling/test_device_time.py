@@ -45,6 +45,11 @@ ENTRY %main.9 (a: f32[4]) -> f32[4] {
         ("jit(train_step)/ema/add", ("ema", "ema")),
         ("jit(train_step)/jvp(target)/encoder/dot_general", ("forward", "target")),
         ("jit(train_step)/transpose(jvp(vmap(predictor)))/checkpoint/remat/tanh", ("backward", "predictor")),
+        ("jit(train_step)/jvp(teacher)/encoder/dot_general", ("forward", "teacher")),  # of a user's method
+        ("jit(train_step)/transpose(jvp(vmap(my head)))/bhd,bkd->bhk/dot_general", ("backward", "my head")),
+        ("jit(train_step)/while/body/closed_call/teacher/jit(relu)/max", ("forward", "teacher")),
+        ("jit(train_step)/jvp(bh,hx->bx)/dot_general", ("forward", "")),
+        ("jit(train_step)/jvp(jit(relu))/max", ("forward", "")),
         ("jit(train_step)/jvp()/transpose", ("forward", "")),
         ("jit(train_step)/jit(_threefry_fold_in)/slice", ("other", "")),
         ("", ("other", "")),
