@@ -83,7 +83,7 @@ class Arm:
         self._saver = stack.enter_context(Saver(run, recorder))
         self._loop = Loop(0, run.initial_state(), Progress())
         recorder.open(self._loop)
-        self._steps = Steps(compiled, recorder.timeline, recorder.profiler.dispatched, recorder.trace.marking)
+        self._steps = Steps(compiled, recorder.timeline, recorder.profiler.dispatched)
         self._actions = Actions(Record(run, recorder), CloseEpoch(run, recorder))
         self._batches = stack.enter_context(run.batches(0))
         self._started = False
@@ -112,6 +112,7 @@ class Arm:
             self._started = True
         end = loop.step + self._part
         while loop.step < end:  # as in `training.loop.train_steps`
+            recorder.begin_step(loop)
             delivery = steps.wait_for(self._batches, signals.check)
             recorder.before_step(loop, delivery)
             steps.dispatch(loop, delivery)

@@ -189,6 +189,7 @@ class ProfileConfig(Group):
     )
     plan: bool = key(True, "whether to warn before compiling for a GPU on which the step will not fit")
     trace_steps: str = key("", "steps A to B to record for TensorBoard, as A:B; empty = none")
+    trace_python: bool = key(False, "whether that trace has every call of Python, which slows its steps down")
 
     def problems(self, config: "Config") -> Iterator[Problem]:
         steps = re.fullmatch(r"(\d+):(\d+)", self.trace_steps)

@@ -77,6 +77,8 @@ COUNTS_FOR: dict[Section | Phase, EpochSection] = {
     Phase.EMA: EpochSection.EMA_UPDATE,
 }
 
+TRACE_NAMES = {Section.DATA_WAIT: "IteratorGetNext: data_wait"}  # the beginning by which xprof knows the wait for input
+
 Segment = tuple[Section, float, float]  # section, start, end on the timeline's clock
 
 
@@ -102,10 +104,13 @@ class Timeline:
 
     Attributes:
       keep_segments: whether to remember when each section ran, until `take_segments` is called.
+      annotate: while a trace is recorded, makes the `with` block by which a section is seen in it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep_segments: bool = False):
         self.clock, self.keep_segments = clock, keep_segments
+        self.annotate: Callable[[str], contextlib.AbstractContextManager] | None = None
+        self._annotations: list[contextlib.AbstractContextManager] = []  # of the innermost sections
         self._open = [Section.OTHER]
         self._since = clock()
         self._seconds: dict[Section, float] = collections.defaultdict(float)
@@ -119,11 +124,17 @@ class Timeline:
         """Charges the time from now on to a section, until `leave`."""
         self._charge()
         self._open.append(section)
+        if self.annotate:
+            annotation = self.annotate(TRACE_NAMES.get(section, section.value))
+            annotation.__enter__()
+            self._annotations.append(annotation)
 
     def leave(self) -> None:
         """Charges the time from now on to what was open before the last `enter`."""
         self._charge()
         self._open.pop()
+        if self._annotations:
+            self._annotations.pop().__exit__(None, None, None)
 
     def move(self, section: Section, seconds: float) -> None:
         """Moves the last `seconds` from the open section to another one, for work that is only known afterwards."""

@@ -10,6 +10,7 @@ import jax
 
 from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.profiling.device_time import DeviceTime, NoDevicePlanes, read_device_time
+from jepa_jax.profiling.sections import Timeline
 
 WARM_UP = 2  # steps of an epoch before its short recording
 LENGTH = 2  # steps of a short recording
@@ -22,13 +23,18 @@ ATTRIBUTED = 0.8  # of the device's time; below it a note says that names are mi
 
 
 class TraceWindow:
-    """Records steps A to B of "A:B" (the first step is 0) into `directory`; an empty string records nothing."""
+    """Records steps A to B of "A:B" (the first step is 0) into `directory`; an empty string records nothing.
 
-    def __init__(self, steps: str, directory: pathlib.Path):
+    Viewers see each step from the wait for its batch to the next one, and the sections of the timeline inside it.
+    """
+
+    def __init__(self, steps: str, directory: pathlib.Path, timeline: Timeline, *, with_python: bool = False):
+        """`with_python` also records every call of Python, which slows the steps down."""
         first, last = (int(part) for part in steps.split(":")) if steps else (-1, -1)
         self._first, self._last = first, max(first, last)
-        self._directory = directory
-        self._recording = False
+        self._directory, self._timeline, self._with_python = directory, timeline, with_python
+        self._step: jax.profiler.StepTraceAnnotation | None = None  # that is under way
+        self.recording = False
 
     def begins_at(self, step: int) -> bool:
         """Returns whether this is the first of its steps."""
@@ -36,18 +42,25 @@ class TraceWindow:
 
     def start(self) -> None:
         """Starts to record."""
-        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True)
-        self._recording = True
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = int(self._with_python)
+        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True, profiler_options=options)
+        self.recording, self._timeline.annotate = True, jax.profiler.TraceAnnotation
+
+    def begin_step(self, step: int) -> None:
+        """Marks the end of the step before, and the beginning of this one."""
+        self._end_step()
+        self._step = jax.profiler.StepTraceAnnotation("train", step_num=step)
+        self._step.__enter__()
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
 
     def ends_at(self, done: int) -> bool:
         """Returns whether its last step is the last of `done` steps."""
-        return self._recording and done == self.end
-
-    def marking(self, step: int) -> contextlib.AbstractContextManager:
-        """Marks the call of a step, so that viewers find its beginning and end."""
-        if not self._recording:
-            return contextlib.nullcontext()
-        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+        return self.recording and done == self.end
 
     def overlaps(self, first: int, end: int) -> bool:
         """Returns whether it records any of the steps from `first` up to `end`."""
@@ -58,8 +71,9 @@ class TraceWindow:
         return self._last + 1
 
     def close(self) -> None:
-        if self._recording:
-            self._recording = False
+        if self.recording:
+            self._end_step()
+            self.recording, self._timeline.annotate = False, None
             jax.profiler.stop_trace()
 
     def how_to_open(self) -> str:

@@ -37,7 +37,7 @@ def train_loop(run: Run) -> dict[str, Any]:
     with StopSignals(run.program.mesh) as signals, Recorder(run, train_step) as recorder, Saver(run, recorder) as saver:
         loop = saver.restore_or(run.initial_state)
         recorder.open(loop)
-        steps = Steps(train_step, recorder.timeline, recorder.profiler.dispatched, recorder.trace.marking)
+        steps = Steps(train_step, recorder.timeline, recorder.profiler.dispatched)
         evaluations = make_evaluations(run, recorder, saver, signals, loop)
         actions = Actions(
             Record(run, recorder),
@@ -79,6 +79,7 @@ def train_steps(
     with run.batches(loop.step) as batches, jax.transfer_guard("disallow"):
         recorder.start_loop(loop)
         while loop.step < run.length.total_steps and not loop.progress.stopped:
+            recorder.begin_step(loop)
             delivery = steps.wait_for(batches, signals.check)  # a signal ends the waiting
             recorder.before_step(loop, delivery)
             steps.dispatch(loop, delivery)  # advances the loop; the metrics stay on the device

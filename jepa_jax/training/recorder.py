@@ -41,7 +41,8 @@ class Recorder:
         config = run.config
         self._run, self._console, self._train_step = run, run.console, train_step
         self.timeline = Timeline(clock, keep_segments=config.profile.enabled)
-        self.trace = TraceWindow(config.profile.trace_steps, run.folder.path / "trace")
+        folder, with_python = run.folder.path / "trace", config.profile.trace_python
+        self.trace = TraceWindow(config.profile.trace_steps, folder, self.timeline, with_python=with_python)
         self.profiler = NullProfiler(self.timeline)
         if config.profile.enabled:
             self.profiler = Profiler(config, run.length, self.timeline, self.trace, train_step)
@@ -77,8 +78,16 @@ class Recorder:
         self.show_training(loop)
         self.profiler.start_loop()
 
+    def begin_step(self, loop: Loop) -> None:
+        """Starts the trace if it is due, and marks the beginning of a step in it."""
+        if self.trace.begins_at(loop.step):
+            with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
+                self.trace.start()
+        if self.trace.recording:
+            self.trace.begin_step(loop.step)
+
     def before_step(self, loop: Loop, delivery: Delivery) -> None:
-        """Compiles the step for a new shape of batch, starts the trace if it is due, and notes unreadable images."""
+        """Compiles the step for a new shape of batch, and notes unreadable images."""
         batch, info = delivery
         self.note_skipped(loop, info["skipped"])
         if not self._train_step.is_ready_for(batch):
@@ -87,9 +96,6 @@ class Recorder:
             if self._train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
-        if self.trace.begins_at(loop.step):
-            with self.timeline.section(Section.PROFILER), self.optional(self._run.folder.path / "trace"):
-                self.trace.start()
 
     def completed(self, step: int, metrics: dict[str, float]) -> bool:
         """Advances the progress bar and logs the metrics of a step if that is due; returns whether it was."""

@@ -1,7 +1,6 @@
 """Takes training steps, for runs and for the measurement of trials."""
 
 import collections
-import contextlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -22,16 +21,9 @@ class Steps:
       timeline: charged for waiting, dispatching and reading.
     """
 
-    def __init__(
-        self,
-        train_step: CompiledStep,
-        timeline: Timeline,
-        on_dispatch: OnDispatch,
-        mark: Callable[[int], contextlib.AbstractContextManager] = lambda step: contextlib.nullcontext(),
-    ):
-        """`mark` returns a `with` block around the dispatch of a step, for traces."""
+    def __init__(self, train_step: CompiledStep, timeline: Timeline, on_dispatch: OnDispatch):
         self.timeline = timeline
-        self._train_step, self._on_dispatch, self._mark = train_step, on_dispatch, mark
+        self._train_step, self._on_dispatch = train_step, on_dispatch
         self._pending: collections.deque[tuple[int, StepMetrics]] = collections.deque()
 
     def wait_for(self, batches: TrainBatches, check: Callable[[], object] = lambda: None) -> Delivery:
@@ -43,7 +35,7 @@ class Steps:
         """Hands the next step to the device and advances the loop; returns its metrics, which stay on the device."""
         batch, info = delivery
         began = self.timeline.clock()
-        with self.timeline.section(Section.DISPATCH), self._mark(loop.step):
+        with self.timeline.section(Section.DISPATCH):
             loop.state, metrics = self._train_step(loop.state, batch)
         loop.step += 1
         self._on_dispatch(began, metrics.packed, info)

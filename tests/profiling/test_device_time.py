@@ -14,6 +14,7 @@ from jepa_jax.profiling.device_time import (
     read_device_time,
     read_program,
 )
+from jepa_jax.profiling.sections import Timeline
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
 
 HLO = """HloModule jit_train_step, is_scheduled=true
@@ -156,7 +157,7 @@ def test_the_recorder_says_that_a_gpu_could_not_be_recorded(monkeypatch):
     host = jax.profiler.ProfileData.from_text_proto(plane("/host:CPU", {"thread": [("x", 0, 10, of("dot.1"))]}))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     step = SimpleNamespace(were_alike=lambda steps: True, text=lambda: HLO)
-    recorder = PhaseRecorder(1, TraceWindow("", pathlib.Path()), step, time.perf_counter)
+    recorder = PhaseRecorder(1, TraceWindow("", pathlib.Path(), Timeline()), step, time.perf_counter)
     assert not recorder._read(host, 1) and recorder.newest is None
     assert "holds nothing of the gpu" in recorder.notes[0] and "CUPTI" in recorder.notes[0]
 

@@ -17,7 +17,7 @@ from jepa_jax.cli.main import main
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.epoch_record import gpu_figures
 from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary
-from jepa_jax.profiling.sections import EpochSection, Section
+from jepa_jax.profiling.sections import EpochSection, Section, Timeline
 from jepa_jax.profiling.speed import MATRIX, REPEATS, measure_product, mfu, peak_flops
 from jepa_jax.profiling.trace import TraceWindow, short_window
 from jepa_jax.reports.run_report import write_report
@@ -161,7 +161,20 @@ def test_the_terminal_gets_a_table_per_epoch_and_the_line_to_open_the_trace(fini
     assert first.startswith("time of epoch 1: ") and second.startswith("time of epoch 2: ")
     assert any("forward pass" in line and "%" in line for line in console.lines)
     assert any("tensorboard --logdir=" in line and "ui.perfetto.dev" in line for line in console.lines)
-    assert list((workdir / "trace").rglob("*.xplane.pb")) and list((workdir / "trace").rglob("perfetto_trace.json.gz"))
+    assert list((workdir / "trace").rglob("perfetto_trace.json.gz"))
+
+
+def test_a_step_of_the_trace_covers_its_wait_and_its_dispatch_and_python_is_left_out(finished):
+    (file,) = (finished.workdir / "trace").rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes()).planes
+    (host,) = [plane for plane in planes if plane.name == "/host:CPU"]
+    events = [(event, dict(event.stats)) for line in host.lines for event in line.events]
+    steps = {stats["step_num"]: event for event, stats in events if event.name == "train"}
+    assert sorted(steps) == [8, 9] and steps[8].end_ns <= steps[9].start_ns
+    for step in steps.values():
+        inside = {e.name for e, _ in events if step.start_ns <= e.start_ns and e.end_ns <= step.end_ns}
+        assert {"IteratorGetNext: data_wait", "dispatch", "device_wait", "logging"} <= inside
+    assert not [event.name for event, _ in events if event.name.startswith("$")]  # calls of Python
 
 
 def test_sections_are_listed_largest_first_and_other_last():
@@ -214,11 +227,11 @@ def test_a_run_of_one_step_is_accounted_for(tmp_path):
 
 
 def test_short_recordings_keep_out_of_the_way_of_the_one_for_people(tmp_path):
-    kept = TraceWindow("3:5", tmp_path)
+    kept = TraceWindow("3:5", tmp_path, Timeline())
     assert short_window(0, 100, kept) == range(6, 8)
     assert short_window(100, 200, kept) == range(102, 104)
-    assert short_window(0, 1, TraceWindow("", tmp_path)) == range(0, 1)
-    assert short_window(0, 6, TraceWindow("0:9", tmp_path)) is None
+    assert short_window(0, 1, TraceWindow("", tmp_path, Timeline())) == range(0, 1)
+    assert short_window(0, 6, TraceWindow("0:9", tmp_path, Timeline())) is None
 
 
 def test_a_second_shape_is_compiled_again_and_counted():
