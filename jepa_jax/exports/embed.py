@@ -17,15 +17,14 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import make_folder, write_atomically
+from jepa_jax.base.files import file_digest, make_folder, write_atomically
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.folder import EXTENSIONS
 from jepa_jax.evals.features import delayed_by_one
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
-from jepa_jax.weights.geometry import Geometry
-from jepa_jax.weights.load import load_model
+from jepa_jax.weights.load import Geometry, load_model
 from jepa_jax.weights.reader import CONFIG, weight_files
 
 USUAL_SIZE = 224  # of public models that take images of any size
@@ -48,30 +47,19 @@ class Embedder:
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
-    """Features of the images of a folder, in the order of their names.
-
-    Attributes:
-      names: paths below the folder.
-      skipped: paths of images that could not be read.
-      reused: images whose features an earlier call had computed.
-    """
+    """Features of the images of a folder, in the order of their names."""
 
     output: pathlib.Path
-    names: Sequence[str]
+    names: Sequence[str]  # paths below the folder
     features: np.ndarray
-    skipped: Sequence[str] = ()
-    reused: int = 0
+    skipped: Sequence[str]  # paths of images that could not be read
+    reused: int  # images whose features an earlier call had computed
 
 
 def open_embedder(
     *, workdir: str | None, weights: str | None, batch_size: int = 64, image_size: int = 0, pool: str | None = None
 ) -> Embedder:
-    """Returns the encoder of a run, or one with public or exported weights.
-
-    Args:
-      image_size: pixels per side, with `weights`; 0 for those that the model was made for.
-      pool: "mean", "grid2" or "cls", with `weights`; without it the CLS token where there is one.
-    """
+    """Returns the encoder of a run, or one with public or exported weights, whose size and pool can be changed."""
     if workdir:
         if image_size or pool:
             raise UserError("--image_size and --pool go with --weights; a run has its data.image_size and eval.pool")
@@ -94,22 +82,13 @@ def open_embedder(
             pixels = np.asarray(jax.image.resize(pixels, shape, "linear"))
         return np.asarray(model.features(pixels))[: len(images)]
 
-    facts = [_sha256_of_weights(model.origin), geometry, model.pool, model.mean, model.std]
+    files = [*weight_files(model.origin), *filter(pathlib.Path.is_file, [model.origin.with_name(CONFIG)])]
+    facts = [[file_digest(path, "sha256") for path in files], geometry, model.pool, model.mean, model.std]
     shown_mean, shown_std = (", ".join(f"{value:.4g}" for value in values) for values in (model.mean, model.std))
     normal = f"normalised with mean ({shown_mean}) and deviation ({shown_std})"
     words = f"{model.origin} ({model.kind}): {_in_words(geometry)}, {normal}, pooled: {model.pool}"
     crop, shorter_side = geometry.crop_size, geometry.shorter_side
     return Embedder(encode, crop, model.channels, batch_size, json.dumps(facts), words, shorter_side)
-
-
-def _sha256_of_weights(origin: pathlib.Path) -> list[str]:
-    """Returns the checksum of every file that decides what a model computes: all of its tensors, and config.json."""
-    config = origin.with_name(CONFIG)
-    digests = []
-    for path in [*weight_files(origin), *([config] if config.is_file() else [])]:
-        with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return digests
 
 
 def _of_run(workdir: str, batch_size: int) -> Embedder:
@@ -139,14 +118,13 @@ def embed_folder(
 ) -> Embedded:
     """Writes and returns the features of all images below a folder; the same call continues an interrupted one.
 
-    Args:
-      output: a .npz or .parquet file.
-      skip: leaves out images that cannot be read instead of raising.
+    `output` is a .npz or .parquet file. Images that cannot be read raise UserError, or are left out with `skip`.
     """
     root, file = pathlib.Path(folder).expanduser(), pathlib.Path(output).expanduser()
     check_output(file)
     names = list_images(root)
-    stamps = [(name, _stamp(root / name)) for name in names]
+    found = [(name, (root / name).stat() if (root / name).exists() else None) for name in names]
+    stamps = [(name, [stat.st_size, stat.st_mtime_ns] if stat else []) for name, stat in found]
     identity = hashlib.sha256(json.dumps([embedder.identity, skip, stamps]).encode()).hexdigest()
     if (stored := read_features(file)) and stored[0] == identity:
         _, kept, features = stored
@@ -276,8 +254,3 @@ def read_features(file: pathlib.Path) -> tuple[str, list[str], np.ndarray] | Non
 def shown(name: str) -> str:
     """Returns a file name as valid text, whatever its bytes are."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _stamp(file: pathlib.Path) -> list[int]:
-    found = file.stat() if file.exists() else None
-    return [found.st_size, found.st_mtime_ns] if found else []

@@ -21,12 +21,12 @@ from jepa_jax.models.registry import encoder_structure
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
 from jepa_jax.models.vit import ViT, sincos_positions
 from jepa_jax.weights import resnet, vit
-from jepa_jax.weights.geometry import Geometry
-from jepa_jax.weights.load import FORMAT, VERSION
+from jepa_jax.weights.load import FORMAT, VERSION, Geometry
 from jepa_jax.weights.names import saved_tensors
 
 STABLEHLO = "encoder.stablehlo"
 PLATFORMS = ("cpu", "cuda")
+KNOWN_FILES = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json", STABLEHLO}
 _OTHER = "use --format=safetensors or --format=stablehlo"
 Files = dict[str, bytes]
 
@@ -36,7 +36,10 @@ def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathl
     if format not in FORMATS:
         raise UserError(f"--format={format}: not one of {', '.join(FORMATS)}")
     folder = pathlib.Path(output).expanduser()
-    _check_output(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder}: is a file; give a folder")
+    if others := sorted({path.name for path in folder.iterdir()} - KNOWN_FILES) if folder.is_dir() else []:
+        raise UserError(f"--output={folder}: holds other files ({', '.join(others[:3])}); give a new folder")
     encoder = load_encoder(workdir)
     files = FORMATS[format](encoder)
     record = Exported(
@@ -48,15 +51,6 @@ def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathl
     for name, content in files.items():
         write_atomically(folder / name, content)
     return record
-
-
-def _check_output(folder: pathlib.Path) -> None:
-    known = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json", STABLEHLO}
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--output={folder}: is a file; give a folder")
-    others = sorted({path.name for path in folder.iterdir()} - known) if folder.is_dir() else []
-    if others:
-        raise UserError(f"--output={folder}: holds other files ({', '.join(others[:3])}); give a new folder")
 
 
 def input_size(encoder: FrozenEncoder) -> int:
@@ -74,7 +68,7 @@ def safetensors_files(encoder: FrozenEncoder) -> Files:
         "version": VERSION,
         "model": config.to_dict()["model"] | ({"init_from": ""} if hasattr(config.model, "init_from") else {}),
         "view_size": config.data.view_size,
-        "image_size": input_size(encoder),  # these three: see `jepa_jax.weights.geometry`
+        "image_size": input_size(encoder),  # these three: see `Geometry`
         "crop_size": encoder.image_size,
         "shorter_side": config.data.shorter_side or encoder.image_size,
         "channels": encoder.channels,
@@ -113,12 +107,7 @@ def hf_files(encoder: FrozenEncoder) -> Files:
 def transformers_files(
     encoder: Any, structure: Mapping[str, Any], *, image_size: int, channels: int
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the config.json and the tensors of the model of transformers that gives the same outputs.
-
-    Args:
-        structure: see `jepa_jax.models.registry.Encoder`.
-        image_size: pixels per side that its positions are meant for.
-    """
+    """Returns the config.json and the tensors of the model of transformers that gives the same outputs."""
     if isinstance(encoder, ViT):
         return _vit(encoder, structure, image_size, channels)
     if isinstance(encoder, ResNet):
@@ -134,8 +123,9 @@ def _vit(
     scaled, width = bool(structure["layer_scale"]), structure["width"]
     if scaled and (not structure["cls_token"] or structure["mlp_width"] % width):
         raise UserError(f"--format=hf: LayerScale needs a CLS token and mlp_width as a multiple of the width; {_OTHER}")
-    name = "Dinov2Model" if scaled else "ViTModel" if structure["cls_token"] else "IJepaModel"
-    kind = {"Dinov2Model": "dinov2", "ViTModel": "vit", "IJepaModel": "ijepa"}[name]
+    name, kind = ("ViTModel", "vit") if structure["cls_token"] else ("IJepaModel", "ijepa")
+    if scaled:
+        name, kind = "Dinov2Model", "dinov2"
     config: dict[str, Any] = {
         "architectures": [name], "model_type": kind, "hidden_act": "gelu", "hidden_size": width,
         "num_hidden_layers": structure["depth"], "num_attention_heads": structure["heads"],
@@ -143,24 +133,14 @@ def _vit(
         "layer_norm_eps": structure["norm_eps"], "qkv_bias": structure["qkv_bias"],
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dtype": "float32",
     }  # fmt: skip
-    if scaled:
-        ratio = structure["mlp_width"] // width
-        config |= {"mlp_ratio": ratio, "layerscale_value": structure["layer_scale"], "use_swiglu_ffn": False}
-        config["use_mask_token"] = False
-    else:
-        config["intermediate_size"] = structure["mlp_width"]
-    tensors = saved_tensors(_with_positions(encoder), vit.hf_table(structure["patch_size"], dinov2=scaled))
-    return config, tensors
-
-
-def _with_positions(encoder: ViT) -> ViT:
-    """Returns the encoder with fixed positions written out, as transformers keeps them."""
-    if encoder.position is not None:
-        return encoder
-    positions = sincos_positions(encoder.grid, encoder.feature_dim)
-    copy = nnx.clone(encoder)
-    copy.position = nnx.data(nnx.Param(jnp.pad(positions, ((encoder.num_cls, 0), (0, 0)))[None]))
-    return copy
+    scaling = {"layerscale_value": structure["layer_scale"], "use_swiglu_ffn": False, "use_mask_token": False}
+    mlp = structure["mlp_width"]
+    config |= {"mlp_ratio": mlp // width, **scaling} if scaled else {"intermediate_size": mlp}
+    if encoder.position is None:  # transformers keeps fixed positions as tensors
+        positions = sincos_positions(encoder.grid, encoder.feature_dim)
+        encoder = nnx.clone(encoder)
+        encoder.position = nnx.data(nnx.Param(jnp.pad(positions, ((encoder.num_cls, 0), (0, 0)))[None]))
+    return config, saved_tensors(encoder, vit.hf_table(structure["patch_size"], dinov2=scaled))
 
 
 def _resnet(

@@ -14,8 +14,7 @@ from jepa_jax.models.registry import encoder_kind, encoder_structure
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.weights.fit import fit_encoder
-from jepa_jax.weights.geometry import Geometry
-from jepa_jax.weights.load import LoadedModel, load_model
+from jepa_jax.weights.load import Geometry, LoadedModel, load_model
 
 
 def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, Any]) -> Pretrained:

@@ -16,14 +16,10 @@ __all__ = ["load_model"]
 
 
 def load_model(source: str | os.PathLike[str]) -> "LoadedModel":
-    """Returns a model with the weights of a local directory, of a .safetensors file, or of the Hugging Face Hub.
+    """Returns a model with the weights of a directory, a .safetensors file or the Hugging Face Hub (`hub:OWNER/NAME`).
 
-    Args:
-        source: a directory with model.safetensors and config.json as transformers, timm or `jepa-jax export` writes
-            them; a .safetensors file, with or without config.json beside it; or `hub:OWNER/NAME`.
-
-    Raises:
-        UserError: a file is missing or damaged, or its tensors do not fit; the message names each of them.
+    A directory holds model.safetensors and config.json as transformers, timm or `jepa-jax export` writes them; a file
+    may have config.json beside it. Raises UserError with the name of every tensor that is missing or does not fit.
     """
     from jepa_jax.runtime.platforms import import_jax
 

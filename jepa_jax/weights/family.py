@@ -11,27 +11,16 @@ from jepa_jax.weights.names import Table
 
 
 class Family(NamedTuple):
-    """A model whose weights lie in a file.
+    """A model whose weights lie in a file."""
 
-    Attributes:
-        kind: "vit", "mae", "resnet", the `model.name` of another encoder, or a project's name for its model.
-        structure: the facts that decide which weights fit, by key of the `model` group.
-        build: returns the module, to be filled with the weights.
-        table: the names of the tensors.
-        image_size: pixels per side of the images that the model was made for; 0 if any.
-        channels: of the images.
-        renamed: beginnings of names that earlier versions of a library wrote, and what they are called today.
-        no_features: for a model that is no encoder, what it returns instead, as a sentence of an error message.
-    """
-
-    kind: str
-    structure: Mapping[str, Any]
-    build: Callable[[], Any]
-    table: Table
-    image_size: int
-    channels: int
-    renamed: Mapping[str, str] = {}
-    no_features: str = ""
+    kind: str  # "vit", "mae", "resnet", the `model.name` of another encoder, or a project's name for its model
+    structure: Mapping[str, Any]  # the facts that decide which weights fit, by key of the `model` group
+    build: Callable[[], Any]  # returns the module, to be filled with the weights
+    table: Table  # the names of the tensors
+    image_size: int  # pixels per side of the images that the model was made for; 0 if any
+    channels: int  # of the images
+    renamed: Mapping[str, str] = {}  # beginnings of names that older libraries wrote, and what they are called today
+    no_features: str = ""  # for a model that is no encoder, what it returns instead, as part of an error message
 
 
 def needed(config: Mapping[str, Any], key: str, origin: object) -> Any:
@@ -63,12 +52,8 @@ def timm_arguments(
 ) -> dict[str, Any]:
     """Returns what the config.json of a timm model says of its constructor's arguments; null ones are left out.
 
-    Args:
-        supported: the values of arguments that change what is computed though the tensors stay the same.
-        architectures: a pattern of the names whose models differ from the plain one in nothing else.
-
-    Raises:
-        UserError: the model computes something else.
+    Raises UserError if the model computes something else: its arguments differ from `supported`, or its name does not
+    match the pattern `architectures`.
     """
     values = {**config, **section(config, "model_args", origin)}
     arguments = {key: value for key, value in values.items() if value is not None}

@@ -21,12 +21,8 @@ def fit_encoder(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the trained variables for an encoder of this structure, and sentences that say what was changed.
 
-    Args:
-        structure, channels: of the encoder that is to start from them.
-        params: its trained variables, or their shapes.
-
-    Raises:
-        UserError: the structures differ; the message has the flags that make them equal.
+    `params` are the variables of that encoder, or their shapes. If the structures differ, UserError has the flags that
+    make them equal.
     """
     own, notes = dict(saved.params), []  # raises for a model without features
     check_structure(saved, structure)
@@ -36,8 +32,11 @@ def fit_encoder(
             own["position"] = np.asarray(own["position"])[:, 1:]
         notes.append("The CLS token was left out, since model.cls_token is False.")
     if "position" in own and own["position"].shape != params["position"].shape:
-        own["position"], sentence = _resized(own["position"], params["position"].shape, bool(structure["cls_token"]))
-        notes.append(sentence)
+        cls = int(structure["cls_token"])  # whose position stays as it is
+        first, rest = np.split(np.asarray(own["position"]), [cls], axis=1)
+        old, new = math.isqrt(rest.shape[1]), math.isqrt(params["position"].shape[1] - cls)
+        own["position"] = np.concatenate([first, np.asarray(interpolated(jnp.asarray(rest), new))], axis=1)
+        notes.append(f"Positions were interpolated from {old} x {old} to {new} x {new} patches (bicubic).")
     if saved.channels != channels:
         notes.append(_adapt_first_layer(own, saved, channels))
     return own, notes
@@ -72,15 +71,6 @@ def _flags(name: str, facts: Mapping[str, Any]) -> str:
     values = ({"name": name} if name else {}) | dict(facts)
     lists = {key: value if isinstance(value, tuple | list) else [value] for key, value in values.items()}
     return " ".join(f"--config.model.{key}={','.join(map(str, value))}" for key, value in lists.items())
-
-
-def _resized(position: Any, shape: tuple[int, ...], cls_token: bool) -> tuple[np.ndarray, str]:
-    """Returns positions [1, n, d] interpolated to another number of patches; that of CLS stays as it is."""
-    first, rest = np.split(np.asarray(position), [int(cls_token)], axis=1)
-    old, new = math.isqrt(rest.shape[1]), math.isqrt(shape[1] - int(cls_token))
-    resized = np.asarray(interpolated(jnp.asarray(rest), new))
-    sentence = f"Positions were interpolated from {old} x {old} to {new} x {new} patches (bicubic)."
-    return np.concatenate([first, resized], axis=1), sentence
 
 
 def _adapt_first_layer(params: dict[str, Any], saved: LoadedModel, channels: int) -> str:

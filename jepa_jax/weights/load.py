@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from jepa_jax.models.pooling import PooledEncoder, pooled
 from jepa_jax.models.registry import DTYPES, encoder_kind, encoder_structure
 from jepa_jax.models.vit import ViT
 from jepa_jax.weights.family import Family, needed, section
-from jepa_jax.weights.geometry import Geometry, described_geometry
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import torchvision_resnet
@@ -41,33 +40,51 @@ FAMILIES = ClassTable(
 )
 
 
+class Geometry(NamedTuple):
+    """How a picture becomes the square that enters a model; in pixels."""
+
+    size: int  # per side of the square; 0 if any
+    crop_size: int = 0  # per side of the centre that is cropped, and then resized to `size`; 0 = `size`
+    shorter_side: int = 0  # that the shorter side is resized to before the crop; 0 = `crop_size`
+
+    def at(self, size: int) -> "Geometry":
+        """Returns the geometry for squares of another size; the same part of a picture is seen."""
+        if size == self.size:
+            return Geometry(size, self.crop_size or size, self.shorter_side or self.crop_size or size)
+        own = self.crop_size or self.size
+        return Geometry(size, size, max(size, round(size * self.shorter_side / own)) if self.shorter_side else size)
+
+
+def described_geometry(preprocessor: Mapping[str, Any], image_size: int) -> Geometry:
+    """Returns what a preprocessor_config.json says if it crops the centre; else squares of `image_size` pixels."""
+    sizes = preprocessor.get("size"), preprocessor.get("crop_size")
+    shorter, crop = _side(sizes[0], "shortest_edge"), _side(sizes[1], "height", "width")
+    if not crop or not shorter or not all(preprocessor.get(key, True) for key in ("do_resize", "do_center_crop")):
+        return Geometry(image_size)
+    return Geometry(crop, crop, max(crop, shorter))
+
+
+def _side(value: Any, *names: str) -> int:
+    """Returns pixels that are given as a number, or equal under all these names; 0 if they are not."""
+    found = {value.get(name) for name in names} if isinstance(value, Mapping) else {value}
+    side = found.pop() if len(found) == 1 else 0
+    return side if isinstance(side, int) and side > 0 else 0
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with weights from a file.
+    """A model with weights from a file; see `Family` for kind, structure, image_size, channels and no_features."""
 
-    Attributes:
-        module: the nnx module.
-        kind: see `Family`.
-        structure: the facts that decide which weights fit an encoder, by key of the `model` group.
-        image_size: pixels per side of the images that it was made for; 0 if any.
-        channels: of the images.
-        mean, std: of each channel, in 0..1, that images are normalised with.
-        pool: what `features` makes of the outputs: "cls", "mean" or "grid2".
-        origin: where the weights lie.
-        geometry: how pictures are resized and cropped before they are normalised.
-        no_features: see `Family`.
-    """
-
-    module: Any
+    module: Any  # the nnx module
     kind: str
     structure: Mapping[str, Any]
     image_size: int
     channels: int
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel, in 0..1, that images are normalised with
     std: tuple[float, ...]
-    pool: str
-    origin: pathlib.Path
-    geometry: Geometry
+    pool: str  # what `features` makes of the outputs: "cls", "mean" or "grid2"
+    origin: pathlib.Path  # where the weights lie
+    geometry: Geometry  # how pictures are resized and cropped before they are normalised
     no_features: str = ""
 
     @property
@@ -105,15 +122,15 @@ class LoadedModel:
         """
         images = self._checked(pixel_values)
         if self.kind != "mae":
-            return self._apply(images)
+            return self._run("outputs", images)
         if noise is None:
             noise = np.random.default_rng(0).random((len(images), self.module.encoder.grid**2), np.float32)
-        return self._apply(images, np.asarray(noise, np.float32))
+        return self._run("outputs", images, np.asarray(noise, np.float32))
 
     def features(self, pixel_values: Any) -> jax.Array:
         """Returns one vector per image [B, F], in float32: the outputs pooled as `pool` says."""
         assert self.encoder is not None
-        return self._features(self._checked(pixel_values))
+        return self._run("features", self._checked(pixel_values))
 
     def _checked(self, pixel_values: Any) -> Any:
         images = np.asarray(pixel_values) if not isinstance(pixel_values, jax.Array) else pixel_values
@@ -129,37 +146,32 @@ class LoadedModel:
             raise UserError(f"pixel_values: images of {height} pixels; this autoencoder takes {self.image_size}")
         return images
 
+    def _run(self, function: str, *arrays: Any) -> Any:
+        """Calls a compiled function, multiplying in full float32 also where a device would round."""
+        compiled, state = self._compiled
+        with jax.default_matmul_precision("float32"):
+            return compiled[function](state, *arrays)
+
     @functools.cached_property
-    def _apply(self) -> Callable[..., Any]:
-        def outputs(module: Any, images: jax.Array, *noise: jax.Array) -> Any:
+    def _compiled(self) -> tuple[dict[str, Callable[..., Any]], Any]:
+        graph, state = nnx.split(self.module)
+
+        def outputs(state: Any, images: jax.Array, *noise: jax.Array) -> Any:
+            module = nnx.merge(graph, state)
             if isinstance(module, ViT):
                 return module.encode(module.embed(images)).astype(np.float32)
             if isinstance(module, PooledEncoder):
                 return module.outputs(images).cells.astype(np.float32)
             return module(images, *noise)
 
-        return self._compiled(outputs)
-
-    @functools.cached_property
-    def _features(self) -> Callable[..., jax.Array]:
-        def features(module: Any, images: jax.Array) -> jax.Array:
+        def features(state: Any, images: jax.Array) -> jax.Array:
+            module = nnx.merge(graph, state)
             encoder = module.encoder if self.kind == "mae" else module
             if not isinstance(encoder, PooledEncoder):
                 return encoder(images).astype(np.float32)
             return pooled(encoder.outputs(images), self.pool)
 
-        return self._compiled(features)
-
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of arrays that multiplies in full float32 also where a device would round."""
-        graph, state = nnx.split(self.module)
-        compiled = jax.jit(lambda state, *arrays: function(nnx.merge(graph, state), *arrays))
-
-        def run(*arrays: Any) -> Any:
-            with jax.default_matmul_precision("float32"):
-                return compiled(state, *arrays)
-
-        return run
+        return {"outputs": jax.jit(outputs), "features": jax.jit(features)}, state
 
 
 def load_model(source: str | os.PathLike[str]) -> LoadedModel:

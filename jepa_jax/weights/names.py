@@ -39,16 +39,10 @@ def patches(size: int) -> Layout:
 
 
 class Rule(NamedTuple):
-    """Says where a tensor goes. Rules with the same target are joined along the last axis, in the order of the table.
+    """Says where a tensor goes; tensors with the same target are joined along the last axis, in the table's order."""
 
-    Attributes:
-        source: template of the name in the file.
-        target: template of the path in the model, or None for a tensor that the model does not need.
-        layout: turns the tensor into ours.
-    """
-
-    source: str
-    target: str | None
+    source: str  # template of the name in the file
+    target: str | None  # template of the path in the model; None for a tensor that the model does not need
     layout: Layout = unchanged
 
 
@@ -87,17 +81,11 @@ def load_into(
     origin: object,
     fix: str = "use the weights that belong to its config.json",
 ) -> None:
-    """Replaces the variables of a model by the tensors of a file.
+    """Replaces the variables of a model, in place, by the tensors of a file.
 
-    Args:
-        model: what is changed, in place; nothing is changed if an error is raised.
-        tensors: the content of the file by name.
-        table: the names of the family, for its parameters and batch statistics; None for a file with the dotted paths
-            of our own modules, which holds all variables but the state of random streams.
-        origin, fix: the file and what to do, for errors.
-
-    Raises:
-        UserError: names every tensor that is missing, left over, or of a shape that does not fit.
+    `table` holds the names of the family, for its parameters and batch statistics; None stands for the dotted paths of
+    our own modules, with all variables but the state of random streams. Raises UserError with `origin`, `fix` and every
+    tensor that is missing, left over, or of a shape that does not fit.
     """
     problems: list[str] = []
     used: set[str] = set()
@@ -114,7 +102,9 @@ def load_into(
                 shapes = ", ".join(f"{name} has shape {list(tensors[name].shape)}" for name in names)
                 layout = " in its own layout" if table else ""
                 problems.append(f"{shapes}: the model needs {list(variable.shape)}{layout}")
-    problems += [f"{name} is left over" for name in tensors if name not in used and not _is_unneeded(name, table or ())]
+    unneeded_names = [_pattern(rule.source) for rule in table or () if rule.target is None]
+    left_over = (name for name in tensors if name not in used)
+    problems += [f"{name} is left over" for name in left_over if not any(p.fullmatch(name) for p in unneeded_names)]
     if problems:
         listed = "\n  ".join(sorted(problems))
         raise UserError(f"{origin}: the weights do not fit the model; {fix}\n  {listed}")
@@ -137,7 +127,7 @@ def _named_variables(model: nnx.Module, table: Table | None) -> Iterator[tuple[A
     kept = nnx.Not(nnx.RngState) if table is None else (nnx.Param, nnx.BatchStat)
     for path, variable in nnx.to_flat_state(nnx.state(model, kept)):
         dotted = ".".join(map(str, path))
-        yield path, variable, {dotted: unchanged} if table is None else dict(_sources(dotted, table))
+        yield path, variable, {dotted: unchanged} if table is None else _sources(dotted, table)
 
 
 def _joined(names: Mapping[str, Layout], tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -149,20 +139,13 @@ def _joined(names: Mapping[str, Layout], tensors: Mapping[str, np.ndarray]) -> n
         return None
 
 
-def _sources(target: str, table: Table) -> Iterator[tuple[str, Layout]]:
-    """Yields the tensors of the file that make up one array of the model."""
-    found = False
-    for rule in table:
-        match = _pattern(rule.target).fullmatch(target) if rule.target else None
-        if match:
-            found = True
-            yield rule.source.format(**match.groupdict()), rule.layout
+def _sources(target: str, table: Table) -> dict[str, Layout]:
+    """Returns the tensors of the file that make up one array of the model."""
+    matches = [(rule, _pattern(rule.target).fullmatch(target)) for rule in table if rule.target]
+    found = {rule.source.format(**match.groupdict()): rule.layout for rule, match in matches if match}
     if not found:
         raise LookupError(f"the table of names has no rule for {target}")
-
-
-def _is_unneeded(name: str, table: Table) -> bool:
-    return any(rule.target is None and _pattern(rule.source).fullmatch(name) for rule in table)
+    return found
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -53,8 +53,18 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
     A directory may also hold several files and an index of them, as transformers saves large models.
     """
-    files = weight_files(tensor_file(path))
-    return {name: tensor for file in files for name, tensor in _read(file).items()}
+    tensors: dict[str, np.ndarray] = {}
+    for file in weight_files(tensor_file(path)):
+        try:
+            tensors |= load_file(file)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror or error}); check the path") from error
+        except SafetensorError as error:
+            fix = f"download it again or {_SAVE}"
+            raise UserError(f"{file}: not a complete safetensors file ({error}); {fix}") from error
+        except (KeyError, TypeError) as error:  # a type of numbers that numpy does not have
+            raise UserError(f"{file}: holds numbers of type {error}; save the weights as float32") from error
+    return tensors
 
 
 def weight_files(origin: pathlib.Path) -> list[pathlib.Path]:
@@ -71,17 +81,6 @@ def weight_files(origin: pathlib.Path) -> list[pathlib.Path]:
                 f"{origin}: {tensor} lies in {name!r}, which is no .safetensors file beside the index; {fix}"
             )
     return [tensor_file(origin.with_name(name)) for name in sorted(set(parts.values()))]
-
-
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    try:
-        return load_file(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
-    except SafetensorError as error:
-        raise UserError(f"{path}: not a complete safetensors file ({error}); download it again or {_SAVE}") from error
-    except (KeyError, TypeError) as error:  # a type of numbers that numpy does not have
-        raise UserError(f"{path}: holds numbers of type {error}; save the weights as float32") from error
 
 
 def tensor_file(path: Path) -> pathlib.Path:

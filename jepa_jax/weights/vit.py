@@ -6,7 +6,7 @@ timm: `VisionTransformer`, with or without class token and LayerScale.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -29,36 +29,29 @@ _WITHOUT_CLS = Layout(lambda position: np.pad(position, ((0, 0), (1, 0), (0, 0))
 _FIXED = {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-class BlockNames(NamedTuple):
-    """What a library calls the layers of a block; `scale` has `{}` for 1 and 2."""
-
-    qkv: Sequence[str]
-    out: str
-    norm1: str
-    norm2: str
-    up: str
-    down: str
-    scale: str = ""  # without LayerScale
-
-
-_QKV = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
-_HF = BlockNames(
-    _QKV, "attention.output.dense", "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
-)
-_DINOV2 = BlockNames(_QKV, "attention.output.dense", "norm1", "norm2", "mlp.fc1", "mlp.fc2", "layer_scale{}.lambda1")
-_TIMM = BlockNames(("attn.qkv",), "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2", "ls{}.gamma")
+# What libraries call the layers of a block, and what they are called here.
+_HF_ATTENTION = {
+    **{f"attention.attention.{part}": "attention.qkv" for part in ("query", "key", "value")},
+    "attention.output.dense": "attention.out",
+}
+_NORMS_AND_MLP = {"norm1": "norm1", "norm2": "norm2", "mlp.fc1": "up", "mlp.fc2": "down"}
+_HF = _HF_ATTENTION | {
+    "layernorm_before": "norm1", "layernorm_after": "norm2", "intermediate.dense": "up", "output.dense": "down",
+}  # fmt: skip
+_DINOV2 = _HF_ATTENTION | _NORMS_AND_MLP | {f"layer_scale{i}.lambda1": f"scale{i}" for i in (1, 2)}
+_TIMM = {"attn.qkv": "attention.qkv", "attn.proj": "attention.out", "ls1.gamma": "scale1", "ls2.gamma": "scale2"}
+_TIMM |= _NORMS_AND_MLP
 
 
-def _block(layer: str, block: str, names: BlockNames) -> list[Rule]:
-    return [
-        *norm(f"{layer}.{names.norm1}", f"{block}.norm1"),
-        *(rule for part in names.qkv for rule in both(f"{layer}.{part}", f"{block}.attention.qkv", dense)),
-        *both(f"{layer}.{names.out}", f"{block}.attention.out", dense),
-        *norm(f"{layer}.{names.norm2}", f"{block}.norm2"),
-        *both(f"{layer}.{names.up}", f"{block}.up", dense),
-        *both(f"{layer}.{names.down}", f"{block}.down", dense),
-        *(Rule(f"{layer}.{names.scale.format(i)}", f"{block}.scale{i}") for i in (1, 2) if names.scale),
-    ]
+def _block(layer: str, block: str, names: Mapping[str, str]) -> list[Rule]:
+    rules: list[Rule] = []
+    for theirs, ours in names.items():
+        source, target = f"{layer}.{theirs}", f"{block}.{ours}"
+        if ours.startswith("scale"):
+            rules.append(Rule(source, target))
+        else:
+            rules += norm(source, target) if ours.startswith("norm") else both(source, target, dense)
+    return rules
 
 
 def hf_table(patch_size: int, *, prefix: str = "", ours: str = "", dinov2: bool = False) -> Table:
@@ -190,10 +183,8 @@ def _mae(config: Mapping[str, Any], facts: Mapping[str, Any], image_size: int, c
 def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
     """Returns what a ViT of timm is: from its constructor's arguments in config.json, or else from its tensors."""
     arguments = timm_arguments(config, _TIMM_FIXED, _TIMM_NAMES, origin)
-    embedding, places = (
-        shape_of(tensors, "patch_embed.proj.weight", 4, origin),
-        shape_of(tensors, "pos_embed", 3, origin),
-    )
+    embedding = shape_of(tensors, "patch_embed.proj.weight", 4, origin)
+    places = shape_of(tensors, "pos_embed", 3, origin)
     numbers = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
     width, patch_size = arguments.get("embed_dim", embedding[0]), embedding[-1]
     cls_token = arguments.get("class_token", "cls_token" in tensors or not config)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jepa_jax.weights.geometry import Geometry, described_geometry
+from jepa_jax.weights.load import Geometry, described_geometry
 
 DINOV2 = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
 
