@@ -1,7 +1,6 @@
 """Plans any jitted function: memory, verdict, kernels and predicted time on a GPU that need not be there."""
 
 import dataclasses
-import functools
 import html
 import pathlib
 import tempfile
@@ -10,19 +9,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import gib
 from jepa_jax.compiled.buffers import Peak, read_peak, short_scope, source_lines
-from jepa_jax.compiled.hlo import parse_hlo
+from jepa_jax.compiled.hlo import CompiledProgram, parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
 from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered
-from jepa_jax.planning.estimate import MemoryNeed, memory_need, verdict_of
+from jepa_jax.planning.absent_meshes import count_devices, lower
+from jepa_jax.planning.estimate import MemoryNeed, exchange_seconds, memory_need, verdict_of
 from jepa_jax.planning.factors import Prediction, predict, timed_kernels
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
 
 Row = Sequence[str]  # cells of a table
+ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 MODES = ("train", "infer")
 SHOWN = 12  # lines of a table
 
@@ -32,7 +33,8 @@ class StepPlan:
     """What a compiled function needs on a GPU; printed it is titled tables, in a notebook too."""
 
     gpu: Gpu
-    need: MemoryNeed
+    devices: int  # GPUs that the arguments and the function are sharded over
+    need: MemoryNeed  # of each of them
     peak: Peak  # the buffers alive at the peak
     unlimited_peak_bytes: int  # the peak if XLA kept everything; the same unless it recomputes
     kernels: list[Kernel]
@@ -54,6 +56,7 @@ class StepPlan:
 
     def tables(self) -> list[tuple[str, list[Row]]]:
         """Returns titles and rows: verdict and speed, what is alive at the peak, and the kernels that take longest."""
+        count = f"{self.devices} x " if self.devices > 1 else ""
         groups: list[Row] = [(name, gib(size)) for name, size in self.peak.totals(by="group").items()]
         buffers: list[Row] = [
             (gib(one.bytes), one.shape.partition("{")[0], one.source or "-", short_scope(one.op_name) or one.name)
@@ -61,7 +64,7 @@ class StepPlan:
         ]
         lines: list[Row] = [(name, gib(size)) for name, size in list(self.peak.totals(by="source").items())[:SHOWN]]
         return [
-            (f"{self.gpu.name}: {self.verdict}", self._summary()),
+            (f"{count}{self.gpu.name}: {self.verdict}", self._summary()),
             ("alive at the peak, by what it is", groups),
             ("alive at the peak, by the line that made it", lines),
             ("largest buffers at the peak", buffers),
@@ -116,7 +119,9 @@ def plan(
 
     Args:
         step: a function, jitted or not; donated arguments count as donated.
-        *args: its arguments: arrays, or shapes and types (jax.ShapeDtypeStruct). Nothing is computed.
+        *args: its arguments: arrays, or shapes and types (jax.ShapeDtypeStruct). Nothing is computed. A NamedSharding
+          of theirs, of `in_shardings` or in the function is kept: over a mesh of 8 devices, or an AbstractMesh of that
+          size, the plan is for 8 GPUs of one host.
         gpu: a name of the table of GPUs (`jepa-jax plan --help`), or an entry of it.
         mode: "train" or "infer": which measurements the prediction rests on.
         samples: that one call processes, for the speed in samples per second.
@@ -129,32 +134,44 @@ def plan(
     if mode not in MODES:
         raise UserError(f"mode={mode!r}: use {' or '.join(MODES)}")
     card = gpu if isinstance(gpu, Gpu) else find_gpus([gpu], load_table(gpu_table))[0]
-    compiled, peak, kernels, convolution = _compile(step, args, kwargs, card, unlimited=False)
-    top = compiled.memory_analysis().peak_memory_in_bytes
-    unlimited = top
-    if any(kernel.recomputed for kernel in kernels):
-        unlimited = _compile(step, args, kwargs, card, unlimited=True)[0].memory_analysis().peak_memory_in_bytes
-    need = memory_need(top, convolution)
-    return StepPlan(card, need, peak, unlimited, kernels, predict(kernels, card, samples=samples, mode=mode))
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS)]
+    jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step)
+
+    def call(*arrays: Any) -> Any:
+        given = dict(zip(places, arrays, strict=True))
+        own, named = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+        return jitted(*own, **named)
+
+    arguments = [_shape_of(leaves[i]) for i in places]
+    traced = jax.make_jaxpr(call)(*arguments)
+    devices = count_devices(traced, arguments)
+    top, hlo, peak = _compile(traced, arguments, card, devices, unlimited=False)
+    kernels = read_kernels(hlo)
+    recomputes = any(kernel.recomputed for kernel in kernels)
+    unlimited = _compile(traced, arguments, card, devices, unlimited=True)[0] if recomputes else top
+    sent = sum(wire for _, wire in hlo.collectives().values())
+    exchange = exchange_seconds(sent, card, devices)
+    speed = predict(kernels, card, samples=samples, mode=mode, exchange_seconds=exchange)
+    need = memory_need(top, hlo.largest_convolution_bytes(), devices=devices)
+    return StepPlan(card, devices, need, peak, unlimited, kernels, speed)
 
 
 def _compile(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], gpu: Gpu, *, unlimited: bool
-) -> tuple[Any, Peak, list[Kernel], int]:
-    """Returns the compiled function, its peak, its kernels and the bytes of its largest convolution."""
-    sharding = SingleDeviceSharding(absent_devices(gpu, "1x1x1", unlimited)[0])
-    jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step)
-    args, kwargs = jax.tree.map(functools.partial(_on, sharding), (args, kwargs))
+    traced: Any, arguments: Sequence[jax.ShapeDtypeStruct], gpu: Gpu, devices: int, *, unlimited: bool
+) -> tuple[int, CompiledProgram, Peak]:
+    """Returns the peak of the compiled function in bytes, its program and what is alive at the peak."""
+    lowered = lower(traced, arguments, absent_devices(gpu, f"1x1x{devices}", unlimited))
     with tempfile.TemporaryDirectory(prefix="jepa_jax_plan_") as folder:
         notes = pathlib.Path(folder)
-        compiled = compile_lowered(jitted.lower(*args, **kwargs), notes)
-        text = compiled.as_text()
+        compiled = compile_lowered(lowered, notes)
+        text, top = compiled.as_text(), compiled.memory_analysis().peak_memory_in_bytes
         hlo = parse_hlo(text)
-        return compiled, read_peak(notes, hlo, source_lines(text)), read_kernels(hlo), hlo.largest_convolution_bytes()
+        return top, hlo, read_peak(notes, hlo, source_lines(text))
 
 
-def _on(sharding: Any, leaf: Any) -> Any:
-    """Returns the shape and type of an array on the absent device; anything else as it is."""
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(array, "sharding", None)
+    return jax.ShapeDtypeStruct(
+        array.shape, array.dtype, sharding=sharding if isinstance(sharding, NamedSharding) else None
+    )

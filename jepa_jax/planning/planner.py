@@ -325,7 +325,7 @@ def enough_parts(estimate: Estimate) -> list[int]:
     return [parts for parts in part_counts(estimate.request) if (need.total - fixed) / parts <= room]
 
 
-def search_batch(first: Estimate, num_train: int) -> Generator[int, Estimate, LargestBatch]:
+def search_batch(first: Estimate, num_train: int) -> Generator[int, Any, LargestBatch]:
     """Searches for the largest batch from one estimate: yields batches to compile and takes their estimates.
 
     Memory is nearly linear in the batch. The first guess assumes that only state and gradients do not grow with the

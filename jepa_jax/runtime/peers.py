@@ -200,7 +200,7 @@ class Lifeline:
 
     def _watch(self, process: int, connection: socket.socket) -> None:
         """Waits until a process ends, or says which other one does; one in good order gives no reason."""
-        said = {"process": process, "why": GONE, "code": EXIT_PROCESS_LOST}
+        said: dict[str, Any] = {"process": process, "why": GONE, "code": EXIT_PROCESS_LOST}
         with contextlib.suppress(OSError, ValueError):
             said = json.loads(connection.makefile("rb").readline())
         if said["why"]:

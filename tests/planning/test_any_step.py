@@ -5,6 +5,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.compiled.buffers import ARGUMENTS, KEPT
@@ -61,6 +63,40 @@ def test_a_plan_is_text_and_tables_of_a_notebook(planned):
     text, page = str(planned), planned._repr_html_()
     assert "NVIDIA GeForce RTX 3060: fits" in text and "test_any_step.py:" in text
     assert page.startswith("<pre>NVIDIA GeForce RTX 3060: fits") and "<lambda" not in page
+
+
+def over_eight(case):
+    """Returns a function and its arguments, with a batch that is split over eight devices in one of several ways."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    split, weights = P(("data", "model")), jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    batch = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    if case == "arguments":
+        weights = weights.update(sharding=NamedSharding(mesh, P()))
+        return jax.jit(sgd_step), [weights], batch.update(sharding=NamedSharding(mesh, split))
+    if case == "abstract mesh":
+        alone = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        return sgd_step, [weights], batch.update(sharding=NamedSharding(alone, P("data")))
+    auto = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,)), P("data"))
+    if case == "in_shardings":
+        return jax.jit(sgd_step, in_shardings=(None, auto, auto), donate_argnums=0), [weights], batch
+
+    def constrained(params, x, y):
+        return sgd_step(params, jax.lax.with_sharding_constraint(x, auto), y)
+
+    return jax.jit(constrained), [weights], batch
+
+
+@on_linux
+@pytest.mark.parametrize("case", ["arguments", "abstract mesh", "in_shardings", "constraint"])
+def test_shardings_are_kept(case):
+    step, params, x = over_eight(case)
+    planned = plan(step, params, x, x, gpu="a100-80", samples=BATCH)
+    assert planned.devices == 8 and str(planned).startswith("8 x NVIDIA A100")
+    assert sum(kernel.flops * kernel.runs for kernel in planned.kernels) == 2 * 2 * BATCH * WIDTH**2 / 8
+    assert planned.prediction.parts["exchange"] > 0 and planned.need.collectives > 0
+    whole = 4 * WIDTH * (WIDTH + 2 * BATCH)
+    shared = 4 * WIDTH * (WIDTH + 2 * BATCH // 8)
+    assert planned.peak.totals(by="group")[ARGUMENTS] == (whole if case == "constraint" else shared)
 
 
 def test_mistakes_are_named():
