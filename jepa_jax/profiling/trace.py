@@ -53,6 +53,15 @@ class TraceWindow:
         self._step = jax.profiler.StepTraceAnnotation("train", step_num=step)
         self._step.__enter__()
 
+    def completed(self, steps: int) -> None:
+        """Reports that the metrics of this many steps have been read.
+
+        A step lasts until the one before it is complete. The wait for the last one itself, at the end of the recording,
+        would make it twice as long.
+        """
+        if steps == self._last:
+            self._end_step()
+
     def _end_step(self) -> None:
         if self._step is not None:
             self._step.__exit__(None, None, None)

@@ -101,6 +101,8 @@ class Recorder:
         """Advances the progress bar and logs the metrics of a step if that is due; returns whether it was."""
         self._newest = metrics
         self._speed.completed(step)
+        if self.trace.recording:
+            self.trace.completed(step)
         with self.timeline.section(Section.LOGGING):
             self._console.advance(1, self.in_words)
             due = step % self._run.config.log.every_steps == 0 or step == self._run.length.total_steps
