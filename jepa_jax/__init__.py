@@ -8,7 +8,7 @@ Importing this package is cheap and has no side effect: jax is imported by the f
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
 
-__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "train"]
+__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "train", "tune_step"]
 
 
 def get_config(
@@ -92,6 +92,56 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "Froz
     from jepa_jax.evals.inference import load_encoder
 
     return load_encoder(workdir, batch_size=batch_size)
+
+
+def tune_step(
+    make: Callable[..., Any] | str,
+    *,
+    batch: int,
+    batch_sizes: Sequence[int] = (),
+    precisions: Sequence[str] = ("float32",),
+    workers: Sequence[int] = (0,),
+    budget: str = "10m",
+    output_dir: str | pathlib.Path = "runs/tune",
+    console: Console | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Finds the fastest settings of a training step of your own, without a config; writes tune.json and tune.html.
+
+    Each trial is a process that imports `make`, so call this below `if __name__ == "__main__"`, before anything is
+    computed: this process must not hold the memory of the GPU.
+
+        result = jepa_jax.tune_step(make, batch=64, precisions=("float32", "bfloat16"), workers=(0, 2), budget="5m")
+        step, batches = make(**result["chosen"])
+
+    Args:
+        make: function `make(batch, precision, workers)` at the top of a module, or "module:function". It returns `step`
+            and `batches`, an endless iterable; `step(batch)` takes one of its elements and returns the loss as a scalar
+            array.
+        batch: examples per step to begin with; without `batch_sizes` any others are tried.
+        batch_sizes: the only batch sizes to try.
+        precisions: values for `make`, the one in use first.
+        workers: values for `make`, the one in use first.
+        budget: time for the whole search, e.g. "90s", "10m", "1.5h".
+        output_dir: folder of the results.
+        console: where progress is shown; standard error by default.
+        **options: resume, margin, memory_limit_gb, memory_fraction, gpu_index, as the flags of `jepa-jax tune`.
+
+    Returns:
+        The object that `jepa-jax tune` prints; `chosen` holds the arguments for `make`, or None.
+    """
+    _start_quietly()
+    from jepa_jax.experiments.tune import TuneOptions, tune_own_step
+    from jepa_jax.reports.experiment_page import sweep_page
+    from jepa_jax.reports.page import write_page
+
+    console = console or Console()
+    settings = TuneOptions(pathlib.Path(output_dir).expanduser(), budget, **options)
+    _, result, document = tune_own_step(make, batch, batch_sizes, precisions, workers, settings, console)
+    write_page(result["html"], sweep_page(document))
+    for line in (*document["conclusion"]["text"], f"page: {result['html']}"):
+        console.line(line)
+    return result
 
 
 def _checked(config: "str | Mapping[str, Any] | ConfigDict", changes: Mapping[str, Any] | None = None) -> "Config":

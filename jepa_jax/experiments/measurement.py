@@ -15,7 +15,7 @@ import pathlib
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -108,31 +108,32 @@ def measure(
         if request.with_evaluation:
             sources = source, open_split(config.data, "test")
             stack.enter_context(evaluation_and_checkpoint(config, program, sources, loop.state))
-        figures = measure_steps(config, request, loop)
+        figures = measure_steps(request, loop, batches_ready(config.data))
     most, _ = speed.peak_flops(config.profile.peak_tflops, config.train.precision, mesh.size)
-    limits = [(one.memory_stats() or {}).get("bytes_limit") for one in mesh.local_devices]
     return dataclasses.replace(
         figures,
         **compiled,
+        **device_facts(mesh.devices.flat),
         flops_per_batch=None if step.flops is None else round(step.flops),
         mfu=speed.mfu(step.flops, figures.avg_step_time, figures.measured_batches or 0, most),
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,
-        devices=f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
-        platform=jax.default_backend(),
-        device_limit_bytes=min((limit for limit in limits if limit), default=None),
-        card=card_name(),
     )
 
 
-def card_name() -> str | None:
-    """Returns host and UUIDs of the GPUs that this process computes on; None on CPUs."""
-    if jax.default_backend() != "gpu":
-        return None
-    gpus = jax_gpus(jax.local_devices())
-    names = gpus.uuids
-    gpus.close()
-    return f"{socket.gethostname()} {' '.join(names)}" if any(names) else None
+def device_facts(devices: Iterable[jax.Device]) -> dict[str, Any]:
+    """Returns the figures that name the devices of a trial: kind, memory, and by host and UUID the GPUs."""
+    devices, card = list(devices), None
+    if jax.default_backend() == "gpu":
+        with contextlib.closing(jax_gpus(jax.local_devices())) as gpus:
+            card = f"{socket.gethostname()} {' '.join(gpus.uuids)}" if any(gpus.uuids) else None
+    limits = [(one.memory_stats() or {}).get("bytes_limit") for one in jax.local_devices()]
+    return {
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "platform": jax.default_backend(),
+        "device_limit_bytes": min((limit for limit in limits if limit), default=None),
+        "card": card,
+    }
 
 
 def largest_batches(config: Config, source: Source, sharding: NamedSharding) -> list[Delivery]:
@@ -229,15 +230,17 @@ class TimedSteps:
 
 
 def measure_steps(
-    config: Config, request: TrialRequest, loop: TimedSteps, read_memory: ReadMemory = memory_growth.settled
+    request: TrialRequest, loop: TimedSteps, discarded: int, read_memory: ReadMemory = memory_growth.settled
 ) -> TrialFigures:
-    """Takes warm-up steps, then the timed ones, and more of them if memory has grown."""
+    """Takes warm-up steps, then the timed ones, and more of them if memory has grown.
+
+    `discarded` batches, as many as the loader may have made before, are dropped first.
+    """
     workers = psutil.Process().children(recursive=True)
     watch = monitor.Monitor(MONITOR_SECONDS)
-    count, images = request.max_batches, request.max_batches * config.data.batch_size
+    count, images = request.max_batches, request.max_batches * request.combination.batch_size
     try:
         points = [(len(loop.completed), read_memory())]
-        discarded = batches_ready(config.data)
         loop.discard(discarded)
         loop.take(request.warmup_batches + 1)  # the last of them is timed: the one before it is complete now
         began, waited_before, cpu_before = loop.completed[-1], loop.waited_for_data(), _cpu_seconds(workers)

@@ -74,7 +74,7 @@ class Recommendation:
     def best(self) -> Combination | None:
         return self.choice.best.combination if self.choice else None
 
-    def to_dict(self, config: Config) -> dict[str, Any]:
+    def to_dict(self, config: Config | None) -> dict[str, Any]:
         """Returns the conclusion of the JSON file; a gain that is not shown is kept apart."""
         choice, best = self.choice, self.best
         interval = choice.best.samples_per_sec_ci95 if choice else None
@@ -91,7 +91,7 @@ class Recommendation:
             "text": list(self.text),
             "knobs": list(self.knobs),
             "noise_percent": self.noise_percent,
-            "learning_rate_advice": learning_rate_advice(config, best.batch_size) if best else None,
+            "learning_rate_advice": learning_rate_advice(config, best.batch_size) if config and best else None,
         }
 
 

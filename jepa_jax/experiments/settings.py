@@ -26,7 +26,10 @@ KEYS = {name: entry.key for group, cls in COMMON.items() for name, entry in entr
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """A value of every knob; `batch_size` counts the images of one optimizer step, accumulation included."""
+    """A value of every knob; `batch_size` counts the images of one optimizer step, accumulation included.
+
+    For a step of the user's own, which knows neither, remat and pipeline are "".
+    """
 
     batch_size: int
     num_workers: int
@@ -39,7 +42,8 @@ class Combination:
     def label(self) -> str:
         parts = f"batch {self.batch_size}" + (f" in {self.grad_accum_steps}" if self.grad_accum_steps > 1 else "")
         workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
-        return f"{parts}, {workers}, {self.precision}, remat {self.remat}, {self.pipeline}"
+        remat = self.remat and f"remat {self.remat}"
+        return ", ".join(filter(None, (parts, workers, self.precision, remat, self.pipeline)))
 
     @property
     def part_size(self) -> float:
@@ -76,7 +80,7 @@ class Combination:
 class TrialRequest:
     """What the process of a trial is asked to measure."""
 
-    config: Mapping[str, Any]  # nested values of the config as given, to which the combination is applied
+    config: Mapping[str, Any]  # nested values of the config as given, to which the combination is applied; or {}
     combination: Combination
     max_batches: int = 32  # measured
     warmup_batches: int = 4  # before those, after compiling
@@ -85,9 +89,11 @@ class TrialRequest:
     with_evaluation: bool = False  # a validation pass and a checkpoint before the measured steps
     memory_fraction: float | None = None  # of a GPU's memory that JAX takes, as training will; None: no GPU
     compile_anew: bool = False  # in every repeat: on a GPU XLA times kernels then, with other results each time
+    make: str = ""  # "module:function" that makes a step of the user's own, without a config; see own_step.py
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        return values if self.make else {name: value for name, value in values.items() if name != "make"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrialRequest":

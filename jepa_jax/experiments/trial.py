@@ -9,6 +9,7 @@ it does not survive is explained by its parent.
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -62,7 +63,8 @@ def run_trial(
     The trials of an experiment share the parent of their folders, in which they keep their compiled programs.
     """
     try:
-        request.configuration()
+        if not request.make:
+            request.configuration()
         environment = child_environment(request, folder.parent)
     except UserError as error:
         return TrialResult(REFUSED, str(error))
@@ -107,9 +109,21 @@ def child_environment(request: TrialRequest, folder: pathlib.Path) -> dict[str, 
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
         "PYTHONPATH": processes.python_path(),
     }
+    if request.make:
+        variables["PYTHONPATH"] = os.pathsep.join([module_folder(request.make), variables["PYTHONPATH"]])
     if request.compile_anew:
         variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     return variables | pool_variables(request.memory_fraction, os.environ) | only_gpu(request.gpu_index)
+
+
+def module_folder(make: str) -> str:
+    """Returns the folder from which the module of "module:function" is imported."""
+    name = make.partition(":")[0]
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise UserError(f"make = {make}: there is no module {name}; add its folder to PYTHONPATH")
+    depth = name.count(".") + (pathlib.Path(spec.origin).name == "__init__.py")
+    return str(pathlib.Path(spec.origin).resolve().parents[depth])
 
 
 def finished_result(folder: pathlib.Path, request: TrialRequest) -> TrialResult | None:
@@ -126,9 +140,11 @@ def finished_result(folder: pathlib.Path, request: TrialRequest) -> TrialResult 
 def measure_request(request: TrialRequest) -> TrialFigures:
     """Measures a request in this process."""
     import_jax()
-    from jepa_jax.experiments.measurement import measure  # here, so that a failure to import jax is a result as well
+    # Here, so that a failure to import jax is a result as well.
+    from jepa_jax.experiments.measurement import measure
+    from jepa_jax.experiments.own_step import measure_own_step
 
-    return measure(request)
+    return measure_own_step(request) if request.make else measure(request)
 
 
 def attempt(request: TrialRequest, measure: MeasureRequest = measure_request) -> TrialResult:

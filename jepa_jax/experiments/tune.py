@@ -9,8 +9,9 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -24,15 +25,15 @@ from jepa_jax.experiments.recommendation import (
     Recommendation,
     batch_sentences,
     choice_sentences,
-    recommend,
+    knob_effects,
     what_limits,
 )
 from jepa_jax.experiments.rows import TrialResult, rows_to_json
 from jepa_jax.experiments.search import Search, SearchOutcome
-from jepa_jax.experiments.search_space import make_space
+from jepa_jax.experiments.search_space import SearchSpace, make_space
 from jepa_jax.experiments.search_trials import WARMUP_BATCHES, RunTrial, SearchLimits, SearchTrial
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, run_trial
+from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, module_folder, run_trial
 from jepa_jax.experiments.tuned_file import write_tuned
 from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
@@ -67,7 +68,57 @@ def tune(
 
     Returns the exit code, the object that the command prints last, and the document of the search.
     """
-    tuning = Tuning(config, options, run)
+    fixed_batch, dummy = options.fixed_effective_batch, options.use_dummy_data
+    space = make_space(config, options.values, fixed_batch=fixed_batch, use_dummy_data=dummy)
+    given = TrialRequest(config.to_dict(), Combination.of(config), use_dummy_data=dummy)
+    return search_settings(given, space, options, console, config, run)
+
+
+def tune_own_step(
+    make: Callable[..., Any] | str,
+    batch: int,
+    batch_sizes: Sequence[int],
+    precisions: Sequence[str],
+    workers: Sequence[int],
+    options: TuneOptions,
+    console: Console,
+    run: RunTrial | None = None,
+) -> tuple[int, dict[str, Any], Document]:
+    """Searches as `tune` does for a step that `make` makes, around the first value of each list.
+
+    The result holds the chosen arguments of `make`; there is no tuned.json.
+    """
+    given = Combination(batch, workers[0], 1, precisions[0], remat="", pipeline="")
+    space = SearchSpace(tuple(sorted(workers)), tuple(precisions), (), (), batch_sizes=tuple(sorted(batch_sizes)))
+    request = TrialRequest({}, given, make=make if isinstance(make, str) else reference_of(make))
+    module_folder(request.make)  # refuses a module that cannot be found
+    options = dataclasses.replace(options, config_name=request.make)
+    code, result, document = search_settings(request, space, options, console, None, run)
+    names = {"batch": "batch_size", "precision": "precision", "workers": "num_workers"}
+    chosen = result["chosen"] and {argument: result["chosen"][knob] for argument, knob in names.items()}
+    return code, result | {"chosen": chosen}, document
+
+
+def reference_of(function: Callable[..., Any]) -> str:
+    """Returns "module:function", by which other processes import a function; that of a script is its file."""
+    module, name = function.__module__, function.__qualname__
+    if "." in name:
+        raise UserError(f"make = {name}: other processes cannot import it; define it at the top of a module")
+    if module == "__main__":
+        module = pathlib.Path(str(sys.modules["__main__"].__file__)).stem
+    return f"{module}:{name}"
+
+
+def search_settings(
+    given: TrialRequest,
+    space: SearchSpace,
+    options: TuneOptions,
+    console: Console,
+    config: Config | None,
+    run: RunTrial | None,
+) -> tuple[int, dict[str, Any], Document]:
+    """Searches around `given`; see `tune`."""
+    tuning = Tuning(given, space, options, config, run)
     search = tuning.search
     console.line(
         f"memory: {(search.limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {tuning.memory_source}; "
@@ -80,7 +131,7 @@ def tune(
     figures = {key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")}
     if code == EXIT_OK and outcome.chosen is None:
         code = EXIT_NO_RESULT
-    elif code == EXIT_OK and outcome.chosen is not None:
+    elif code == EXIT_OK and outcome.chosen is not None and config is not None:
         tuned = str(options.output_dir / "tuned.json")
         copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
         facts = {key: tuning.header[key] for key in copied} | figures | {"text": conclusion["text"]}
@@ -92,6 +143,7 @@ def tune(
             data_source=search.rows[outcome.chosen].shared("data_source"),
             **facts,
         )
+    if code == EXIT_OK:
         shutil.rmtree(tuning.experiment.folder / CACHE, ignore_errors=True)
     result = {
         "chosen": conclusion["best"],
@@ -111,14 +163,22 @@ def tune(
 class Tuning:
     """A search, the document that it keeps on disk, and its progress."""
 
-    def __init__(self, config: Config, options: TuneOptions, run: RunTrial | None):
+    def __init__(
+        self,
+        given: TrialRequest,
+        space: SearchSpace,
+        options: TuneOptions,
+        config: Config | None,
+        run: RunTrial | None,
+    ):
         self.outcome: SearchOutcome | None = None
-        place, dummy = options.output_dir, options.use_dummy_data
+        place = options.output_dir
         self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
         budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
-        space = make_space(config, options.values, fixed_batch=options.fixed_effective_batch, use_dummy_data=dummy)
         memory, self.memory_source = memory_limit(options, hardware)
         settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in TUNE_SETTINGS}
+        if given.make:
+            settings |= {"make": given.make, "given": given.combination.to_dict()}
         header: dict[str, Any] = {
             **base_header(config, options.config_name, hardware),
             "kind": "tune",
@@ -135,15 +195,9 @@ class Tuning:
             header, recorded = {**found[0], "budget_seconds": budget}, found[1]
             self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
         self.config, self.header = config, header
+        device = device_options(hardware, options.memory_fraction)
         self.search = Search(
-            TrialRequest(
-                config.to_dict(),
-                Combination.of(config),
-                warmup_batches=WARMUP_BATCHES,
-                use_dummy_data=dummy,
-                gpu_index=options.gpu_index,
-                **device_options(hardware, options.memory_fraction),
-            ),
+            dataclasses.replace(given, warmup_batches=WARMUP_BATCHES, gpu_index=options.gpu_index, **device),
             space,
             SearchLimits(budget, header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None),
             run or self._run_in_process,
@@ -205,23 +259,27 @@ def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[flo
     return MEMORY_SHARE * psutil.virtual_memory().available, source
 
 
-def recommend_outcome(config: Config, search: Search, outcome: SearchOutcome) -> Recommendation:
-    """Returns what a sweep would say of the rows, with the choice of the search and its reasons."""
-    rows, chosen = search.rows, outcome.chosen
-    found = recommend(list(rows.values()), config=config)
+def recommend_outcome(config: Config | None, search: Search, outcome: SearchOutcome) -> Recommendation:
+    """Returns the choice of a search and its reasons, and what each knob does."""
+    rows, chosen, noise = search.rows, outcome.chosen, search.model.noise_percent
+    knobs = tuple(knob_effects(list(rows.values()), search.model))
     if chosen is None:
-        return Recommendation(None, ("Nothing to recommend.", *outcome.notes), found.knobs, found.noise_percent)
+        return Recommendation(None, ("Nothing to recommend.", *outcome.notes), knobs, noise)
     assert search.choice is not None  # made with the outcome
     choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
-    given, reference = "the config as given", search.reference
+    given, reference = "the config as given" if config else "the settings as given", search.reference
     if reference != search.given.combination.without_idle_workers():  # --fixed_effective_batch asks for another batch
         given = f"the config with its batch made {reference.batch_size:,}"
     sentences = choice_sentences(choice, given, search.why_not(reference))
     if outcome.confirmed:
-        sentences.append("Confirmed by a longer run with a validation pass and a checkpoint.")
+        how = " with a validation pass and a checkpoint" if config else ""
+        sentences.append(f"Confirmed by a longer run{how}.")
     sentences += [what_limits(choice.best, search.limits.memory_bytes), *outcome.notes]
     if outcome.untried:
         named = "; ".join(combination.label for combination in outcome.untried)
         sentences.append(f"Not tried for lack of time: {named}.")
-    sentences += batch_sentences(config, chosen)
-    return Recommendation(choice, tuple(sentences), found.knobs, found.noise_percent)
+    if config:
+        sentences += batch_sentences(config, chosen)
+    elif chosen.batch_size != reference.batch_size:
+        sentences.append("The batch also changes what is learned: find its learning rate.")
+    return Recommendation(choice, tuple(sentences), knobs, noise)

@@ -199,6 +199,7 @@ def sweep_charts(rows: Sequence[JsonRow], best: JsonRow | None, header: Mapping[
     waits = sweep_series(like or loaded, "batch {batch_size:,}", "num_workers", wait_percent)
     sizes = sorted({row["combination"]["batch_size"] for row in rows})
     options: dict[str, Any] = {"x_log": True, "x_ticks": sizes, "from_zero": True}
+    programs = "{precision}, remat {remat}" if any(row["combination"]["remat"] for row in rows) else "{precision}"
     return [
         line_chart(
             "Throughput against batch size",
@@ -210,7 +211,7 @@ def sweep_charts(rows: Sequence[JsonRow], best: JsonRow | None, header: Mapping[
         ),
         line_chart(
             "Memory against batch size",
-            sweep_series(rows, "{precision}, remat {remat}", "batch_size", memory_gib, memory_gib),
+            sweep_series(rows, programs, "batch_size", memory_gib, memory_gib),
             x_label="batch size",
             y_label=f"GiB, peak of the {where}",
             levels=[(f"limit {limit / GIB:.1f} GiB", limit / GIB)] if limit else [],
@@ -255,7 +256,8 @@ def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Sectio
     values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
     columns = sweep_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
     table = cells_table(columns, [i for i, row in enumerate(rows) if row is best])
-    equal = ", ".join(f"{KNOB_WORDS[knob]} {found.pop()}" for knob, found in values.items() if len(found) == 1)
+    same = {knob: found.pop() for knob, found in values.items() if len(found) == 1}
+    equal = ", ".join(f"{KNOB_WORDS[knob]} {value}" for knob, value in same.items() if value != "")
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     return Section("All combinations", [Card("", [table], note)])
 

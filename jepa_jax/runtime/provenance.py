@@ -94,8 +94,9 @@ def unused_gpu(gpu_index: int | None = None) -> str:
     )
 
 
-def base_header(config: Config, config_name: str, hardware: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the header of a file of measurements: what was measured, where and with what."""
+def base_header(config: Config | None, config_name: str, hardware: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the header of a file of measurements: what was measured, where and with what; None: without a config."""
+    values = config.to_dict() if config else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command(),
@@ -103,8 +104,8 @@ def base_header(config: Config, config_name: str, hardware: Mapping[str, Any]) -
         "hardware": dict(hardware),
         "versions": versions(),
         "config_name": config_name,
-        "config_hash": config_hash(config),
-        "config": json.loads(json.dumps(config.to_dict())),  # as it will be read back
+        "config_hash": config_hash(config or {}),
+        "config": json.loads(json.dumps(values)),  # as it will be read back
     }
 
 

@@ -154,7 +154,7 @@ def figures_of(loading, computing, leak=0):
     loop = TimedSteps(machine.step, 0, TrainBatches(machine.batches()), machine, clock=machine.perf_counter)
     loop.take(1)
     loop.drain()
-    return measure_steps(config, request, loop, machine.settled)
+    return measure_steps(request, loop, batches_ready(config.data), machine.settled)
 
 
 @pytest.mark.parametrize(
