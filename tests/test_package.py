@@ -35,6 +35,27 @@ def test_every_module_can_be_imported_under_another_name():
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True)
 
 
+def test_tools_for_plain_jax_programs_bring_along_only_the_layers_below_them():
+    """A loss, a model, the pipeline or a plan does not cost a program the import of training, pages and commands."""
+    program = "\n".join(
+        (
+            "import importlib, sys",
+            "for name in sys.argv[1:]:",
+            "    importlib.import_module(name)",
+            "    ours = [one.split('.') for one in sys.modules if one.startswith('jepa_jax.')]",
+            "    print(len(ours), *sorted({one[1] for one in ours}))",
+        )
+    )
+    tools = ["jepa_jax.losses.vicreg", "jepa_jax.planning", "jepa_jax.models.vit", "jepa_jax.data.pipeline"]
+    command = [sys.executable, "-c", program, *tools]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    (_, *loss), (count, *plan), (_, *model), (_, *data) = map(str.split, shown)
+    assert loss == ["base", "losses"]
+    assert plan == ["base", "compiled", "losses", "planning", "runtime"] and int(count) < 30
+    assert model == sorted([*plan, "config", "models"])
+    assert data == sorted([*model, "data"])
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_configs_templates_and_tables(clone, tmp_path):
     pip("wheel", "--no-deps", "--wheel-dir", tmp_path, clone)

@@ -7,15 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 Arguments = Sequence[jax.ShapeDtypeStruct]
 
 
 def count_devices(traced: core.ClosedJaxpr, arguments: Arguments) -> int:
-    """Returns how many devices the shardings and meshes of a function and its arguments span; 1 without any."""
+    """Returns how many devices the meshes of a function and its arguments span; 0 without a mesh."""
     meshes = list(_meshes((traced, arguments, jax.sharding.get_abstract_mesh())))
-    return max(1, len(_device_ids(meshes)), *(mesh.size for mesh in meshes))
+    return max([len(_device_ids(meshes)), *(mesh.size for mesh in meshes)])
 
 
 def lower(traced: core.ClosedJaxpr, arguments: Arguments, devices: Sequence[Any]) -> jax.stages.Lowered:
@@ -32,7 +32,7 @@ def lower(traced: core.ClosedJaxpr, arguments: Arguments, devices: Sequence[Any]
         return Mesh(np.array(chosen).reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
     def moved(value: Any) -> Any:
-        if isinstance(value, NamedSharding):
+        if isinstance(value, NamedSharding) and not value.mesh.empty:
             return NamedSharding(absent(value.mesh), value.spec)
         if isinstance(value, Mesh) and not value.empty:
             return absent(value)
@@ -44,7 +44,7 @@ def lower(traced: core.ClosedJaxpr, arguments: Arguments, devices: Sequence[Any]
             return type(value)(map(moved, value))
         return {key: moved(part) for key, part in value.items()} if type(value) is dict else value
 
-    everywhere = NamedSharding(absent(meshes[0]), PartitionSpec()) if meshes else SingleDeviceSharding(devices[0])
+    everywhere = NamedSharding(absent(meshes[0]), PartitionSpec())
     specs = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=everywhere) for one in arguments]
     donated = []
     for i, (variable, argument) in enumerate(zip(traced.jaxpr.invars, arguments, strict=True)):

@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.text import gib
 from jepa_jax.compiled.buffers import Peak, read_peak, short_scope, source_lines
 from jepa_jax.compiled.hlo import CompiledProgram, parse_hlo
@@ -21,6 +22,7 @@ from jepa_jax.planning.absent_meshes import count_devices, lower
 from jepa_jax.planning.estimate import MemoryNeed, exchange_seconds, memory_need, verdict_of
 from jepa_jax.planning.factors import Prediction, predict, timed_kernels
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
+from jepa_jax.runtime.platforms import prepare_to_plan
 
 Row = Sequence[str]  # cells of a table
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -133,41 +135,44 @@ def plan(
     """
     if mode not in MODES:
         raise UserError(f"mode={mode!r}: use {' or '.join(MODES)}")
+    if not has_nvidia_driver():
+        prepare_to_plan()  # or JAX would drop the compiler together with the driver that it misses
     card = gpu if isinstance(gpu, Gpu) else find_gpus([gpu], load_table(gpu_table))[0]
     leaves, tree = jax.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS)]
+    arguments = [_shape_of(leaves[i]) for i in places]
     jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step)
 
-    def call(*arrays: Any) -> Any:
+    def call(function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         given = dict(zip(places, arrays, strict=True))
         own, named = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
-        return jitted(*own, **named)
+        return function(*own, **named)
 
-    arguments = [_shape_of(leaves[i]) for i in places]
-    traced = jax.make_jaxpr(call)(*arguments)
-    devices = count_devices(traced, arguments)
-    top, hlo, peak = _compile(traced, arguments, card, devices, unlimited=False)
+    traced = jax.make_jaxpr(lambda *arrays: call(jitted, arrays))(*arguments)
+    sharded = count_devices(traced, arguments)
+    devices = sharded or 1
+
+    def compiled(unlimited: bool) -> tuple[int, CompiledProgram, Peak]:
+        """Returns the peak in bytes, the program and what is alive at the peak."""
+        there = absent_devices(card, f"1x1x{devices}", unlimited)
+        alone = SingleDeviceSharding(there[0])
+        own = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=alone) for one in arguments]
+        lowered = lower(traced, arguments, there) if sharded else call(jitted.lower, own)
+        with tempfile.TemporaryDirectory(prefix="jepa_jax_plan_") as folder:
+            program = compile_lowered(lowered, pathlib.Path(folder))
+            text = program.as_text()
+            hlo = parse_hlo(text)
+            peak = read_peak(pathlib.Path(folder), hlo, source_lines(text))
+            return program.memory_analysis().peak_memory_in_bytes, hlo, peak
+
+    top, hlo, peak = compiled(unlimited=False)
     kernels = read_kernels(hlo)
-    recomputes = any(kernel.recomputed for kernel in kernels)
-    unlimited = _compile(traced, arguments, card, devices, unlimited=True)[0] if recomputes else top
+    unlimited = compiled(unlimited=True)[0] if any(kernel.recomputed for kernel in kernels) else top
     sent = sum(wire for _, wire in hlo.collectives().values())
     exchange = exchange_seconds(sent, card, devices)
     speed = predict(kernels, card, samples=samples, mode=mode, exchange_seconds=exchange)
     need = memory_need(top, hlo.largest_convolution_bytes(), devices=devices)
     return StepPlan(card, devices, need, peak, unlimited, kernels, speed)
-
-
-def _compile(
-    traced: Any, arguments: Sequence[jax.ShapeDtypeStruct], gpu: Gpu, devices: int, *, unlimited: bool
-) -> tuple[int, CompiledProgram, Peak]:
-    """Returns the peak of the compiled function in bytes, its program and what is alive at the peak."""
-    lowered = lower(traced, arguments, absent_devices(gpu, f"1x1x{devices}", unlimited))
-    with tempfile.TemporaryDirectory(prefix="jepa_jax_plan_") as folder:
-        notes = pathlib.Path(folder)
-        compiled = compile_lowered(lowered, notes)
-        text, top = compiled.as_text(), compiled.memory_analysis().peak_memory_in_bytes
-        hlo = parse_hlo(text)
-        return top, hlo, read_peak(notes, hlo, source_lines(text))
 
 
 def _shape_of(array: Any) -> jax.ShapeDtypeStruct:

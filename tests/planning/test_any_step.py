@@ -1,5 +1,9 @@
 """Plans of functions that know nothing of this package."""
 
+import os
+import pathlib
+import shutil
+import subprocess
 import sys
 
 import jax
@@ -13,6 +17,7 @@ from jepa_jax.compiled.buffers import ARGUMENTS, KEPT
 from jepa_jax.planning import plan
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheels of the compiler are for Linux")
+ROOT = pathlib.Path(__file__).parents[2]
 WIDTH, DEPTH, BATCH = 1024, 4, 8192
 
 
@@ -97,6 +102,20 @@ def test_shardings_are_kept(case):
     whole = 4 * WIDTH * (WIDTH + 2 * BATCH)
     shared = 4 * WIDTH * (WIDTH + 2 * BATCH // 8)
     assert planned.peak.totals(by="group")[ARGUMENTS] == (whole if case == "constraint" else shared)
+
+
+@on_linux
+def test_the_example_runs_as_a_program_of_its_own(tmp_path):
+    example = ROOT / "docs/examples/plan_a_step.py"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("JAX_PLATFORMS", None)
+    done = subprocess.run(
+        [sys.executable, shutil.copy(example, tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA GeForce RTX 4090: fits" in done.stdout and "plan_a_step.py:" in done.stdout
+    assert "8 x NVIDIA A100-SXM4-80GB: fits" in done.stdout
+    assert len(example.read_text().splitlines()) <= 60
 
 
 def test_mistakes_are_named():
