@@ -1,6 +1,5 @@
 """Complete `ml_collections.ConfigDict`s, made from the declarations of the keys."""
 
-import contextlib
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from ml_collections.config_dict import RequiredValueError
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.checks import checked_value
-from jepa_jax.config.owners import known_keys
+from jepa_jax.config.owners import GROUPS, known_keys, structure
 from jepa_jax.config.schema import Entry, Key, flatten
 
 
@@ -139,25 +138,36 @@ def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[Config
     Args:
       overrides: values by dotted key; texts are read as the type of their key.
     """
-    result, known = with_choices_of(config, overrides)
-    complaints = []
-    for name, value in overrides.items():
-        try:
-            set_values(result, {name: checked_value(name, value, known, overrides)})
-        except UserError as error:
-            complaints.append(str(error))
+    values, known, complaints = checked_overrides(config, overrides)
+    result = with_choices_of(config, values, known)
+    set_values(result, values)
     return result, complaints
 
 
-def with_choices_of(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[ConfigDict, dict[str, Entry]]:
-    """Returns a copy in which those of the overrides are made that decide which keys there are, and its keys."""
-    known = known_keys({**filled(config)[0], **overrides})
-    choices = {}
+def checked_overrides(
+    config: ConfigDict, overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Entry], list[str]]:
+    """Returns the overrides that can be set, as the types of their keys; all keys; and what is wrong with the others.
+
+    Keys of a group whose choice is wrong (`model.name=resnet19`) are left out: only the choice is complained about.
+    """
+    given = {**filled(config)[0], **overrides}
+    found, complaints = structure(given)
+    known = known_keys(given)
+    values = {}
     for name, value in overrides.items():
-        if name in known and is_choice(name, known[name].key):
-            with contextlib.suppress(UserError):  # said when all values are checked
-                choices[name] = checked_value(name, value, known, overrides)
-    return chosen(config, choices), known
+        if name.partition(".")[0] in set(GROUPS) - set(found):
+            continue
+        try:
+            values[name] = checked_value(name, value, known, given)
+        except UserError as error:
+            complaints.append(str(error))
+    return values, known, complaints
+
+
+def with_choices_of(config: ConfigDict, values: Mapping[str, Any], known: Mapping[str, Entry]) -> ConfigDict:
+    """Returns a complete copy in which those of the values are set that decide which keys there are."""
+    return chosen(config, {name: value for name, value in values.items() if is_choice(name, known[name].key)})
 
 
 def is_choice(name: str, key: Key) -> bool:

@@ -7,10 +7,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.checks import checked_value
-from jepa_jax.config.config_dicts import with_choices_of
+from jepa_jax.config.config_dicts import checked_overrides, with_choices_of
 from jepa_jax.config.recipe import read_recipe
-from jepa_jax.config.schema import Key, flatten, listed_names
+from jepa_jax.config.schema import Key, listed_names
 
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 
@@ -28,19 +27,23 @@ def parse_config(reference: str, override_flags: Sequence[str]) -> ConfigDict:
     Raises:
       UserError: lists every key and value that is wrong.
     """
-    overrides = dict(map(key_and_text, override_flags))
-    config, known = with_choices_of(read_recipe(reference), overrides)
-    complaints = []
-    for flag, (name, text) in zip(override_flags, map(key_and_text, override_flags), strict=True):
-        if "=" not in flag and name in known and known[name].key.kind is not bool:
-            complaints.append(f"{flag}: no value; write {flag}=VALUE")
-            continue
-        try:
-            checked_value(name, text, known, flatten(config))
-        except UserError as error:
-            complaints.append(str(error))
-    if complaints:
-        raise UserError("\n".join(complaints))
+    recipe = read_recipe(reference)
+    given = [key_and_text(flag) for flag in override_flags]
+    known = checked_overrides(recipe, dict(given))[1]
+    overrides: dict[str, str] = {}
+    for name, text in given:  # tuples may be given by repeated flags
+        repeated = name in overrides and name in known and known[name].key.kind is tuple
+        overrides[name] = f"{overrides[name]},{text}" if repeated else text
+    valueless = {
+        name: f"{flag}: no value; write {flag}=VALUE"
+        for flag, (name, _) in zip(override_flags, given, strict=True)
+        if "=" not in flag and name in known and known[name].key.kind is not bool
+    }
+    checked = {name: text for name, text in overrides.items() if name not in valueless}
+    chosen, known, complaints = checked_overrides(recipe, checked)
+    if complaints or valueless:
+        raise UserError("\n".join([*valueless.values(), *complaints]))
+    config = with_choices_of(recipe, chosen, known)
     values = flags.FlagValues()
     argv = ["", *(f"--config.{name}={literal(text, known[name].key)}" for name, text in overrides.items())]
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)

@@ -121,6 +121,8 @@ def test_a_choice_brings_its_keys_and_references_follow_overrides():
     assert (config.method.name, config.optim.weight_decay_end) == ("byol", 0.25)
     config = config_of("--config=quickstart", "--config.data.num_workers=auto", "--config.method.projector=8,4")
     assert (config.data.num_workers, config.method.projector) == (-1, (8, 4))
+    config = config_of("--config=quickstart", "--config.method.projector=8", "--config.method.projector=4")
+    assert config.method.projector == (8, 4)  # repeated flags make a tuple, as everywhere with config_flags
 
 
 def test_all_mistakes_are_said_in_one_answer():
@@ -129,6 +131,10 @@ def test_all_mistakes_are_said_in_one_answer():
         config_of("--config=quickstart", *(f"--config.{one}" for one in wrong))
     assert len(str(error.value).splitlines()) == len(wrong)
     assert "did you mean config.optim.lr?" in str(error.value)
+    with pytest.raises(UserError, match="^config.model.name = 'resnet19': not one of .*did you mean resnet18"):
+        config_of("--config=quickstart", "--config.model.name=resnet19", "--config.model.width=8")
+    with pytest.raises(UserError, match="^config.train.seed:int: unknown key; did you mean config.train.seed"):
+        config_of("--config=quickstart", "--config.train.seed:int=3")  # config_flags has no such form either
 
 
 def test_a_config_is_required_unless_there_is_a_default():
