@@ -38,12 +38,16 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Bottleneck:
-    """`severity` is the share that is lost or full, 0 to 1; remarks (`warning` is False) ask for no change."""
+    """`severity` is the share that is lost or full, 0 to 1; remarks (`warning` is False) ask for no change.
+
+    `first`: no epoch before had it.
+    """
 
     name: str
     severity: float
     message: str
     warning: bool = True
+    first: bool = True
 
 
 def find_bottlenecks(record: EpochRecord, setting: Setting, history: Sequence[monitor.Sample] = ()) -> list[Bottleneck]:

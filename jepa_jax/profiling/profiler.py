@@ -188,7 +188,9 @@ class Profiler(NullProfiler):
         settled = self._start + min(self._length.steps_per_epoch, SETTLING_STEPS)
         history = [sample for sample in self.monitor.history() if sample["step"] > settled]
         found = find_bottlenecks(record, self._setting, history)
-        record = dataclasses.replace(record, bottlenecks=[dataclasses.asdict(bottleneck) for bottleneck in found])
+        before = {one["name"] for row in (*self._earlier, *self._rows) for one in row["bottlenecks"]}
+        rows = [dataclasses.asdict(bottleneck) | {"first": bottleneck.name not in before} for bottleneck in found]
+        record = dataclasses.replace(record, bottlenecks=rows)
         self._rows.append(dataclasses.asdict(record))
         self._first_epoch = self._first_epoch or record.epoch
         self._seen, self._epoch_start = Observed(), step

@@ -137,6 +137,9 @@ class Recorder:
             for bottleneck in record.bottlenecks:
                 if bottleneck["warning"]:
                     self._console.warn(bottleneck["message"])
+                if bottleneck["warning"] and bottleneck["first"]:
+                    for sink in self._sinks:
+                        sink.alert(f"{bottleneck['name']} (epoch {record.epoch})", bottleneck["message"])
             with self.optional(self._run.folder.profile):
                 self.profiler.write(self._run.folder.profile)
 

@@ -33,6 +33,9 @@ class Sink:
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         """Takes a uint8 image [h, w, 3], if this sink shows images."""
 
+    def alert(self, title: str, text: str) -> None:
+        """Tells people who do not look at the run, if this sink can."""
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -169,6 +172,9 @@ class WandB(Sink):
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         self._run.log({name: self._make_image(image)}, step=step)
 
+    def alert(self, title: str, text: str) -> None:
+        self._run.alert(title, text, level="WARN")
+
     def close(self) -> None:
         """Sends the rest; raises TimeoutError if that takes too long."""
         errors: list[Exception] = []
@@ -215,6 +221,9 @@ class Guarded(Sink):
 
     def picture(self, step: int, name: str, image: np.ndarray) -> None:
         self._attempt(lambda sink: sink.picture(step, name, image))
+
+    def alert(self, title: str, text: str) -> None:
+        self._attempt(lambda sink: sink.alert(title, text))
 
     def close(self) -> None:
         if self._lost and self._is_file:

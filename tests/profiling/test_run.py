@@ -49,7 +49,7 @@ class FakeWandb:
     """Stands in for the module `wandb` and for its run; remembers what it is given."""
 
     def __init__(self):
-        self.settings, self.rows, self.finished = {}, [], 0
+        self.settings, self.rows, self.alerts, self.finished = {}, [], [], 0
 
     def Image(self, image):
         return image
@@ -60,6 +60,9 @@ class FakeWandb:
 
     def log(self, values, step):
         self.rows.append((step, values))
+
+    def alert(self, title, text, level):
+        self.alerts.append((title, text, level))
 
     def finish(self):
         self.finished += 1
@@ -85,6 +88,7 @@ def finished(tmp_path_factory):
     workdir, wandb = tmp_path_factory.mktemp("profiled") / "run", FakeWandb()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "wandb", wandb)
+        patch.setattr("jepa_jax.profiling.bottlenecks.DISPATCH", -1.0)  # a bottleneck that every epoch has
         _, console = profiled(workdir, log__tensorboard=True, log__wandb_project="profiles", profile__trace_steps="8:9")
     return Finished(workdir, console, wandb)
 
@@ -153,6 +157,16 @@ def test_wandb_has_the_names_too(finished):
         assert not missing_names(values)
     steps = [step for step, _ in wandb.rows]
     assert steps == sorted(steps) and wandb.finished == 1
+
+
+def test_wandb_gets_one_alert_per_bottleneck_of_a_run(finished):
+    epochs = json.loads((finished.workdir / "profile.json").read_text())["epochs"]
+    flags = [(epoch["epoch"], one) for epoch in epochs for one in epoch["bottlenecks"] if one["warning"]]
+    first = {}
+    for epoch, one in flags:
+        first.setdefault(one["name"], (f"{one['name']} (epoch {epoch})", one["message"], "WARN"))
+    assert finished.wandb.alerts == list(first.values())
+    assert first["dispatch"][0] == "dispatch (epoch 1)" and [one["name"] for _, one in flags].count("dispatch") == 2
 
 
 def test_the_terminal_gets_a_table_per_epoch_and_the_line_to_open_the_trace(finished):

@@ -187,6 +187,17 @@ def test_wandb_gets_every_name_and_a_resumed_run_keeps_its_id(tmp_path, monkeypa
     assert ids[0] == ids[1] and ids[0].startswith(tmp_path.name)
 
 
+def test_an_offline_run_of_wandb_keeps_alerts(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    warnings = []
+    sink = open_sinks(Workdir(tmp_path), tiny_config(log__wandb_project="mine"), 0, warnings.append)[-1]
+    sink.alert("data_generation (epoch 1)", "input-bound: data wait is 41 % of the epoch")
+    sink.close()
+    (stored,) = tmp_path.rglob("*.wandb")
+    assert not warnings and b"input-bound: data wait is 41 % of the epoch" in stored.read_bytes()
+
+
 def test_a_missing_wandb_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="wandb is not installed; pip install"):
