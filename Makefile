@@ -7,7 +7,7 @@ PLAN := $(VENV)/.ready-plan
 DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 .PHONY: help setup demo plan test test-all lint format docs clean
 help:

@@ -1,7 +1,10 @@
 """Sets up the tests before jax starts: eight CPU devices, a shared compile cache, this tree for every process."""
 
+import gc
 import os
 import pathlib
+
+import pytest
 
 from tests.flags import FAST_TO_COMPILE
 
@@ -27,3 +30,24 @@ from jepa_jax.runtime.platforms import prepare_to_plan  # noqa: E402
 
 keep_freed_memory()
 prepare_to_plan()  # tests of the planner compile for GPUs in this process
+
+gc.collect()
+gc.freeze()  # what is imported stays; collections need not visit it again and again
+
+# Folders with the longest tests; with `--no-loadscope-reorder` no process is left with one of them at the end.
+FIRST = ("training", "program", "projects", "methods", "planning", "models", "evals")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: index for index, name in enumerate(FIRST)}
+    root = pathlib.Path(__file__).parent
+    items.sort(key=lambda item: rank.get(item.path.relative_to(root).parts[0], len(rank)))
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict]:
+    """Folder and summary of a finished run of the tiny config, for tests that copy it or compare with it."""
+    from tests.runs import run
+
+    workdir = tmp_path_factory.mktemp("tiny") / "run"
+    return workdir, run(workdir)

@@ -114,6 +114,7 @@ def test_it_is_compiled_for_an_absent_gpu():
     assert plan.estimate.verdict == FITS and plan.estimate.facts.target_bytes > 0
 
 
+@pytest.mark.slow
 def test_simsiam_trains_too(tmp_path):
     config = small_config("SimSiam", optim__epochs=1.0, profile__enabled=False)
     summary = train(config, tmp_path, console=Silent())

@@ -22,7 +22,6 @@ from tests.arrays import normal
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, model_of
 from tests.tiny import tiny_masked_config
 
-METHODS = ("ijepa", "hjepa", "mae")
 FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one program for all tests that take it
 
 
@@ -66,7 +65,7 @@ def test_the_features_of_an_image_do_not_depend_on_the_others(method):
         np.testing.assert_allclose(one[0], other[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["ijepa", pytest.param("hjepa", marks=pytest.mark.slow), "mae"])
 def test_the_slow_copy_follows_the_updated_weights_and_random_masks_compile_one_step(method):
     program = build_program(tiny_masked_config(method, **FAST))
     state = program.factory.create(0, BATCH)
@@ -103,7 +102,8 @@ def test_without_dropping_the_same_patches_come_out_and_the_hidden_ones_are_zero
     model, keep = model_of(program), jnp.array([[5, 1]])
     view = jnp.asarray(IMAGES[:1], jnp.float32) / 255
     changed = view.at[:, 8:].set(0.0)  # patches 32 and on: none of those that are kept
-    outputs = [program.method._context(model.encoder, image, keep) for image in (view, changed)]
+    context = nnx.jit(program.method._context)
+    outputs = [context(model.encoder, image, keep) for image in (view, changed)]
     assert outputs[0].shape == (1, 2, 16)
     np.testing.assert_array_equal(outputs[0], outputs[1])
 
@@ -140,7 +140,7 @@ def test_the_features_of_a_level_do_not_depend_on_the_basis_of_the_predictor():
     assert not np.allclose(features[1], features[2], atol=1e-2)
 
 
-@pytest.mark.parametrize("method", ["ijepa", "hjepa"])
+@pytest.mark.parametrize("method", ["ijepa", pytest.param("hjepa", marks=pytest.mark.slow)])
 def test_several_masks_share_one_pass_of_the_target(method):
     def step(masks):
         program = build_program(tiny_masked_config(method, method__masks_per_image=masks))

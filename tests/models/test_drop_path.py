@@ -9,8 +9,9 @@ from flax import nnx
 from jepa_jax.methods.contract import Ema, Output
 from jepa_jax.methods.image_jepa import ImageJepa
 from jepa_jax.models.vit import Block, ViT
+from jepa_jax.program.config import changed_config
 from tests.arrays import create, normal
-from tests.stepping import BATCH, build_program
+from tests.stepping import BATCH, STILL, build_program
 from tests.tiny import tiny_config, tiny_masked_config
 
 X = normal(1, (2000, 3, 8))
@@ -59,7 +60,7 @@ class TwoPassesOfTheTarget(ImageJepa):
 
 def test_what_is_learned_from_drops_nothing():
     model = {"name": "vit", "width": 16, "depth": 2, "heads": 2, "patch_size": 8, "drop_path": 0.9}
-    config = tiny_config(method__name=f"{__name__}:TwoPassesOfTheTarget", model=model)
+    config = changed_config(tiny_config(method__name=f"{__name__}:TwoPassesOfTheTarget", model=model), STILL)
     program = build_program(config)
     _, metrics = program.train_step(program.factory.create(0, BATCH), BATCH)
     assert float(metrics["target"]) == 0 and float(metrics["own"]) > 0.01

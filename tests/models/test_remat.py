@@ -13,8 +13,8 @@ from tests.arrays import create, normal
 
 RESNET = {"bottleneck": False, "stem": "cifar", "width": 4}
 BUILDERS = {
-    "resnet": lambda remat: ResNet((2, 1), remat=remat, rngs=nnx.Rngs(0), **RESNET),
-    "vit": lambda remat: ViT(16, 2, 2, image_size=16, patch_size=4, remat=remat, rngs=nnx.Rngs(0)),
+    "resnet": lambda remat: ResNet((1, 1), remat=remat, rngs=nnx.Rngs(0), **RESNET),
+    "vit": lambda remat: ViT(16, 1, 2, image_size=8, patch_size=4, remat=remat, rngs=nnx.Rngs(0)),
 }
 
 
@@ -25,7 +25,7 @@ def gradient(build, remat):
     def loss(params, images):
         return jnp.sum(nnx.merge(graph, params, rest, copy=True)(images, train=True) ** 2)
 
-    return jax.grad(loss), params, normal(1, (4, 16, 16, 3))
+    return jax.grad(loss), params, normal(1, (4, 8, 8, 3))
 
 
 @pytest.mark.parametrize("name", BUILDERS)

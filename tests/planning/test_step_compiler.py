@@ -123,6 +123,7 @@ def small_request(changes, topology="1x1x1"):
 
 
 @on_linux
+@pytest.mark.slow
 def test_a_small_step_is_compiled_and_its_float32_products_are_seen():
     """Without this, the absence of float32 products in `rapid` would mean nothing."""
     (facts,) = all_facts(small_request({"train.precision": "float32"}))

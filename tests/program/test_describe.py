@@ -27,6 +27,7 @@ def test_unlabelled_images_of_one_channel_have_no_probe(tmp_path):
     assert (result["params_probe"], result["feature_dim"], result["images_per_epoch"]) == (0, 16, 96)
 
 
+@pytest.mark.slow
 def test_macs_of_a_known_encoder_are_the_published_ones():
     macs = describe(tiny_config(model__name="resnet18", data__image_size=32))["encoder_macs_per_image"]
     assert macs == pytest.approx(0.5554e9, rel=1e-3)  # ResNet-18 for 32 pixels, without its last layer

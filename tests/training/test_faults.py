@@ -37,6 +37,7 @@ def train_on(disk: pathlib.Path, *markers: str) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_costs_files_but_not_the_run(small_disk):
     code, said = train_on(small_disk, "epoch 1/4", "epoch 3/4", "-")
     assert code == 0, said
@@ -86,8 +87,8 @@ def test_a_damaged_newest_checkpoint_and_damaged_metrics_cost_steps_but_not_the_
     assert [row["step"] for row in rows(tmp_path) if "train/loss" in row] == list(range(1, 13))
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused_every_time(tmp_path):
-    run(tmp_path)
+def test_a_run_without_a_whole_checkpoint_is_refused_every_time(tiny_run, tmp_path):
+    shutil.copytree(tiny_run[0], tmp_path, dirs_exist_ok=True)
     folder = Workdir(tmp_path)
     folder.summary.unlink()
     metrics = folder.metrics.read_bytes()
@@ -107,7 +108,7 @@ def test_a_second_training_in_a_folder_is_refused_and_a_stale_lock_is_not_in_the
         run(tmp_path / "run")
     assert list(folder.path.iterdir()) == []
     (folder.path / ".lock").write_text("")  # of a process that was killed
-    assert run(tmp_path / "run")["status"] == "finished"
+    assert run(tmp_path / "run", train__max_steps=1, eval__untrained=False)["status"] == "finished"
     assert not (folder.path / ".lock").exists()
 
 
@@ -124,6 +125,7 @@ def test_a_folder_that_is_removed_or_replaced_during_a_run_does_not_end_as_finis
     assert not Workdir(tmp_path / "run").summary.exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed_after_the_last_save_does_not_end_as_finished(tmp_path):
     def remove(text: str) -> None:
         if text.startswith("trained:"):
@@ -133,8 +135,8 @@ def test_a_folder_that_is_removed_after_the_last_save_does_not_end_as_finished(t
         run(tmp_path / "run", Silent(remove))
 
 
-def test_a_finished_run_with_a_damaged_checkpoint_says_so(tmp_path):
-    run(tmp_path / "run")
+def test_a_finished_run_with_a_damaged_checkpoint_says_so(tiny_run, tmp_path):
+    shutil.copytree(tiny_run[0], tmp_path / "run")
     (folder,) = Workdir(tmp_path / "run").checkpoints.glob("step_*")
     array = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     array.write_bytes(b"\0" + array.read_bytes()[1:])

@@ -75,10 +75,13 @@ def test_workers_that_die_again_and_again_end_the_run_with_advice_and_a_checkpoi
     assert Workdir(tmp_path).has_checkpoint() and summary(tmp_path)["steps"] == 8
 
 
-def test_a_run_that_waits_for_a_stopped_worker_hears_sigterm_and_keeps_its_last_step(tmp_path, start):
+def test_a_run_that_waits_for_a_stopped_worker_hears_sigterm_and_uses_no_named_memory(tmp_path, start):
     process = start(tmp_path, "tests.data.failing_shapes:StoppedShapes", worker_timeout=3600)
     wait_until(lambda: len(stopped_workers(process)) == 2, process)
     workers = stopped_workers(process)
+    paths = {entry.path for one in [psutil.Process(process.pid), *workers] for entry in one.memory_maps()}
+    assert any("memfd:jepa_jax-batch" in path for path in paths)
+    assert not [path for path in paths if path.startswith("/dev/shm")]  # a kill would leave it behind
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, errors
@@ -87,16 +90,7 @@ def test_a_run_that_waits_for_a_stopped_worker_hears_sigterm_and_keeps_its_last_
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_no_process_of_a_run_uses_named_shared_memory_which_a_kill_would_leave_behind(tmp_path, start):
-    process = start(tmp_path, "tests.data.failing_shapes:StoppedShapes", worker_timeout=3600)
-    wait_until(lambda: len(stopped_workers(process)) == 2, process)
-    group = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
-    paths = {entry.path for one in group for entry in one.memory_maps()}
-    os.killpg(process.pid, signal.SIGKILL)
-    assert any("memfd:jepa_jax-batch" in path for path in paths)
-    assert not [path for path in paths if path.startswith("/dev/shm")]
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(
     subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True).returncode != 0,
     reason="may not mount a file system",

@@ -152,7 +152,7 @@ def test_processes_with_different_configs_are_refused_by_name(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_when_a_process_is_killed_the_other_ends_with_a_message(tmp_path, victim):
     with two_processes(tmp_path, "batch_norm") as processes:
         while not (tmp_path / "batch_norm/metrics.jsonl").exists():
@@ -173,6 +173,7 @@ def test_a_run_of_two_processes_continues_in_one_with_split_parameters(trained, 
     assert_equal_states("vit_ema", tmp_path / "run", trained / "vit_ema")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["batch_norm"], indirect=True)
 def test_a_run_of_one_device_continues_on_eight(trained, tmp_path):
     config = configs()["batch_norm"]

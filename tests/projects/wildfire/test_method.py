@@ -151,6 +151,7 @@ def test_pictures_show_history_truth_prediction_and_errors(frozen):
     np.testing.assert_array_equal(np.all(drawn[HISTORY] == np.array(IGNITED), axis=-1), ignited)
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_loss_and_gradients_of_one(monkeypatch):
     monkeypatch.setattr(step, "FSDP_SMALLEST_SIZE", 64)  # tiny models have no large arrays
     config = tiny_fire_config()

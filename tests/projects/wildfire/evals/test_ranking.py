@@ -12,6 +12,10 @@ from jepa_jax.projects.wildfire.evals.ranking import Counts, Ranking, average_pr
 PIXELS = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=60)
 
 
+def f1_score(target, predicted):
+    return 2 * np.sum(target & predicted) / (np.sum(target) + np.sum(predicted))
+
+
 def arrays(pixels):
     scores, target = zip(*pixels, strict=True)
     return np.array(scores, np.float32) / 7, np.array(target)
@@ -49,13 +53,13 @@ def test_no_threshold_has_a_higher_f1_than_the_chosen_one(pixels):
     if threshold is None:
         assert not target.any()
         return
-    tried = {t: sklearn.metrics.f1_score(target, scores >= t, zero_division=0.0) for t in (*scores, 0.0, 2.0)}
-    own = sklearn.metrics.f1_score(target, scores >= threshold)
+    tried = {t: f1_score(target, scores >= t) for t in (*scores, 0.0, 2.0)}
+    own = f1_score(target, scores >= threshold)
     assert own == pytest.approx(max(tried.values()))
     assert all(t <= threshold for t, f1 in tried.items() if f1 > own - 1e-9)  # of equals, the fewest false alarms
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(PIXELS)
 def test_counts_give_the_figures_of_scikit_learn(pixels):
     scores, target = arrays(pixels)

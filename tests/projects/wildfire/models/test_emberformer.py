@@ -78,7 +78,9 @@ def test_time_counts_backwards_from_the_last_valid_frame():
     np.testing.assert_allclose(left[3, [0, 4]], [np.sin(1), np.cos(1)], atol=1e-6)
 
 
-@pytest.mark.parametrize("name, millions", [("emberformer_small", 3.7), ("emberformer", 27)])
+@pytest.mark.parametrize(
+    "name, millions", [("emberformer_small", 3.7), pytest.param("emberformer", 27, marks=pytest.mark.slow)]
+)
 def test_the_decoders_of_the_published_sizes(name, millions):
     """Without the 150 classes of the published ones, and with tokens instead of colours as their input."""
     config = load_config(name)
