@@ -41,7 +41,7 @@ from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Moment, S
 from jepa_jax.evals.features import Split, part_of
 from jepa_jax.evals.knn import QUERIES, knn_accuracy
 from jepa_jax.evals.linear_probe import PENALTIES, Standard, fit_softmax, gram_matrix
-from jepa_jax.experiments.rows import TrialFigures
+from jepa_jax.experiments.rows import NEEDED, TrialFigures
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.profiling import memory_growth, monitor, speed
 from jepa_jax.profiling.accounting import DeviceClock, Ledger
@@ -243,6 +243,8 @@ def measure_steps(
         points = [(len(loop.completed), read_memory())]
         loop.discard(discarded)
         loop.take(request.warmup_batches + 1)  # the last of them is timed: the one before it is complete now
+        step_seconds = float(np.median(np.diff(loop.completed[-request.warmup_batches - 1 :])))
+        print(NEEDED.format(round(time.time() - psutil.Process().create_time() + step_seconds * count)), flush=True)
         began, waited_before, cpu_before = loop.completed[-1], loop.waited_for_data(), _cpu_seconds(workers)
         watch.start()
         loop.take(count)  # the last of them is not timed: it is under way at the end, as one was at the start

@@ -50,8 +50,8 @@ def measure_own_step(request: TrialRequest) -> TrialFigures:
                 raise UserError(f"the step of {request.make} returned {type(loss).__name__}; return a scalar jax.Array")
             return None, Loss(loss)
 
-        deliveries: Any = TrainBatches(endless(batches, request.make))
-        loop = TimedSteps(take_step, None, deliveries, device)  # type: ignore[arg-type]
+        deliveries: Any = endless(batches, request.make)
+        loop = TimedSteps(take_step, None, TrainBatches(deliveries), device)  # type: ignore[arg-type]
         loop.take(1)
         loop.drain()
         process_memory.reset_peak()  # compiling may have taken more than any step will

@@ -16,6 +16,7 @@ from jepa_jax.experiments.settings import Combination
 
 OK, OUT_OF_MEMORY, CRASHED, TIMED_OUT, REFUSED = "ok", "out_of_memory", "crashed", "timed_out", "refused"
 SKIPPED, PENDING = "skipped", "pending"  # of rows whose trials were not run, or not yet
+NEEDED = "a trial of about {} s"  # what a trial says in its log when it knows the time of a step
 # Of training runs.
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 KILLED, TIMEOUT, INTERRUPTED = "killed", "timeout", "interrupted"

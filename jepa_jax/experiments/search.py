@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jepa_jax.experiments.recommendation import WAITING, SettingsChoice, choose_settings
-from jepa_jax.experiments.rows import OUT_OF_MEMORY, REFUSED, SweepRow
+from jepa_jax.experiments.rows import OUT_OF_MEMORY, REFUSED, TIMED_OUT, SweepRow
 from jepa_jax.experiments.search_space import SearchSpace, changes
 from jepa_jax.experiments.search_trials import SHORT_SECONDS, RunTrial, SearchLimits, Trials
 from jepa_jax.experiments.settings import Combination, TrialRequest
@@ -61,7 +61,9 @@ class Search(Trials):
         self._find_batch()
         self._challenge()
         if not self.ranked():
-            self.notes.append("No combination could be measured.")
+            late = [f"{trial.combination.label}: {trial.result.reason}" for trial in self.out_of_time[-1:]]
+            self.notes += [f"{text}. --resume with a larger --budget tries it again." for text in late]
+            self.notes += ["No combination could be measured."]
             return self._outcome(None, confirmed=False)
         self.reserved_trials = 3
         finalists = self._finals()
@@ -85,7 +87,7 @@ class Search(Trials):
         start = self.reference
         for _ in range(BACK_OFFS):
             smaller = self.space.smaller(start)
-            if self.works(start) or smaller is None:
+            if self.works(start) or smaller is None or not self._fails(start):
                 break
             self.notes.append(f"{start.label} does not work here: {self.why_not(start)}.")
             start = smaller
@@ -102,7 +104,7 @@ class Search(Trials):
         best = start
         while (following := step(best)) is not None and (following in self.rows or self.measure(following)):
             if not self.works(following):
-                if self.rows[following].status != REFUSED:
+                if self._fails(following) and self.rows[following].status != REFUSED:
                     best = self._bisect(best, following)
                 break
             if self.ratio(following, best) < GROWTH:
@@ -113,10 +115,15 @@ class Search(Trials):
     def _bisect(self, works: Combination, fails: Combination) -> Combination:
         for _ in range(BISECTIONS):
             middle = self.space.between(works, fails)
-            if middle is None or not self.measure(middle):
+            if middle is None or not self.measure(middle) or not (self.works(middle) or self._fails(middle)):
                 break
             works, fails = (middle, fails) if self.works(middle) else (works, middle)
         return works
+
+    def _fails(self, combination: Combination) -> bool:
+        """Returns whether it was seen not to work; one that ran out of time was not."""
+        row = self.rows.get(combination)
+        return row is not None and row.status != TIMED_OUT and not self.works(combination)
 
     def _larger(self, combination: Combination) -> Combination | None:
         """Returns the next larger batch; one less far where that is not expected to fit."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.statistics import SpeedModel, compare_speeds, fit_speeds
-from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, TIMED_OUT, SweepRow, TrialResult
+from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, TIMED_OUT, SweepRow, TrialResult, known_fields
 from jepa_jax.experiments.settings import Combination, TrialRequest
 
 RunTrial = Callable[[TrialRequest, float], TrialResult]  # runs a trial within a limit of seconds
@@ -48,14 +48,13 @@ class SearchLimits:
 
 @dataclasses.dataclass(frozen=True)
 class SearchTrial:
-    """A trial of a search, as tune.json keeps it; `cut`: the budget ended it, so only its time counts."""
+    """A trial of a search, as tune.json keeps it."""
 
     combination: Combination
     round: int
     with_evaluation: bool
     seconds: float
     result: TrialResult
-    cut: bool = False
 
     @property
     def key(self) -> tuple[Combination, int, bool]:
@@ -68,13 +67,12 @@ class SearchTrial:
 
     def to_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values |= {"combination": self.combination.to_dict(), "result": self.result.to_dict()}
-        return {key: value for key, value in values.items() if key != "cut" or value}
+        return values | {"combination": self.combination.to_dict(), "result": self.result.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SearchTrial":
         combination, result = Combination.from_dict(values["combination"]), TrialResult.from_dict(values["result"])
-        return cls(**{**values, "combination": combination, "result": result})
+        return cls(**known_fields(cls, values) | {"combination": combination, "result": result})
 
 
 class Trials:
@@ -97,8 +95,9 @@ class Trials:
         """
         self.given, self.limits = given, limits
         self._run, self._on_trial, self._clock = run, on_trial, clock
-        self._recorded = {trial.key: trial for trial in recorded if not trial.cut}
-        self.cut = [trial for trial in recorded if trial.cut]
+        # A trial that ran out of time says nothing about its settings: it is tried again, and only its time counts.
+        self.out_of_time = [trial for trial in recorded if trial.result.status == TIMED_OUT]
+        self._recorded = {trial.key: trial for trial in recorded if trial.result.status != TIMED_OUT}
         self._spent_before = sum(trial.seconds for trial in recorded)
         self._began = clock()
         self.round = 1
@@ -118,10 +117,13 @@ class Trials:
         """Returns the trials to record, also those that an interrupted search has not come to again."""
         used = {trial.key for trial in self.trials}
         unused = [trial for key, trial in self._recorded.items() if key not in used]
-        return [*self.trials, *unused, *self.cut]
+        return [*self.trials, *unused, *self.out_of_time]
 
     def measure(self, combination: Combination, seconds: float = SHORT_SECONDS, confirming: bool = False) -> bool:
-        """Runs a trial of this round, and returns False if there was no time for it; its result is in `rows`."""
+        """Runs a trial of this round, and returns False if there was no time for it; its result is in `rows`.
+
+        One that takes far longer than others is left out of this search, but not counted as a failure.
+        """
         known = self._recorded.get((combination, self.round, confirming))
         if known:
             self._keep(known)
@@ -133,7 +135,7 @@ class Trials:
         if available < max(expected, 1e-9):
             self.untried.append(combination)
             return False
-        patience = PATIENCE * expected or available / 2  # nothing is known of the first
+        patience = PATIENCE * expected or math.inf  # nothing is known of the first
         limit = min(max(SMALLEST_LIMIT, patience), max(SMALLEST_LIMIT, available))
         batches = self._batches(combination, seconds)
         request = dataclasses.replace(
@@ -142,12 +144,15 @@ class Trials:
         began = self._clock()
         result = self._run(request, limit)
         trial = SearchTrial(combination, self.round, confirming, self._clock() - began, result)
-        if result.status == TIMED_OUT and limit < patience:
-            self.untried.append(combination)  # the budget ended, which says nothing about the combination
-            self.cut.append(dataclasses.replace(trial, cut=True))
-            return False
-        self._keep(trial)
+        if result.status == TIMED_OUT:
+            self.out_of_time.append(trial)
+        else:
+            self._keep(trial)
         self._on_trial(trial)
+        if result.status == TIMED_OUT and (limit < patience or confirming):
+            self.untried.append(combination)
+            return False
+        self.rows.setdefault(combination, SweepRow(combination, result.status, result.reason))
         return True
 
     def _keep(self, trial: SearchTrial) -> None:

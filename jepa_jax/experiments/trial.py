@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import time
@@ -28,6 +29,7 @@ from jepa_jax.experiments.engine import explain_exit
 from jepa_jax.experiments.rows import (
     CRASHED,
     FINISHED,
+    NEEDED,
     OK,
     OUT_OF_MEMORY,
     REFUSED,
@@ -87,6 +89,10 @@ def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "
     status, reason = explain_exit(ended, time_limit, limit_flag)
     if status == FINISHED:
         reason = f"ended without a result; its last message: {ended.message}"
+    if status == TIMED_OUT and not limit_flag:  # the limit is what the budget of a search allows
+        needed = re.findall(NEEDED.format(r"(\d+)"), ended.log)
+        about = f"about {needed[-1]}" if needed else f"more than {time_limit:.0f}"
+        reason = f"too slow to judge in this budget: one trial needs {about} s"
     return TrialResult(status if status in (OUT_OF_MEMORY, TIMED_OUT) else CRASHED, reason)
 
 

@@ -259,6 +259,7 @@ def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Sectio
     same = {knob: found.pop() for knob, found in values.items() if len(found) == 1}
     equal = ", ".join(f"{KNOB_WORDS[knob]} {value}" for knob, value in same.items() if value != "")
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
+    note += " Ratios above compare trials of the same round, so they may differ from the quotient of two rows."
     return Section("All combinations", [Card("", [table], note)])
 
 

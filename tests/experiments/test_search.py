@@ -220,18 +220,29 @@ def test_time_of_a_trial_that_ended_with_the_budget_stays_used():
     search = Search(given, SPACE, SearchLimits(60), machine, clock=lambda: machine.now)
     hanging = dataclasses.replace(search.reference, precision="bfloat16")
     assert search.measure(search.reference) and not search.measure(hanging)
-    assert machine.now > 50 and [trial.cut for trial in search.cut] == [True] and search.untried == [hanging]
-    again = Search(
-        given, SPACE, SearchLimits(600), Machine(), recorded=[*search.trials, *search.cut], clock=lambda: 0.0
-    )
+    assert machine.now > 50 and len(search.out_of_time) == 1 and search.untried == [hanging]
+    recorded = [SearchTrial.from_dict(trial.to_dict()) for trial in search.all_trials()]
+    again = Search(given, SPACE, SearchLimits(600), Machine(), recorded=recorded, clock=lambda: 0.0)
     assert again.seconds_left() == pytest.approx(600 - machine.now)
-    assert again.measure(hanging) and again.cut == search.cut  # with more time it is tried again
+    assert again.measure(hanging) and again.rows[hanging].status == "ok"  # with more time it is tried again
 
 
-def test_a_first_trial_that_hangs_leaves_time_for_others():
+def test_a_first_trial_that_needs_more_than_the_budget_is_no_failure_and_shrinks_nothing():
     machine = Machine(faults={128: "timed_out"})
     search, outcome = search_on(machine, budget=600)
-    assert machine.now <= 600 and outcome.chosen.batch_size != 128 and not search.works(search.reference)
+    assert machine.now <= 600 and outcome.chosen is None and search.rows == {}
+    assert {request.combination.batch_size for request in machine.requests} == {128}
+    assert "a timed_out machine. --resume with a larger --budget tries it again." in outcome.notes[0]
+    assert not any("does not work" in note for note in outcome.notes)
+    _, outcome = search_on(Machine(), budget=1800, recorded=search.all_trials())
+    assert outcome.confirmed and outcome.chosen is not None
+
+
+def test_a_batch_that_takes_far_too_long_ends_the_climb_without_a_smaller_one():
+    machine = Machine(faults={256: "timed_out"}, half=2000.0)
+    search, outcome = search_on(machine)
+    assert outcome.confirmed and [trial.combination.batch_size for trial in search.out_of_time][:1] == [256]
+    assert not {r.combination.batch_size for r in machine.requests} & set(range(129, 256))
 
 
 def test_if_no_choice_passes_the_longer_run_the_config_stays_unconfirmed():

@@ -390,6 +390,10 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
     result = run_trial(tmp_path / "0", request_of(tiny_config()), time_limit=7, limit_flag="--time_limit")
     assert result.status == "timed_out"
     assert result.reason == "stopped after 7 s (--time_limit: raise it for a slow machine); its last message: compiling"
+    searched = run_trial(tmp_path / "0", request_of(tiny_config()), time_limit=7)
+    assert searched.reason == "too slow to judge in this budget: one trial needs more than 7 s"
+    known = result_of_end(processes.Ended(-15, True, "a trial of about 90 s\na trial of about 61 s\n"), 7.0)
+    assert known.reason == "too slow to judge in this budget: one trial needs about 61 s"
 
 
 def test_the_process_of_a_trial_leaves_its_result(tmp_path, monkeypatch):
