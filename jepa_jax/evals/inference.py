@@ -25,8 +25,7 @@ from jepa_jax.evals.features import (
     ignore,
     part_of,
 )
-from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod
-from jepa_jax.methods.registry import build_method
+from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod, build_method
 from jepa_jax.program.build import Program, initial_sample
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config

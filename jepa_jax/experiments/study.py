@@ -34,7 +34,7 @@ from jepa_jax.experiments.rows import (
     TIMEOUT,
     StudyRow,
 )
-from jepa_jax.methods.registry import build_method
+from jepa_jax.methods.contract import build_method
 from jepa_jax.program.config import load_config
 
 RUN_GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and to write a checkpoint

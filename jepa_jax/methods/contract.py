@@ -12,7 +12,9 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
+from jepa_jax.base.classes import find_class
 from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.owners import METHODS
 
 Batch = Mapping[str, Any]  # arrays by the names that the data source declares
 Terms = dict[str, jax.Array]
@@ -124,6 +126,11 @@ class Method:
         """
         del model, batch, key
         return None
+
+
+def build_method(config: Config, *, total_steps: int) -> Method:
+    """Returns the method that `config.method.name` names; `total_steps` is the length of its schedules."""
+    return find_class("method.name", config.method.name, METHODS)(config, total_steps)
 
 
 @runtime_checkable

@@ -79,14 +79,6 @@ class Centre(nnx.Variable):
     """Running mean of the teacher's logits: part of the state, not trained."""
 
 
-class DinoModel(EncoderWith):
-    """Encoder and head, which have a slow copy, and the centre of that copy's outputs."""
-
-    def __init__(self, encoder: Any, head: DinoHead, prototypes: int):
-        super().__init__(encoder, head=head)
-        self.centre = Centre(jnp.zeros(prototypes))
-
-
 class Dino(ImageMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
@@ -102,11 +94,11 @@ class Dino(ImageMethod):
         if frozen := round(own.frozen_last_layer * total_steps):
             self.param_groups = (ParamGroup("^head/last/", frozen_steps=frozen),)
 
-    def init(self, key: jax.Array, sample: Batch) -> DinoModel:
+    def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
         encoder = self.encoder(sample, rngs)
         head = DinoHead(encoder.feature_dim, self.config, dtype=self.dtype, rngs=rngs)
-        return DinoModel(encoder, head, self.config.prototypes)
+        return EncoderWith(encoder, head=head, centre=Centre(jnp.zeros(self.config.prototypes)))
 
     def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
         views = self.batch_views(batch, key, 2)

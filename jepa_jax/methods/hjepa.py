@@ -30,10 +30,11 @@ from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import Described, JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
 from jepa_jax.models.kernels.linear import linear
+from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, area_means
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import ViT, layer_norm
+from jepa_jax.models.vit import ViT
 
 Tokens = Float[Array, "b n d"]
 Maps = Float[Array, "_ _ d"]  # of a level: as many cells as it has, for each mask
@@ -84,7 +85,7 @@ class LevelHead(nnx.Module):
 
     def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.linear = linear(width, width, dtype, rngs)
-        self.norm = layer_norm(width, dtype, rngs)
+        self.norm = LayerNorm(width, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Tokens) -> Tokens:
         return self.norm(self.linear(x))

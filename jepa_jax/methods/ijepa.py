@@ -73,5 +73,5 @@ class IJepa(JepaMethod):
         view_key, mask_key = jax.random.split(key)
         view = self.view(batch, view_key)
         masks = self.first_masks(mask_key, view)
-        targets = [self.shown(view, masks.targets[:, i]) for i in range(self.masks.num_targets)]
+        targets = [self.shown(view, masks.targets[:, i]) for i in range(self.config.mask.num_targets)]
         return jnp.stack([view, self.shown(view, masks.context), *targets])

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from jepa_jax.config.augment import Operations
 from jepa_jax.config.groups import crops_name
 from jepa_jax.data.augment import (
     Boxes,
@@ -20,8 +19,8 @@ from jepa_jax.data.augment import (
 )
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import Projector
-from jepa_jax.models.pooling import EncoderOutputs, pooled
-from jepa_jax.models.registry import DTYPES, PatchEncoder, PoolingEncoder, build_encoder
+from jepa_jax.models.pooling import EncoderOutputs, PoolingEncoder, pooled
+from jepa_jax.models.registry import DTYPES, PatchEncoder, build_encoder
 
 Images = UInt8[Array, "b H W c"]
 Features = Float[Array, "b f"]
@@ -30,7 +29,7 @@ Features = Float[Array, "b f"]
 class EncoderWith(nnx.Module):
     """An encoder, which is kept, and the parts that only the loss reads, by name."""
 
-    def __init__(self, encoder: Any, **parts: nnx.Module):
+    def __init__(self, encoder: Any, **parts: nnx.Module | nnx.Variable):
         self.encoder = encoder
         for name, part in parts.items():
             setattr(self, name, part)
@@ -64,13 +63,6 @@ class ImageMethod(Method):
         augment = self.run_config.data.augment
         return build_encoder(self.run_config, normalise(sample["image"], augment.mean, augment.std), rngs)
 
-    def views(
-        self, images: Images, key: jax.Array, count: int, operations: Operations | None = None
-    ) -> Float[Array, "v b h w c"]:
-        """Returns random, normalised views of each image; `operations` replace those of `data.augment`."""
-        with jax.named_scope("augment"):
-            return augment_views(key, images, self.run_config.data.augment, count, operations)
-
     def batch_views(
         self, batch: Batch, key: jax.Array, count: int, group: str = "", *, first: int = 0
     ) -> Float[Array, "v b h w c"]:
@@ -80,12 +72,12 @@ class ImageMethod(Method):
           group: name of the group of views that says how they are made; "" for `data.augment`.
           first: number of the first of these views, for a method that takes those of an image one by one.
         """
-        operations = self.run_config.view_groups[group] if group else None
+        augment, operations = self.run_config.data.augment, self.run_config.view_groups[group] if group else None
         crops = batch.get(crops_name(group))
-        if crops is None:
-            return self.views(batch["image"], key, count, operations)
         with jax.named_scope("augment"):
-            return augment_crops(key, crops[:, first : first + count], self.run_config.data.augment, operations)
+            if crops is None:
+                return augment_views(key, batch["image"], augment, count, operations)
+            return augment_crops(key, crops[:, first : first + count], augment, operations)
 
     def whole(self, images: Images, size: int | None = None) -> Float[Array, "b h w c"]:
         """Returns images as they are, normalised; resized to `size` pixels per side if given."""

@@ -20,7 +20,6 @@ from jepa_jax.methods.contract import Batch, Ema, Output
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_problem
 from jepa_jax.methods.masking import random_split
-from jepa_jax.methods.schedules import ramped_momentum
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens, unpatchify
 
@@ -49,7 +48,7 @@ class MaskedAutoencoder(MaskedMethod):
         super().__init__(config, total_steps)
         self.tokens = self.grid**2
         self.visible_tokens = max(1, min(self.tokens - 1, round((1 - self.config.mask_ratio) * self.tokens)))
-        self.ema = Ema(("encoder", "decoder"), ramped_momentum(self.config.ema_momentum))
+        self.ema = Ema(("encoder", "decoder"), lambda n: jnp.minimum(self.config.ema_momentum, (1 + n) / (10 + n)))
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)

@@ -101,7 +101,7 @@ class JepaMethod(MaskedMethod):
 
     def __init__(self, config: Config, total_steps: int):
         super().__init__(config, total_steps)
-        self.masks = BlockMasks.of(self.config.mask, self.grid)
+        self.masks = BlockMasks(self.config.mask, self.grid)
         if self.config.target == "ema":
             momentum = schedules.linear(self.config.ema_start, self.config.ema_end, total_steps)
             self.ema = Ema(("encoder",), momentum)

@@ -48,7 +48,7 @@ class MaskConfig(Group):
         if not patch or view % patch:
             return  # the encoder says so
         grid = view // patch
-        masks = BlockMasks.of(self, grid)
+        masks = BlockMasks(self, grid)
         if masks.context_tokens < self.min_context:
             yield Problem(
                 "method.mask.min_context",
@@ -69,18 +69,8 @@ class Masks(NamedTuple):
 class BlockMasks:
     """Several target blocks and one large context block without them, as in I-JEPA."""
 
-    grid: int  # patches a side
-    num_targets: int
-    target_scale: tuple[float, ...]  # area of a target block, as a part of the image
-    target_aspect: tuple[float, ...]  # height over width of a target block
-    context_scale: tuple[float, ...]  # area of the context block
-    min_context: int
-
-    @classmethod
-    def of(cls, config: MaskConfig, grid: int) -> "BlockMasks":
-        """Returns the masks of a `method.mask` group."""
-        low_high = (config.target_scale, config.target_aspect, config.context_scale)
-        return cls(grid, config.num_targets, *low_high, config.min_context)
+    config: MaskConfig
+    grid: int  # patches per side
 
     @property
     def tokens(self) -> int:
@@ -90,8 +80,8 @@ class BlockMasks:
     def shapes(self) -> dict[tuple[int, int], float]:
         """Height and width of the blocks that can be drawn, and their probabilities (area, log aspect: uniform)."""
         middles = (np.arange(AREAS_AND_ASPECTS) + 0.5) / AREAS_AND_ASPECTS
-        area = np.interp(middles, (0, 1), self.target_scale)[:, None] * self.tokens
-        aspect = np.exp(np.interp(middles, (0, 1), np.log(self.target_aspect)))
+        area = np.interp(middles, (0, 1), self.config.target_scale)[:, None] * self.tokens
+        aspect = np.exp(np.interp(middles, (0, 1), np.log(self.config.target_aspect)))
         height = np.clip(np.round(np.sqrt(area * aspect)), 1, self.grid).astype(int)
         width = np.clip(np.round(area / height), 1, self.grid).astype(int)
         pairs, counts = np.unique(np.stack([height, width], axis=-1).reshape(-1, 2), axis=0, return_counts=True)
@@ -105,9 +95,9 @@ class BlockMasks:
     @functools.cached_property
     def context_tokens(self) -> int:
         """What blocks leave on average, less what the smallest context block would not cover of it."""
-        free = np.sum((1 - self._coverage(self.margin)) ** self.num_targets)
+        free = np.sum((1 - self._coverage(self.margin)) ** self.config.num_targets)
         largest = max(height * width for height, width in self.shapes)
-        return min(math.floor(self.context_scale[0] * free), self.tokens - largest)
+        return min(math.floor(self.config.context_scale[0] * free), self.tokens - largest)
 
     @functools.cached_property
     def margin(self) -> int:
@@ -142,8 +132,8 @@ class BlockMasks:
     def sample(self, key: jax.Array, batch: int) -> Masks:
         """Masks of a batch; those of an image depend on the key and its position alone."""
         target_key, noise_key, context_key = jax.random.split(key, 3)
-        noise = jax.random.uniform(noise_key, (batch, self.num_targets + 1, self.tokens))
-        draws = jax.random.uniform(target_key, (batch, self.num_targets, TRIES, 3))
+        noise = jax.random.uniform(noise_key, (batch, self.config.num_targets + 1, self.tokens))
+        draws = jax.random.uniform(target_key, (batch, self.config.num_targets, TRIES, 3))
 
         blocks = self._leaving_context(self._target_blocks(draws))  # [B, N, tokens]
         targets = jax.lax.top_k(noise[:, :-1] + blocks, self.target_tokens)[1]  # a random part of each block
@@ -159,7 +149,7 @@ class BlockMasks:
         """Returns, for each target, the first candidate that leaves enough context, or else the first target again."""
         chosen = [candidates[:, 0, 0]]
         union = chosen[0]
-        for i in range(1, self.num_targets):
+        for i in range(1, self.config.num_targets):
             covered = jnp.sum(union[:, None] | candidates[:, i], axis=-1)  # [B, tries]
             fits = covered <= self.tokens - self.context_tokens
             first = jnp.argmax(fits, axis=-1)[:, None, None]
@@ -176,7 +166,7 @@ class BlockMasks:
         return self._inside(jnp.asarray(heights)[shape], jnp.asarray(widths)[shape], draw[..., 1], draw[..., 2])
 
     def _context_block(self, draw: Float[Array, "... 3"]) -> Bool[Array, "... tokens"]:
-        low, high = self.context_scale
+        low, high = self.config.context_scale
         area = low + draw[..., 0] * (high - low)
         side = jnp.clip(jnp.round(jnp.sqrt(area) * self.grid), 1, self.grid)
         return self._inside(side, side, draw[..., 1], draw[..., 2])

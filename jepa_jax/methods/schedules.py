@@ -28,8 +28,3 @@ def cosine(start: float, end: float, steps: int) -> optax.Schedule:
 def linear(start: float, end: float, steps: int) -> optax.Schedule:
     """Returns a straight line from `start` to `end` over `steps`, then constant."""
     return lambda count: start + (end - start) * jnp.clip(count / max(steps, 1), 0.0, 1.0)
-
-
-def ramped_momentum(momentum: float) -> optax.Schedule:
-    """Returns min(momentum, (1 + n) / (10 + n)) at step n."""
-    return lambda step: jnp.minimum(momentum, (1 + step) / (10 + step))

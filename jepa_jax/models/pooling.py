@@ -17,8 +17,11 @@ class EncoderOutputs(NamedTuple):
 
 
 @runtime_checkable
-class PooledEncoder(Protocol):
+class PoolingEncoder(Protocol):
     """An encoder whose outputs can be pooled in several ways."""
+
+    pools: tuple[str, ...]  # values of `eval.pool` that it allows
+    pool: str  # the one that `__call__` uses
 
     def outputs(self, images: Any, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """Returns what is pooled; not `normalised`: before a last layer norm, if there is one."""

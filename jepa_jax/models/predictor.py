@@ -10,15 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from jepa_jax.models.kernels.linear import linear
+from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import (
-    DEFAULT_OPTIONS,
-    Block,
-    BlockOptions,
-    layer_norm,
-    run_blocks,
-    sincos_positions,
-)
+from jepa_jax.models.vit import DEFAULT_OPTIONS, Block, BlockOptions, run_blocks, sincos_positions
 
 
 class Predictor(nnx.Module):
@@ -52,7 +46,7 @@ class Predictor(nnx.Module):
         self.context_token = nnx.Param(initial(rngs.params(), (1, 1, width))) if mark_context else None
         self.position = nnx.Param(jnp.zeros((1, 1 + grid**2, width))) if stored_positions else None
         self.blocks = nnx.List([Block(width, heads, options=options, dtype=dtype, rngs=rngs) for _ in range(depth)])
-        self.norm = layer_norm(width, dtype, rngs, options.norm_eps)
+        self.norm = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
         self.out = linear(width, outputs, dtype, rngs)
 
     def __call__(

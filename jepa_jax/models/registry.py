@@ -12,7 +12,7 @@ from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.owners import MODELS
-from jepa_jax.models.pooling import PooledEncoder
+from jepa_jax.models.pooling import PoolingEncoder
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -40,14 +40,6 @@ class Encoder(Protocol):
     def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> jax.Array:
         """With `train`, batch norm and dropout behave as in training."""
         ...
-
-
-@runtime_checkable
-class PoolingEncoder(PooledEncoder, Protocol):
-    """An encoder that says which values of `eval.pool` it allows."""
-
-    pools: tuple[str, ...]
-    pool: str  # the one that `__call__` uses
 
 
 @runtime_checkable

@@ -1,28 +1,19 @@
 """What the backward pass of blocks computes again instead of keeping it (`train.remat`)."""
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from jepa_jax.base.scope import Scope
+
 NONE, LIGHT, FULL = "none", "light", "full"
 _PRODUCT, _STATISTIC = "product", "statistic"
-_switched_off = contextvars.ContextVar("remat switched off", default=False)
+# The scope in which nothing is recomputed, to count the operations of a step that are of use.
+without_remat = Scope("without_remat")
 Value = TypeVar("Value", bound=jax.Array)
-
-
-@contextlib.contextmanager
-def without_remat() -> Iterator[None]:
-    """Makes what is traced inside the block recompute nothing, to count the operations of a step that are of use."""
-    before = _switched_off.set(True)
-    try:
-        yield
-    finally:
-        _switched_off.reset(before)
 
 
 def product(x: Value) -> Value:
@@ -44,7 +35,7 @@ def rematerialized(run: Callable[..., Any], remat: str, *, cheap_products: bool 
             everything.
         cheap_products: whether light recomputes products too, because they are cheap for their size.
     """
-    if remat == NONE or _switched_off.get():
+    if remat == NONE or without_remat:
         return run
     if remat == FULL:
         return nnx.remat(run)

@@ -151,14 +151,8 @@ class ResNet(nnx.Module):
     ):
         self.remat = remat
         self.imagenet_stem = stem == "imagenet"
-        self.stem = ConvNorm(
-            channels,
-            width,
-            7 if self.imagenet_stem else 3,
-            stride=2 if self.imagenet_stem else 1,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        size, stride = (7, 2) if self.imagenet_stem else (3, 1)
+        self.stem = ConvNorm(channels, width, size, stride=stride, dtype=dtype, rngs=rngs)
         expansion = BOTTLENECK_EXPANSION if bottleneck else 1
         self.blocks: nnx.List[ResidualBlock] = nnx.List([])
         inputs = width

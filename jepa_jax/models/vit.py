@@ -103,14 +103,7 @@ class VitConfig(EncoderGroup):
 
 
 class BlockOptions(NamedTuple):
-    """In what families of ViTs differ inside of their blocks; the defaults are those of most.
-
-    Attributes:
-      mlp_width: numbers between the two layers of the perceptron; 0 for 4 times the width.
-      qkv_bias: whether queries, keys and values have a bias.
-      layer_scale: initial factor of the outputs of each branch, trained per channel (LayerScale); 0 for none.
-      norm_eps: added to the variance by layer norms.
-    """
+    """What differs between families of ViTs inside of their blocks, as the keys of these names say."""
 
     mlp_width: int = 0
     qkv_bias: bool = True
@@ -154,9 +147,9 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
     ):
         hidden = options.mlp_width or 4 * width
-        self.norm1 = layer_norm(width, dtype, rngs, options.norm_eps)
+        self.norm1 = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
         self.attention = Attention(width, heads, qkv_bias=options.qkv_bias, dtype=dtype, rngs=rngs)
-        self.norm2 = layer_norm(width, dtype, rngs, options.norm_eps)
+        self.norm2 = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
         self.up = linear(width, hidden, dtype, rngs)
         self.down = linear(hidden, width, dtype, rngs)
         factors = [nnx.Param(jnp.full(width, options.layer_scale)) if options.layer_scale else None for _ in range(2)]
@@ -216,7 +209,7 @@ class ViT(nnx.Module):
         self.blocks = nnx.List([
             Block(width, heads, options=options, drop_path=float(p), dtype=dtype, rngs=rngs) for p in rates
         ])  # fmt: skip
-        self.norm = layer_norm(width, dtype, rngs, options.norm_eps)
+        self.norm = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
 
     @classmethod
     def from_config(
@@ -340,7 +333,3 @@ def interpolated(positions: Float[Array, "1 old d"], grid: int) -> Float[Array, 
         return positions
     square = jax.image.resize(positions.reshape(old, old, width), (grid, grid, width), "cubic")
     return square.reshape(1, grid**2, width)
-
-
-def layer_norm(width: int, dtype: Any, rngs: nnx.Rngs, epsilon: float = 1e-6) -> LayerNorm:
-    return LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)

@@ -15,8 +15,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes, sample
 from jepa_jax.data.pipeline import BatchPlan
-from jepa_jax.methods.contract import EncoderMethod, Method
-from jepa_jax.methods.registry import build_method
+from jepa_jax.methods.contract import EncoderMethod, Method, build_method
 from jepa_jax.program import optim
 from jepa_jax.program.initial_weights import initial_weights
 from jepa_jax.program.step import StateFactory, TrainStep, make_train_step, state_factory

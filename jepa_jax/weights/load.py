@@ -15,7 +15,7 @@ from jepa_jax.base.classes import ClassTable, find_class, load_object
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.owners import MODELS, named_group
 from jepa_jax.config.schema import flatten, nested, with_variants
-from jepa_jax.models.pooling import PooledEncoder, pooled
+from jepa_jax.models.pooling import PoolingEncoder, pooled
 from jepa_jax.models.registry import DTYPES, encoder_kind, encoder_structure
 from jepa_jax.models.vit import ViT
 from jepa_jax.weights.family import Family, needed, section
@@ -160,14 +160,14 @@ class LoadedModel:
             module = nnx.merge(graph, state)
             if isinstance(module, ViT):
                 return module.encode(module.embed(images)).astype(np.float32)
-            if isinstance(module, PooledEncoder):
+            if isinstance(module, PoolingEncoder):
                 return module.outputs(images).cells.astype(np.float32)
             return module(images, *noise)
 
         def features(state: Any, images: jax.Array) -> jax.Array:
             module = nnx.merge(graph, state)
             encoder = module.encoder if self.kind == "mae" else module
-            if not isinstance(encoder, PooledEncoder):
+            if not isinstance(encoder, PoolingEncoder):
                 return encoder(images).astype(np.float32)
             return pooled(encoder.outputs(images), self.pool)
 

@@ -11,7 +11,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.photos.crops import batch_spec
-from jepa_jax.methods.registry import build_method
+from jepa_jax.methods.contract import build_method
 from tests.data.photos.pictures import write_photos
 from tests.runs import Silent, run
 from tests.tiny import tiny_config, tiny_masked_config

@@ -177,7 +177,7 @@ class RepeatedMasks(BlockMasks):
 def test_equal_masks_of_an_image_give_the_loss_of_one(method):
     def loss(copies):
         program = build_program(tiny_masked_config(method, method__masks_per_image=copies))
-        program.method.masks = RepeatedMasks(**dataclasses.asdict(program.method.masks), copies=copies)
+        program.method.masks = RepeatedMasks(**vars(program.method.masks), copies=copies)
         step, model = nnx.jit(program.method.loss), model_of(program)
         return float(step(model, model, {"image": IMAGES}, jax.random.key(0), jnp.int32(0)).loss)
 

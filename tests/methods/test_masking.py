@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.methods.masking import BlockMasks, covers, random_split
+from jepa_jax.methods.masking import BlockMasks, MaskConfig, covers, random_split
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.program.config import load_config
 from tests.tiny import tiny_masked_config
@@ -22,7 +22,7 @@ def block_masks(grid, **changes):
     keys = dict(
         num_targets=4, target_scale=(0.15, 0.2), target_aspect=(0.75, 1.5), context_scale=(0.85, 1.0), min_context=1
     )
-    return BlockMasks(grid=grid, **(keys | changes))
+    return BlockMasks(MaskConfig(**(keys | changes)), grid)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def check_blocks(masks, sample, seed):
 def test_no_patch_is_forgotten_and_no_row_or_column_is_favoured(name):
     config = load_config(name)
     grid = config.data.view_size // config.model.patch_size
-    masks = BlockMasks.of(config.method.mask, grid)
+    masks = BlockMasks(config.method.mask, grid)
     context, _, targets = jax.jit(masks.sample, static_argnums=1)(jax.random.key(0), SAMPLES)
     for index, least in ((context, 0.1), (targets[:, :1], 1 / 3), (targets, 1 / 3)):
         index = np.asarray(index).reshape(SAMPLES, -1)

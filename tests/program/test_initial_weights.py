@@ -15,7 +15,7 @@ from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.groups import Config
 from jepa_jax.data.pipeline import train_batches
 from jepa_jax.data.sources import open_source
-from jepa_jax.methods.registry import build_method
+from jepa_jax.methods.contract import build_method
 from jepa_jax.program.build import initial_sample
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.initial_weights import initial_weights, saved_encoder

@@ -13,7 +13,7 @@ from jepa_jax import projects
 from jepa_jax.base.classes import ClassTable, load_object
 from jepa_jax.data.sources import SOURCES
 from jepa_jax.evals.evaluators import EVALUATORS
-from jepa_jax.methods.registry import METHODS
+from jepa_jax.methods.contract import METHODS
 from jepa_jax.models.registry import MODELS
 from jepa_jax.reports.results import RESULTS
 from jepa_jax.weights.load import FAMILIES

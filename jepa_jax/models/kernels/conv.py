@@ -6,7 +6,7 @@ holds plain convolutions.
 """
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import cache, reduce
 from typing import Any
 
 import jax
@@ -32,32 +32,27 @@ def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: int | _Pads) ->
     if x.dtype != kernel.dtype:
         raise TypeError(f"conv2d: x is {x.dtype} and kernel is {kernel.dtype}; cast one of them")
     pads = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
-    return product(_conv(x, kernel, stride, pads))
+    return product(_by_platform(_matmul_conv, _plain_conv, stride, pads)(x, kernel))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
-    return lax.platform_dependent(
-        x,
-        kernel,
-        cpu=lambda x, kernel: _matmul_conv(x, kernel, stride, pads),
-        default=lambda x, kernel: _plain_conv(x, kernel, stride, pads),
-    )
+@cache
+def _by_platform(on_cpu: Callable[..., Array], elsewhere: Callable[..., Array], *options: Any) -> Callable[..., Array]:
+    """Returns a function of arrays whose gradient keeps its operands alone: when traced, no platform is known yet."""
 
+    @jax.custom_vjp
+    def function(*operands: Array) -> Array:
+        return lax.platform_dependent(
+            *operands, cpu=lambda *x: on_cpu(*x, *options), default=lambda *x: elsewhere(*x, *options)
+        )
 
-def _conv_forward(x: Array, kernel: Array, stride: int, pads: _Pads) -> tuple[Array, tuple[Array, Array]]:
-    # Only the operands are kept, whatever the platform: it is not known yet.
-    return _conv(x, kernel, stride, pads), (x, kernel)
+    def backward(operands: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
+        def gradient(formulation: Callable[..., Array]) -> Callable[..., tuple[Array, ...]]:
+            return lambda dy, *x: jax.vjp(lambda *x: formulation(*x, *options), *x)[1](dy)
 
+        return lax.platform_dependent(dy, *operands, cpu=gradient(on_cpu), default=gradient(elsewhere))
 
-def _conv_backward(stride: int, pads: _Pads, operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    def gradient(conv: Callable[..., Array]) -> Callable[..., tuple[Array, Array]]:
-        return lambda x, kernel, dy: jax.vjp(lambda x, kernel: conv(x, kernel, stride, pads), x, kernel)[1](dy)
-
-    return lax.platform_dependent(*operands, dy, cpu=gradient(_matmul_conv), default=gradient(_plain_conv))
-
-
-_conv.defvjp(_conv_forward, _conv_backward)
+    function.defvjp(lambda *operands: (function(*operands), operands), backward)
+    return function
 
 
 def _is_depthwise(x: Array, kernel: Array) -> bool:
@@ -173,26 +168,7 @@ def _input_tiles(x: Array, pads: tuple[int, int]) -> list[Array]:
 
 def max_pool(x: Array, *, window: int, stride: int, padding: int = 0) -> Array:
     """Maximum over windows of x [B, H, W, C]; on CPUs twice as fast as XLA's, forward and backward."""
-    return _max_pool(x, window, stride, padding)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _max_pool(x: Array, window: int, stride: int, padding: int) -> Array:
-    return lax.platform_dependent(
-        x,
-        cpu=lambda x: _sliced_max(x, window, stride, padding),
-        default=lambda x: _window_max(x, window, stride, padding),
-    )
-
-
-def _max_pool_backward(window: int, stride: int, padding: int, x: Array, dy: Array) -> tuple[Array]:
-    def gradient(pool: Callable[..., Array]) -> Callable[..., tuple[Array]]:
-        return lambda x, dy: jax.vjp(partial(pool, window=window, stride=stride, padding=padding), x)[1](dy)
-
-    return lax.platform_dependent(x, dy, cpu=gradient(_sliced_max), default=gradient(_window_max))
-
-
-_max_pool.defvjp(lambda x, *window: (_max_pool(x, *window), x), _max_pool_backward)
+    return _by_platform(_sliced_max, _window_max, window, stride, padding)(x)
 
 
 def _window_max(x: Array, window: int, stride: int, padding: int) -> Array:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,21 +63,19 @@ class BatchNorm(nnx.BatchNorm):
 class LayerNorm(nnx.LayerNorm):
     """`nnx.LayerNorm` over the last axis, with scale and bias; statistics are computed in float32."""
 
-    def __init__(self, width: int, *, epsilon: float, dtype: Any, rngs: nnx.Rngs):
-        super().__init__(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
-
     def __call__(self, x: Rows) -> Rows:  # type: ignore[override]  # no mask
         assert self.scale is not None and self.bias is not None
         y = layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
         return y.astype(self.dtype or y.dtype)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Rows, scale: Numbers, bias: Numbers, epsilon: float) -> Rows:
     """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias in float32, mean and variance over the last axis."""
-    return _layer_norm(epsilon, x, scale, bias)
+    return _layer_norm_forward(x, scale, bias, epsilon)[0]
 
 
-def _layer_norm_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
+def _layer_norm_forward(x: Array, scale: Array, bias: Array, epsilon: float) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
     mean, square = (jnp.mean(values, axis=-1, keepdims=True) for values in (wide, jnp.square(wide)))  # in one pass
     rate = lax.rsqrt(jnp.maximum(square - jnp.square(mean), 0) + epsilon)
@@ -93,9 +92,4 @@ def _layer_norm_backward(epsilon: float, kept: tuple[Array, ...], dy: Array) -> 
     return dx.astype(x.dtype), jnp.sum(dy * unit, axis=batch), jnp.sum(dy, axis=batch)
 
 
-def _layer_norm_value(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
-    return _layer_norm_forward(epsilon, x, scale, bias)[0]
-
-
-_layer_norm = jax.custom_vjp(_layer_norm_value, nondiff_argnums=(0,))
-_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)

@@ -15,8 +15,7 @@ from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.sources import subset
 from jepa_jax.evals.features import OnCount, ignore
 from jepa_jax.evals.inference import FrozenModel, Function
-from jepa_jax.methods.contract import Batch, PredictorMethod
-from jepa_jax.methods.registry import build_method
+from jepa_jax.methods.contract import Batch, PredictorMethod, build_method
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.restore import restore_state, run_config
 from jepa_jax.program.step import evaluated_variables
