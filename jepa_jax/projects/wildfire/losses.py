@@ -49,33 +49,17 @@ class MaskLossConfig(Group):
             yield Problem("method.loss.bce", "all terms of the loss have weight 0; give one of them a weight")
 
 
-def mask_loss(
-    logits: Logits,
-    target: Mask,
-    known: Mask,
-    *,
-    bce: float,
-    dice: float,
-    focal: float,
-    tversky: float,
-    positive_weight: float,
-    focal_alpha: float,
-    focal_gamma: float,
-    tversky_fp: float,
-    tversky_fn: float,
-) -> tuple[Scalar, dict[str, Scalar]]:
-    """Returns the weighted sum of the terms whose weight is not 0, and these terms by name, without their weights.
-
-    The keywords are the keys of `MaskLossConfig`: `mask_loss(logits, target, known, **vars(config))`.
-    """
+def mask_loss(logits: Logits, target: Mask, known: Mask, config: MaskLossConfig) -> tuple[Scalar, dict[str, Scalar]]:
+    """Returns the weighted sum of the terms whose weight is not 0, and these terms by name, without their weights."""
+    pixels = (logits, target, known)
     makers = {
-        "bce": (bce, lambda: weighted_bce(logits, target, known, positive_weight or None)),
-        "dice": (dice, lambda: dice_loss(logits, target, known)),
-        "focal": (focal, lambda: focal_loss(logits, target, known, alpha=focal_alpha, gamma=focal_gamma)),
-        "tversky": (tversky, lambda: tversky_loss(logits, target, known, fp=tversky_fp, fn=tversky_fn)),
+        "bce": lambda: weighted_bce(*pixels, config.positive_weight or None),
+        "dice": lambda: tversky_loss(*pixels, fp=0.5, fn=0.5),
+        "focal": lambda: focal_loss(*pixels, alpha=config.focal_alpha, gamma=config.focal_gamma),
+        "tversky": lambda: tversky_loss(*pixels, fp=config.tversky_fp, fn=config.tversky_fn),
     }
-    terms = {name: make() for name, (weight, make) in makers.items() if weight}
-    return sum((makers[name][0] * term for name, term in terms.items()), jnp.zeros([])), terms
+    terms = {name: make() for name, make in makers.items() if getattr(config, name)}
+    return sum((getattr(config, name) * term for name, term in terms.items()), jnp.zeros([])), terms
 
 
 def weighted_bce(logits: Logits, target: Mask, known: Mask, positive_weight: float | None = None) -> Scalar:
@@ -105,13 +89,11 @@ def focal_loss(logits: Logits, target: Mask, known: Mask, *, alpha: float = 0.25
     return _mean(-jnp.where(target, alpha, 1 - alpha) * easy * jax.nn.log_sigmoid(signed), known)
 
 
-def dice_loss(logits: Logits, target: Mask, known: Mask) -> Scalar:
-    """Returns 1 - 2 sum(p y) / (sum(p) + sum(y)) with sums over the batch: Tversky with both weights 1/2."""
-    return tversky_loss(logits, target, known, fp=0.5, fn=0.5)
-
-
 def tversky_loss(logits: Logits, target: Mask, known: Mask, *, fp: float = 0.7, fn: float = 0.3) -> Scalar:
-    """Returns 1 - TP / (TP + fp FP + fn FN) with soft counts over the batch; SMOOTHING is added to both sides."""
+    """Returns 1 - TP / (TP + fp FP + fn FN) with soft counts over the batch; SMOOTHING is added to both sides.
+
+    With both weights 1/2 this is the Dice loss, 1 - 2 sum(p y) / (sum(p) + sum(y)).
+    """
     p = jnp.where(known, jax.nn.sigmoid(jnp.where(known, logits.astype(jnp.float32), 0)), 0)
     hits = jnp.sum(jnp.where(target, p, 0))
     false_alarms = jnp.sum(jnp.where(target, 0, p))

@@ -94,7 +94,7 @@ class EmberFormerMethod(Method):
         del target, key, step
         logits = self.predict(model, batch, train=True)
         with jax.named_scope("loss"):
-            loss, terms = mask_loss(logits, batch["target"], batch["known"], **vars(self.config.loss))
+            loss, terms = mask_loss(logits, batch["target"], batch["known"], self.config.loss)
             burning = jnp.sum(batch["target"] & batch["known"])
             terms["burning"] = burning / jnp.maximum(jnp.sum(batch["known"]), 1)  # share of the known pixels
         return Output(loss, terms)

@@ -1,6 +1,7 @@
 """Losses of masks against closed forms and hand values, with unknown pixels, without positives, and sharded."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ from jepa_jax.projects.wildfire.losses import (
     AUTO_WEIGHT_LIMIT,
     MaskLossConfig,
     auto_weight,
-    dice_loss,
     focal_loss,
     mask_loss,
     tversky_loss,
@@ -30,6 +30,7 @@ LOGITS = jnp.asarray(RNG.normal(0, 2, SHAPE), jnp.float32)
 TARGET = jnp.asarray(RNG.random(SHAPE) < 0.2)
 KNOWN = jnp.asarray(RNG.random(SHAPE) < 0.8)
 ALL = jnp.ones(SHAPE, bool)
+dice_loss = functools.partial(tversky_loss, fp=0.5, fn=0.5)
 LOSSES = {"bce": weighted_bce, "dice": dice_loss, "focal": focal_loss, "tversky": tversky_loss}
 EVERY_TERM = dataclasses.replace(MaskLossConfig(), bce=0.9, dice=0.1, focal=0.7, tversky=0.3)
 
@@ -94,13 +95,13 @@ def test_tversky_by_hand():
 
 
 def test_a_mix_is_the_weighted_sum_of_its_terms_and_leaves_out_those_of_weight_zero():
-    loss, terms = mask_loss(LOGITS, TARGET, KNOWN, **vars(EVERY_TERM))
+    loss, terms = mask_loss(LOGITS, TARGET, KNOWN, EVERY_TERM)
     assert terms == {name: function(LOGITS, TARGET, KNOWN) for name, function in LOSSES.items()}
     np.testing.assert_allclose(loss, sum(getattr(EVERY_TERM, name) * term for name, term in terms.items()), rtol=1e-6)
-    loss, terms = mask_loss(LOGITS, TARGET, KNOWN, **vars(MaskLossConfig()))
+    loss, terms = mask_loss(LOGITS, TARGET, KNOWN, MaskLossConfig())
     assert set(terms) == {"bce"} and loss == terms["bce"]
     fixed = dataclasses.replace(MaskLossConfig(), positive_weight=3.0)
-    loss, _ = mask_loss(LOGITS, TARGET, KNOWN, **vars(fixed))
+    loss, _ = mask_loss(LOGITS, TARGET, KNOWN, fixed)
     assert loss == weighted_bce(LOGITS, TARGET, KNOWN, 3.0)
 
 
@@ -135,7 +136,7 @@ def test_losses_of_bfloat16_logits_are_computed_in_float32():
 def test_one_and_eight_devices_agree():
     # Devices hold different numbers of known and positive pixels: a mean of their losses would differ.
     def value(logits, target, known):
-        return mask_loss(logits, target, known, **vars(EVERY_TERM))[0]
+        return mask_loss(logits, target, known, EVERY_TERM)[0]
 
     whole = jax.value_and_grad(value)(LOGITS, TARGET, KNOWN)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))

@@ -10,6 +10,7 @@ import numpy as np
 import scipy.special
 
 from jepa_jax.data.contract import Source
+from jepa_jax.data.in_memory import Arrays, InMemorySource
 from jepa_jax.projects.wildfire.data.element import fire_element, stacked
 from jepa_jax.projects.wildfire.evals.predictor import same_shape_parts
 from jepa_jax.projects.wildfire.evals.spread import LISTED_FIRES, FireFigures
@@ -72,14 +73,14 @@ def spread_exhibit(test: Source, truth: Truth, figures: FireFigures, predict: Pr
     fire = with_positives[len(with_positives) // 2]
     index = longest(part, np.flatnonzero(truth.fire[indices] == fire))
     element = {name: array[0] for name, array in part.batch(np.array([index])).items() if name in part.spec}
-    prefixes = Prefixes(part, element)
+    history, beginnings = element["valid"], InMemorySource(lambda: prefixes(element))
     return {
-        "spread_masks": prefixes.masks,
-        "spread_wind": prefixes.wind,
+        "spread_masks": np.concatenate([element["fire"][history], element["target"][None]])[..., 0],
+        "spread_wind": element["wind"][history],
         "spread_static": element["static"],
         "spread_known": element["known"][..., 0],
         "spread_fire_id": element["fire_id"],
-        "spread_probability": scipy.special.expit(predict(prefixes)).astype(np.float16),
+        "spread_probability": scipy.special.expit(predict(beginnings)).astype(np.float16),
     }
 
 
@@ -88,36 +89,15 @@ def longest(source: Source, indices: np.ndarray) -> int:
     return int(indices[np.argmax(source.batch(indices)["valid"].sum(axis=1))])
 
 
-class Prefixes:
-    """The beginnings of a history as elements: element i has its first i + 1 frames, and the next one as target.
+def prefixes(element: Mapping[str, np.ndarray]) -> Arrays:
+    """Returns the beginnings of a history as a batch: element i has its first i + 1 frames, and the next as target.
 
-    Padded like the source of the history, so that nothing is compiled anew.
+    They are padded like the history, so that nothing is compiled anew.
     """
-
-    classes = ()
-
-    def __init__(self, source: Source, element: Mapping[str, np.ndarray]):
-        valid = element["valid"]
-        self.spec = source.spec
-        self.masks = np.concatenate([element["fire"][valid], element["target"][None]])[..., 0]
-        self.wind = element["wind"][valid]
-        self._element = element
-
-    def __len__(self) -> int:
-        return len(self.wind)
-
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        return stacked([self._prefix(int(index) + 1) for index in indices])
-
-    def _prefix(self, length: int) -> dict[str, np.ndarray]:
-        whole = self._element
-        prefix = fire_element(
-            self.masks[:length],
-            self.wind[:length],
-            whole["static"],
-            self.masks[length],
-            fire_id=int(whole["fire_id"]),
-            frames=len(whole["valid"]),
-            known=whole["known"][..., 0],
-        )
-        return {**whole, **prefix}
+    valid = element["valid"]
+    masks, wind = np.concatenate([element["fire"][valid], element["target"][None]])[..., 0], element["wind"][valid]
+    given: Any = {"fire_id": element["fire_id"], "frames": len(valid), "known": element["known"][..., 0]}
+    return stacked([
+        {**element, **fire_element(masks[:n], wind[:n], element["static"], masks[n], **given)}
+        for n in range(1, len(masks))
+    ])  # fmt: skip

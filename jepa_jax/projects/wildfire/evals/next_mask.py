@@ -8,6 +8,7 @@ import scipy.special
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Grouped, Source, fixed_order
+from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.sources import subset
 from jepa_jax.evals.evaluators import (
     UNTRAINED_CALIBRATION_IMAGES,
@@ -22,7 +23,6 @@ from jepa_jax.program.step import TrainState
 from jepa_jax.projects.wildfire.evals.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
 from jepa_jax.projects.wildfire.evals.exhibits import mask_exhibits
 from jepa_jax.projects.wildfire.evals.predictor import Change, FrozenPredictor, same_shape_parts
-from jepa_jax.projects.wildfire.evals.shuffled_wind import ShuffledWind, wind_donors
 from jepa_jax.projects.wildfire.evals.spread import fire_figures, fire_spread, interval_95, resampled_average_precisions
 from jepa_jax.projects.wildfire.evals.truth import chosen_threshold, mask_figures, ranking_figures
 
@@ -233,3 +233,34 @@ def whole_groups(source: Source, count: int) -> Source:
     order = fixed_order(len(names))
     fitting = max(1, int(np.sum(np.cumsum(sizes[order]) <= count)))
     return subset(source, np.flatnonzero(np.isin(groups, names[order[:fitting]]))[:count])
+
+
+class ShuffledWind:
+    """Gives each element of a source the wind of another fire, as a control.
+
+    An element gets the last frames of that wind; a longer history repeats its first frame.
+    """
+
+    classes = ()
+
+    def __init__(self, source: Source, donors: np.ndarray):
+        """Takes the index of the element whose wind each one gets, `donors` [N]."""
+        self._source, self._donors, self.spec = source, donors, source.spec
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, indices: np.ndarray) -> Arrays:
+        own, other = self._source.batch(indices), self._source.batch(self._donors[indices])
+        first = np.argmax(other["valid"], axis=1)[:, None]
+        frame = np.maximum(np.arange(own["valid"].shape[1]), first)  # [B, T]
+        wind = np.take_along_axis(other["wind"], frame[..., None], axis=1) * own["valid"][..., None]
+        return {**own, "wind": wind}
+
+
+def wind_donors(fires: np.ndarray) -> np.ndarray:
+    """Returns a permutation that gives each element one of another fire, unless a fire has more than half of them."""
+    order = np.argsort(fires, kind="stable")
+    others = np.empty_like(order)
+    others[order] = np.roll(order, len(order) // 2)
+    return others

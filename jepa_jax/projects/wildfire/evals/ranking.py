@@ -49,25 +49,12 @@ def best_threshold(ranking: Ranking) -> float | None:
     return float(ranking.thresholds[len(f1) - 1 - np.argmax(f1[::-1])])
 
 
-class Counts(NamedTuple):
-    """Pixels by what was predicted and what is true. A ratio of no pixels is 0."""
-
-    hits: int
-    false_alarms: int
-    misses: int
-
-    @classmethod
-    def of(cls, predicted: np.ndarray, target: np.ndarray) -> Self:
-        """Counts; predicted and target bool [N]."""
-        hits = int(np.sum(predicted & target))
-        return cls(hits, int(np.sum(predicted)) - hits, int(np.sum(target)) - hits)
-
-    def figures(self) -> dict[str, float]:
-        """Returns precision, recall, F1 and IoU."""
-        hits, false_alarms, misses = self
-        return {
-            "precision": hits / max(hits + false_alarms, 1),
-            "recall": hits / max(hits + misses, 1),
-            "f1": 2 * hits / max(2 * hits + false_alarms + misses, 1),
-            "iou": hits / max(hits + false_alarms + misses, 1),
-        }
+def threshold_figures(predicted: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """Returns precision, recall, F1 and IoU of predicted pixels bool [N]; a ratio of no pixels is 0."""
+    hits, positives, true = (int(np.sum(chosen)) for chosen in (predicted & target, predicted, target))
+    return {
+        "precision": hits / max(positives, 1),
+        "recall": hits / max(true, 1),
+        "f1": 2 * hits / max(positives + true, 1),
+        "iou": hits / max(positives + true - hits, 1),
+    }

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jepa_jax.projects.wildfire.evals.ranking import Counts, Ranking, average_precision, best_threshold
+from jepa_jax.projects.wildfire.evals.ranking import Ranking, average_precision, best_threshold, threshold_figures
 
 
 class Truth(NamedTuple):
@@ -40,10 +40,6 @@ class Truth(NamedTuple):
         counted = self.new if new else self.known
         return Ranking.of(scores[counted], self.target[counted])
 
-    def counts(self, scores: np.ndarray, threshold: float) -> Counts:
-        """Returns what a threshold gives on the known pixels."""
-        return Counts.of(scores[self.known] >= threshold, self.target[self.known])
-
 
 def last_frame(batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the last masks of the histories [B, H, W]; padding comes first, so the last frame is never padding."""
@@ -60,7 +56,9 @@ def ranking_figures(scores: np.ndarray, truth: Truth) -> dict[str, float | None]
 
 def mask_figures(scores: np.ndarray, truth: Truth, threshold: float) -> dict[str, float | None]:
     """Returns average precisions, and precision, recall, F1 and IoU at a threshold."""
-    return ranking_figures(scores, truth) | truth.counts(scores, threshold).figures()
+    return ranking_figures(scores, truth) | threshold_figures(
+        scores[truth.known] >= threshold, truth.target[truth.known]
+    )
 
 
 def chosen_threshold(scores: np.ndarray, truth: Truth) -> float | None:

@@ -18,14 +18,20 @@ from jaxtyping import Array, Bool, Float, Integer
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import PROBABILITY, Group, Problem, key
-from jepa_jax.models.kernels.attention import attention
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.mlp import gelu, mlp
 from jepa_jax.models.kernels.norm import BatchNorm, BatchNormConfig, LayerNorm
 from jepa_jax.models.remat import rematerialized
 from jepa_jax.models.resnet import ConvNorm
 from jepa_jax.models.tokens import patchify
-from jepa_jax.projects.wildfire.models.segformer import SIZES, MixTransformer, SegFormerHead
+from jepa_jax.projects.wildfire.models.segformer import (
+    SIZES,
+    MixTransformer,
+    SegFormerHead,
+    attend,
+    dropped,
+    make_dropout,
+)
 from jepa_jax.projects.wildfire.models.unet import Enlarge, UNet
 
 LONGEST_PERIOD = 10_000.0  # of the time embedding, over 2 pi, in frames
@@ -110,42 +116,28 @@ class TemporalBlock(nnx.Module):
         self.out = linear(width, width, dtype, rngs)
         self.up = linear(width, mlp_width, dtype, rngs)
         self.down = linear(mlp_width, width, dtype, rngs)
-        self.drop = nnx.Dropout(dropout, rngs=nnx.Rngs(dropout=rngs.params())) if dropout else None
+        self.drop = make_dropout(dropout, rngs)
 
     def __call__(
         self, x: Histories, queries: Float[Array, "s q d"], mask: Bool[Array, "s t"], *, train: bool
     ) -> Float[Array, "s q d"]:
         """Returns the outputs of `queries`, which are some frames of `x`; frames outside `mask` are not attended to."""
         if self.norm_first:
-            queries = queries + self._kept(self._attend(self.norm1(x), self.norm1(queries), mask), train)
-            return queries + self._kept(self._mlp(self.norm2(queries), train), train)
-        queries = self.norm1(queries + self._kept(self._attend(x, queries, mask), train))
-        return self.norm2(queries + self._kept(self._mlp(queries, train), train))
-
-    def _attend(self, x: Array, queries: Array, mask: Array) -> Array:
-        per_head = (len(x), -1, self.heads, x.shape[-1] // self.heads)
-        q = self.query(queries).reshape(per_head)
-        k, v = (part.reshape(per_head) for part in jnp.split(self.key_value(x), 2, axis=-1))
-        attended = attention(q, k, v, mask)
-        return self.out(attended.reshape(queries.shape))
+            queries = queries + dropped(self.drop, attend(self, self.norm1(queries), self.norm1(x), mask), train)
+            return queries + self._mlp(self.norm2(queries), train)
+        queries = self.norm1(queries + dropped(self.drop, attend(self, queries, x, mask), train))
+        return self.norm2(queries + self._mlp(queries, train))
 
     def _mlp(self, x: Array, train: bool) -> Array:
-        return mlp(x, self.up, self.down, lambda hidden: self._kept(hidden, train))
-
-    def _kept(self, x: Array, train: bool) -> Array:
-        return self.drop(x) if train and self.drop is not None else x
+        return dropped(self.drop, mlp(x, self.up, self.down, lambda hidden: dropped(self.drop, hidden, train)), train)
 
 
 class HistoryEncoder(nnx.Module):
     """Maps histories to features of each patch at the last valid frame."""
 
     def __init__(self, config: Any, channels: int, *, dtype: Any, remat: str, rngs: nnx.Rngs):
-        self.patch_size, self.pixels, self.vector = (
-            config.patch_size,
-            config.fire_input == "pixels",
-            config.wind_input == "vector",
-        )
-        self.width, self.remat, self.dtype = config.width, remat, dtype
+        self.pixels, self.vector = config.fire_input == "pixels", config.wind_input == "vector"
+        self.patch_size, self.width, self.remat, self.dtype = config.patch_size, config.width, remat, dtype
         self.fire = linear(config.patch_size**2 if self.pixels else 1, config.width, dtype, rngs)
         self.wind_in = linear(2, config.width // 2, dtype, rngs)
         self.wind_out = linear(config.width // 2, config.width, dtype, rngs)

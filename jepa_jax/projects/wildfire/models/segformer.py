@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jepa_jax.models.kernels.attention import attention
 from jepa_jax.models.kernels.conv import conv2d
@@ -84,17 +84,24 @@ class ReducedAttention(nnx.Module):
             self.reduce_norm = _layer_norm(width, dtype, rngs)
 
     def __call__(self, x: Map) -> Map:
-        batch, rows, columns, width = x.shape
+        _, rows, columns, _ = x.shape
         if min(rows, columns) < self.reduction:
             raise ValueError(
                 f"SegFormer: a map of {rows} x {columns} pixels cannot be reduced {self.reduction} x "
                 f"{self.reduction}; use larger images"
             )
         reduced = self.reduce_norm(self.reduce(x)) if self.reduction > 1 else x
-        per_head = (batch, -1, self.heads, width // self.heads)
-        q = self.query(x).reshape(per_head)
-        k, v = (part.reshape(per_head) for part in jnp.split(self.key_value(reduced), 2, axis=-1))
-        return self.out(attention(q, k, v).reshape(x.shape))
+        return attend(self, x, reduced)
+
+
+def attend(
+    layers: Any, queries: Float[Array, "b ... d"], x: Float[Array, "b ... d"], mask: Bool[Array, "b t"] | None = None
+) -> Float[Array, "b ... d"]:
+    """Returns attention of `queries` to x, through the layers `query`, `key_value` and `out` of a module."""
+    per_head = (len(x), -1, layers.heads, x.shape[-1] // layers.heads)
+    q = layers.query(queries).reshape(per_head)
+    k, v = (part.reshape(per_head) for part in jnp.split(layers.key_value(x), 2, axis=-1))
+    return layers.out(attention(q, k, v, mask).reshape(queries.shape))
 
 
 class MixBlock(nnx.Module):
@@ -121,12 +128,12 @@ class MixBlock(nnx.Module):
         self.up = linear(width, hidden, dtype, rngs)
         self.depthwise = BiasedConv(hidden, hidden, 3, padding=1, depthwise=True, dtype=dtype, rngs=rngs)
         self.down = linear(hidden, width, dtype, rngs)
-        self.drop = _dropout(drop_path, rngs, broadcast_dims=(1, 2, 3))
+        self.drop = make_dropout(drop_path, rngs, broadcast_dims=(1, 2, 3))
 
     def __call__(self, x: Map, *, train: bool = False) -> Map:
-        x = x + _dropped(self.drop, self.attention(self.norm1(x)), train)
+        x = x + dropped(self.drop, self.attention(self.norm1(x)), train)
         hidden = gelu(self.depthwise(self.up(self.norm2(x))))
-        return x + _dropped(self.drop, self.down(hidden), train)
+        return x + dropped(self.drop, self.down(hidden), train)
 
 
 class Stage(nnx.Module):
@@ -210,7 +217,7 @@ class SegFormerHead(nnx.Module):
         self.project = nnx.List([linear(inputs, width, dtype, rngs) for inputs in size.widths])
         self.fuse = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (stages * width, width)))
         self.norm = BatchNorm(width, dtype=dtype, rngs=rngs)
-        self.drop = _dropout(dropout, rngs)
+        self.drop = make_dropout(dropout, rngs)
         self.classifier = linear(width, classes, dtype, rngs)
 
     def features(self, maps: list[Array], *, train: bool = False) -> OutputMap:
@@ -219,7 +226,7 @@ class SegFormerHead(nnx.Module):
         kernels = jnp.split(self.fuse[...].astype(self.dtype), len(maps))[::-1]  # [width, width] each
         products = (project(x) @ kernel for project, x, kernel in zip(self.project, maps, kernels, strict=True))
         x = sum(jax.image.resize(y, (len(y), *size, y.shape[-1]), "bilinear") for y in products)
-        return _dropped(self.drop, jax.nn.relu(self.norm(x, train=train)), train)
+        return dropped(self.drop, jax.nn.relu(self.norm(x, train=train)), train)
 
     def __call__(self, maps: list[Array], *, train: bool = False) -> OutputMap:
         return self.classifier(self.features(maps, train=train))
@@ -252,12 +259,12 @@ def _layer_norm(width: int, dtype: Any, rngs: nnx.Rngs) -> LayerNorm:
     return LayerNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs)
 
 
-def _dropout(rate: float, rngs: nnx.Rngs, broadcast_dims: tuple[int, ...] = ()) -> nnx.Dropout | None:
+def make_dropout(rate: float, rngs: nnx.Rngs, broadcast_dims: tuple[int, ...] = ()) -> nnx.Dropout | None:
     """Returns a dropout layer with a random stream of its own, or None if nothing is dropped."""
     if not rate:
         return None
     return nnx.Dropout(rate, broadcast_dims=broadcast_dims, rngs=nnx.Rngs(dropout=rngs.params()))
 
 
-def _dropped(drop: nnx.Dropout | None, x: Map, train: bool) -> Map:
+def dropped(drop: nnx.Dropout | None, x: Array, train: bool) -> Array:
     return drop(x) if train and drop is not None else x

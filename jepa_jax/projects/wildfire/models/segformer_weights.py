@@ -13,7 +13,6 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json
-from jepa_jax.models.kernels.linear import linear
 from jepa_jax.projects.wildfire.models.segformer import SegFormer, SegFormerSize
 from jepa_jax.weights.family import Family
 from jepa_jax.weights.fit import adapt_channels
@@ -51,14 +50,7 @@ _CLASSES = ("decode_head.classifier.weight", 0)
 
 
 def load_segformer(
-    path: str | os.PathLike[str],
-    *,
-    size: SegFormerSize | None = None,
-    channels: int | None = None,
-    classes: int | None = None,
-    dtype: Any = jnp.float32,
-    remat: str = "none",
-    rngs: nnx.Rngs,
+    path: str | os.PathLike[str], size: SegFormerSize | None = None, *, channels: int | None = None
 ) -> tuple[SegFormer, list[str]]:
     """Returns a SegFormer with public weights, and sentences that say what was changed.
 
@@ -67,26 +59,18 @@ def load_segformer(
         size: sizes of the model, which a file alone does not tell; those of a directory must be the same, apart from
             strides, which no weight depends on.
         channels: of the images, if they are not those of the saved model: see `adapt_channels`.
-        classes: of the logits, if not those of the saved model: the classifier then starts from random weights.
-        dtype: what is computed in; parameters are float32.
-        remat: what the backward pass recomputes of each block.
-        rngs: for the random weights and for dropout.
 
     Raises:
         UserError: a file is missing or damaged, or its tensors do not fit its config.json or `size`.
     """
-    config = read_config(path) if pathlib.Path(path).is_dir() else {}
-    saved = _segformer_size(config, path) if config else size
+    saved = _segformer_size(read_config(path), path) if pathlib.Path(path).is_dir() else size
     if saved is None:
         raise UserError(f"{path}: give the directory with config.json; a file alone does not tell the model's sizes")
     if size is not None and dataclasses.replace(saved, strides=size.strides) != size:
         raise UserError(f"{path}/config.json: the weights are of {saved}, not of {size}; use the size they are of")
     tensors = read_tensors(path)
-    saved_channels, saved_classes = (_length(tensors, path, *axis) for axis in (_CHANNELS, _CLASSES))
-    model = SegFormer(
-        size or saved, classes=saved_classes, channels=saved_channels, drop_path=config.get("drop_path_rate", 0.1),
-        dropout=config.get("classifier_dropout_prob", 0.1), dtype=dtype, remat=remat, rngs=rngs,
-    )  # fmt: skip
+    saved_channels, classes = (_length(tensors, path, *axis) for axis in (_CHANNELS, _CLASSES))
+    model = SegFormer(size or saved, classes=classes, channels=saved_channels, rngs=nnx.Rngs(0))
     load_into(model, tensors, TABLE, tensor_file(path))
     changes = []
     if channels not in (None, saved_channels):
@@ -94,10 +78,18 @@ def load_segformer(
         kernel, sentence = adapt_channels(np.asarray(first.kernel[...]), channels)
         first.kernel = nnx.Param(jnp.asarray(kernel))
         changes.append(sentence)
-    if classes not in (None, saved_classes):
-        model.head.classifier = linear(saved.head_width, classes, dtype, rngs)
-        changes.append(f"The classifier of {saved_classes} classes was replaced by a random one of {classes}.")
     return model, changes
+
+
+def segformer_variables(
+    path: str | os.PathLike[str], size: SegFormerSize, *, channels: int
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Returns parameters and statistics of `load_segformer` without the classifier's, and what was changed."""
+    model, changes = load_segformer(path, size, channels=channels)
+    params, stats = (nnx.to_pure_dict(nnx.state(model, kind)) for kind in (nnx.Param, nnx.BatchStat))
+    del params["head"]["classifier"]
+    notes = [f"SegFormer weights were loaded from {tensor_file(path)}.", *changes, "Its classifier starts at random."]
+    return jax.tree.map(np.asarray, params), jax.tree.map(np.asarray, stats), notes
 
 
 def segformer(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path) -> Family:
@@ -110,23 +102,6 @@ def segformer(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
 
     no_features = "a SegFormer gives logits per pixel, not features of images"
     return Family("segformer", {}, build, TABLE, 0, channels, no_features=no_features)
-
-
-def segformer_variables(
-    path: str | os.PathLike[str], size: SegFormerSize, *, channels: int
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Returns parameters and batch statistics of a public SegFormer without its classifier, and what was changed.
-
-    Args:
-        path: see `load_segformer`.
-        size: that the weights must be of.
-        channels: of the maps that it will read.
-    """
-    model, changes = load_segformer(path, size=size, channels=channels, rngs=nnx.Rngs(0))
-    params, stats = (nnx.to_pure_dict(nnx.state(model, kind)) for kind in (nnx.Param, nnx.BatchStat))
-    del params["head"]["classifier"]
-    notes = [f"SegFormer weights were loaded from {tensor_file(path)}.", *changes, "Its classifier starts at random."]
-    return jax.tree.map(np.asarray, params), jax.tree.map(np.asarray, stats), notes
 
 
 def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:

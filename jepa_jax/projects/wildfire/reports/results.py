@@ -64,7 +64,8 @@ class NextMaskResults:
         return fires_section(run)
 
     def summary_lines(self, summary: Mapping[str, Any]) -> list[str]:
-        return results_text(summary)
+        rows = result_rows(summary)
+        return [text_table([["", *COLUMNS.values()], *rows]), *result_sentences(summary)] if rows else []
 
 
 def result_rows(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -102,11 +103,3 @@ def _interval(values: Any) -> str:
     ends = [number(value) for value in values] if isinstance(values, list) else []
     low, high = ends if len(ends) == 2 else (None, None)
     return "" if low is None or high is None else f" (95 %, fires drawn anew: {low:+.3f} to {high:+.3f})"
-
-
-def results_text(summary: Mapping[str, Any]) -> list[str]:
-    """Returns the table and the sentences as lines for a terminal."""
-    rows = result_rows(summary)
-    if not rows:
-        return []
-    return [text_table([["", *COLUMNS.values()], *rows]), *result_sentences(summary)]

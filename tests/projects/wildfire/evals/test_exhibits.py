@@ -7,7 +7,7 @@ import sklearn.metrics
 
 from jepa_jax.evals.evaluators import Moment, Stage, build_evaluators
 from jepa_jax.projects.wildfire.data.element import fire_element, fire_spec, stacked
-from jepa_jax.projects.wildfire.evals.exhibits import Prefixes, mask_exhibits
+from jepa_jax.projects.wildfire.evals.exhibits import mask_exhibits, prefixes
 from jepa_jax.projects.wildfire.evals.spread import LISTED_FIRES, fire_figures
 from jepa_jax.projects.wildfire.evals.truth import Truth
 from tests.projects.wildfire.evals.pixel_method import context_of, fire_config
@@ -107,8 +107,7 @@ def test_nothing_is_compiled_for_what_is_shown(evaluated):
 def test_a_prefix_has_the_frames_so_far_and_the_next_as_target():
     source, _ = made([4], [3])
     element = {name: array[0] for name, array in source.batch([0]).items()}
-    prefixes = Prefixes(source, element)
-    batch = prefixes.batch(np.arange(len(prefixes)))
+    batch = prefixes(element)
     assert batch["valid"].sum(1).tolist() == [1, 2, 3, 4] and set(batch) == set(source.spec)
     for i in range(4):
         np.testing.assert_array_equal(batch["fire"][i, 4 - i :], element["fire"][1 : 2 + i])

@@ -6,7 +6,7 @@ import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepa_jax.projects.wildfire.evals.ranking import Counts, Ranking, average_precision, best_threshold
+from jepa_jax.projects.wildfire.evals.ranking import Ranking, average_precision, best_threshold, threshold_figures
 
 # Few distinct scores: most of them are tied, also between positives and negatives.
 PIXELS = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=60)
@@ -64,7 +64,7 @@ def test_no_threshold_has_a_higher_f1_than_the_chosen_one(pixels):
 def test_counts_give_the_figures_of_scikit_learn(pixels):
     scores, target = arrays(pixels)
     predicted = scores >= 0.5
-    figures = Counts.of(predicted, target).figures()
+    figures = threshold_figures(predicted, target)
     expected = {
         "precision": sklearn.metrics.precision_score,
         "recall": sklearn.metrics.recall_score,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from jepa_jax.data.sources import open_data
+from jepa_jax.projects.wildfire.evals.next_mask import ShuffledWind, wind_donors
 from jepa_jax.projects.wildfire.evals.predictor import same_shape_parts
-from jepa_jax.projects.wildfire.evals.shuffled_wind import ShuffledWind, wind_donors
 from tests.projects.wildfire.evals.pixel_method import fire_config
 
 

@@ -92,7 +92,7 @@ def test_the_decoders_of_the_published_sizes(name, millions):
 
 
 def test_public_weights_come_without_classifier_from_a_directory_or_a_file():
-    saved, _ = load_segformer(SEGFORMER, rngs=nnx.Rngs(0))
+    saved, _ = load_segformer(SEGFORMER)
     size = _size_of(saved)
     for path in (SEGFORMER, SEGFORMER / "model.safetensors"):
         params, stats, notes = segformer_variables(path, size, channels=8)
@@ -103,7 +103,7 @@ def test_public_weights_come_without_classifier_from_a_directory_or_a_file():
     with pytest.raises(UserError, match="config.json: the weights are of"):
         segformer_variables(SEGFORMER, dataclasses.replace(size, head_width=7), channels=8)
     with pytest.raises(UserError, match="give the directory with config.json"):
-        load_segformer(SEGFORMER / "model.safetensors", rngs=nnx.Rngs(0))
+        load_segformer(SEGFORMER / "model.safetensors")
 
 
 def _size_of(saved):

@@ -51,14 +51,13 @@ def test_published_sizes(name, millions):
     assert count / 1e6 == pytest.approx(millions, rel=0.02)
 
 
-def test_other_channels_and_classes_are_adapted_and_said(golden):
-    original, _ = load_segformer(SEGFORMER, rngs=nnx.Rngs(0))
-    model, changes = load_segformer(SEGFORMER, channels=5, classes=1, rngs=nnx.Rngs(0))
-    assert ["from 3 to 5 channels" in changes[0], "5 classes" in changes[1]] == [True, True] and len(changes) == 2
+def test_other_channels_are_adapted_and_said(golden):
+    original, _ = load_segformer(SEGFORMER)
+    model, changes = load_segformer(SEGFORMER, channels=5)
+    assert len(changes) == 1 and "from 3 to 5 channels" in changes[0]
     gray = channels_last(golden["pixel_values"][:1, :1])
     embed, adapted = original.encoder.stages[0].embed, model.encoder.stages[0].embed
     np.testing.assert_allclose(adapted(jnp.repeat(gray, 5, -1)), embed(jnp.repeat(gray, 3, -1)), atol=1e-5)
-    assert model.head.classifier.kernel.shape == (24, 1)
 
 
 def test_a_config_that_is_not_supported_is_refused(tmp_path):
@@ -67,10 +66,10 @@ def test_a_config_that_is_not_supported_is_refused(tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**saved, "hidden_act": "relu"}))
     with pytest.raises(UserError, match="hidden_act = 'relu'"):
-        load_segformer(tmp_path, rngs=nnx.Rngs(0))
+        load_segformer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**saved, "depths": [1, 1, 1, 1]}))
     with pytest.raises(UserError, match=r"encoder.block.0.1.mlp.dense1.weight is left over"):
-        load_segformer(tmp_path, rngs=nnx.Rngs(0))
+        load_segformer(tmp_path)
 
 
 def test_drop_path_grows_linearly_over_all_blocks():
