@@ -159,15 +159,21 @@ class HJepa(JepaMethod):
             where = jnp.argsort(jnp.concatenate([masks.context, masks.hidden], axis=1), axis=1)
             predicted = model.hierarchy(take_tokens(outputs, where))
         with jax.named_scope("loss"):
-            terms = self._level_losses(predicted, goal, covers(masks.targets, self.grid**2))
-            loss = sum(
-                (weight * terms[f"level_{i}"] for i, weight in enumerate(self.config.level_weights)),
-                start=jnp.zeros([]),
-            )
+            coverage = covers(masks.targets, self.grid**2)  # in how many target blocks a patch is
+            loss, terms = jnp.zeros([]), {}
+            for level, weight in enumerate(self.config.level_weights):
+                cells = jnp.repeat(level_cells(goal, self.grid, level), self.config.masks_per_image, axis=0)
+                hidden = resample(coverage[..., None], self.grid, level_side(self.grid, level))[..., 0]
+                terms[f"level_{level}"] = prediction_loss(predicted[level], cells, hidden)
+                loss += weight * terms[f"level_{level}"]
         if self.config.regulariser != "none":
-            other = self._second_context(model.encoder, batch, second_key)
+            view_key, mask_key = jax.random.split(second_key)
+            other = self.view(batch, view_key, number=1)
+            with jax.named_scope("encoder"):
+                second = self._context(model.encoder, other, self.masks.sample(mask_key, len(other)).context)
             with jax.named_scope("loss"):
-                z = jnp.stack([image_feature(context[:: self.config.masks_per_image]), image_feature(other)])
+                contexts = (context[:: self.config.masks_per_image], second)
+                z = jnp.stack([jnp.mean(patches.astype(jnp.float32), axis=1) for patches in contexts])
                 regulariser, more = self._regulariser(z, slice_key)
                 loss, terms = loss + self.config.regulariser_weight * regulariser, terms | more
         return Output(loss, terms, self.probe_features(goal))
@@ -212,22 +218,6 @@ class HJepa(JepaMethod):
         outputs = encoder.encode(tokens * visible.astype(tokens.dtype), train=True)
         return take_tokens(outputs[:, encoder.num_cls :], index)
 
-    def _second_context(self, encoder: ViT, batch: Batch, key: jax.Array) -> Tokens:
-        """Returns outputs of the visible patches of another view of the same images."""
-        view_key, mask_key = jax.random.split(key)
-        view = self.view(batch, view_key, number=1)
-        with jax.named_scope("encoder"):
-            return self._context(encoder, view, self.masks.sample(mask_key, len(view)).context)
-
-    def _level_losses(self, predicted: list[Maps], goal: Tokens, coverage: Float[Array, "bm tokens"]) -> Terms:
-        """Returns each level's loss; `coverage` says how many target blocks a patch is in."""
-        terms = {}
-        for level, maps in enumerate(predicted):
-            target = jnp.repeat(level_cells(goal, self.grid, level), self.config.masks_per_image, axis=0)
-            weights = resample(coverage[..., None], self.grid, level_side(self.grid, level))[..., 0]
-            terms[f"level_{level}"] = prediction_loss(maps, target, weights)
-        return terms
-
     def _regulariser(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         config = self.config
         if config.regulariser == "sigreg":
@@ -240,11 +230,6 @@ class HJepa(JepaMethod):
             cov_weight=config.cov_weight,
             covariance_normalisation="dimensions",
         )
-
-
-def image_feature(patches: Tokens) -> Float[Array, "b d"]:
-    """Returns the mean over patches or cells, in float32."""
-    return jnp.mean(patches.astype(jnp.float32), axis=1)
 
 
 def level_side(grid: int, level: int) -> int:

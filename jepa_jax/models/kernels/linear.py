@@ -48,19 +48,14 @@ def _on_cpu(x: Array, kernel: Array, bias: Array | None) -> Array:
     return (y if bias is None else y + bias).astype(x.dtype)
 
 
-def _affine_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, Operands]:
-    return affine(x, kernel, bias), (x, kernel, bias)
-
-
 def _affine_backward(operands: Operands, dy: Array) -> Operands:
-    return lax.platform_dependent(*operands, dy, cpu=_gradients_on_cpu, default=_plain_gradients)
+    def plain(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
+        return jax.vjp(_plain, x, kernel, bias)[1](dy)
+
+    return lax.platform_dependent(*operands, dy, cpu=_gradients_on_cpu, default=plain)
 
 
-affine.defvjp(_affine_forward, _affine_backward)
-
-
-def _plain_gradients(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:
-    return jax.vjp(_plain, x, kernel, bias)[1](dy)
+affine.defvjp(lambda *operands: (affine(*operands), operands), _affine_backward)
 
 
 def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:

@@ -6,7 +6,7 @@ import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepa_jax.projects.wildfire.evals.ranking import Ranking, average_precision, best_threshold, threshold_figures
+from jepa_jax.projects.wildfire.evals.truth import Ranking, average_precision, best_threshold, threshold_figures
 
 # Few distinct scores: most of them are tied, also between positives and negatives.
 PIXELS = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=60)
