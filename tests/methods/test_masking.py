@@ -37,7 +37,8 @@ def test_the_context_never_touches_a_target_block(grid, num_targets, scale, aspe
 
 
 def check_blocks(masks, sample, seed):
-    grid, num_targets, scale, aspect = masks.grid, masks.num_targets, masks.target_scale, masks.target_aspect
+    grid, num_targets = masks.grid, masks.config.num_targets
+    scale, aspect = masks.config.target_scale, masks.config.target_aspect
     context, hidden, targets = map(np.asarray, sample(jax.random.key(seed), 8))
     assert context.shape == (8, masks.context_tokens) and masks.context_tokens >= 0.2 * grid**2
     assert targets.shape == (8, num_targets, masks.target_tokens)
