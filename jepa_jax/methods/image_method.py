@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import crops_name
 from jepa_jax.data.augment import (
     Boxes,
@@ -60,8 +61,11 @@ class ImageMethod(Method):
 
     def encoder(self, sample: Batch, rngs: nnx.Rngs) -> Any:
         """Returns the encoder that `config.model` describes."""
-        augment = self.run_config.data.augment
-        return build_encoder(self.run_config, normalise(sample["image"], augment.mean, augment.std), rngs)
+        data, (height, width) = self.run_config.data, sample["image"].shape[1:3]
+        if (height, width) != (data.image_size, data.image_size):
+            fix = f"set data.image_size = {height}" if height == width else "resize them to squares, or cut them"
+            raise UserError(f"config.data.image_size = {data.image_size}: images of {height} x {width} pixels; {fix}")
+        return build_encoder(self.run_config, normalise(sample["image"], data.augment.mean, data.augment.std), rngs)
 
     def batch_views(
         self, batch: Batch, key: jax.Array, count: int, group: str = "", *, first: int = 0

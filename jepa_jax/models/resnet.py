@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
+from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.kernels.conv import conv2d, max_pool
 from jepa_jax.models.kernels.norm import BatchNorm, BatchNormConfig
 from jepa_jax.models.pooling import EncoderOutputs, pooled
@@ -107,7 +108,8 @@ class ResidualBlock(nnx.Module):
         y = x
         for layer in self.layers:
             y = layer(y, train)
-        return kept_relu(y + (self.shortcut(x, train) if self.shortcut is not None else x), kept)
+        y = y + (self.shortcut(x, train) if self.shortcut is not None else x)
+        return jax.nn.relu(y) if forward_mode else kept_relu(y, kept)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

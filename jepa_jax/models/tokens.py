@@ -15,6 +15,8 @@ def take_tokens(x: Float[Array, "b t d"], index: Integer[Array, "b n"]) -> Float
 def patchify(images: Float[Array, "b h w c"], size: int) -> Float[Array, "b patches numbers"]:
     """Returns patches row by row, each as size * size * C numbers."""
     batch, height, width, channels = images.shape
+    if height % size or width % size:
+        raise ValueError(f"images of {height} x {width} pixels: patch_size = {size} does not divide them")
     x = images.reshape(batch, height // size, size, width // size, size, channels)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
 

@@ -182,7 +182,7 @@ class ViT(nnx.Module):
         *,
         image_size: int,
         patch_size: int,
-        pool: str = "cls",
+        pool: str = "mean",
         cls_token: bool = True,
         positions: str = "learned",
         channels: int = 3,
@@ -261,7 +261,7 @@ class ViT(nnx.Module):
         Args:
           described: what `describe` returns for all patches, if it is known already.
         """
-        positions = self._positions(images.shape[1] // self.patch_size)
+        positions = self._positions(images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)
         if keep is not None:
             positions = take_tokens(jnp.broadcast_to(positions, (len(images), *positions.shape[1:])), keep)
         if described is None:
@@ -297,11 +297,11 @@ class ViT(nnx.Module):
     def __call__(self, images: Images, *, train: bool = False) -> Float[Array, "b d"]:
         return pooled(self.outputs(images, train=train), self.pool)
 
-    def _positions(self, grid: int) -> Float[Array, "1 patches d"]:
-        """Returns the positions of `grid` patches per side, without that of CLS."""
+    def _positions(self, rows: int, columns: int) -> Float[Array, "1 patches d"]:
+        """Returns the positions of an image of so many patches, without that of CLS."""
         if self.position is None:
-            return jnp.asarray(sincos_positions(self.grid, self.feature_dim, grid))[None]
-        return interpolated(self.position[:, self.num_cls :], grid)
+            return jnp.asarray(sincos_positions(self.grid, self.feature_dim, (rows, columns)))[None]
+        return interpolated(self.position[:, self.num_cls :], rows, columns)
 
 
 def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: str, train: bool = False) -> Tokens:
@@ -312,24 +312,28 @@ def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: str, train: bool = 
     return x
 
 
-def sincos_positions(grid: int, width: int, new_grid: int | None = None) -> np.ndarray:
-    """Returns fixed positions [new_grid^2, width]: sines and cosines of row and column, which run from 0 to grid - 1.
+def sincos_positions(grid: int, width: int, new_grid: tuple[int, int] | None = None) -> np.ndarray:
+    """Returns fixed positions [rows * columns, width]: sines and cosines of row and column, from 0 to grid - 1.
 
-    With another `new_grid`, the same area has patches of another size, and rows and columns are those of their centres.
+    With another `new_grid` (rows, columns), the same area has patches of another size, and rows and columns are those
+    of their centres.
     """
-    size = new_grid or grid
     frequencies = 1 / 10_000 ** (np.arange(width // 4) / (width // 4))
-    angles = ((np.arange(size) + 0.5) * (grid / size) - 0.5)[:, None] * frequencies  # [size, width / 4]
-    axis = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # [size, width / 2]
-    rows, columns = np.repeat(axis, size, axis=0), np.tile(axis, (size, 1))
-    return np.concatenate([rows, columns], axis=1).astype(np.float32)
+
+    def axis(size: int) -> np.ndarray:
+        angles = ((np.arange(size) + 0.5) * (grid / size) - 0.5)[:, None] * frequencies  # [size, width / 4]
+        return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # [size, width / 2]
+
+    rows, columns = new_grid or (grid, grid)
+    down, right = np.repeat(axis(rows), columns, axis=0), np.tile(axis(columns), (rows, 1))
+    return np.concatenate([down, right], axis=1).astype(np.float32)
 
 
-def interpolated(positions: Float[Array, "1 old d"], grid: int) -> Float[Array, "1 new d"]:
-    """Returns the positions of a square grid for `grid` patches per side of the same area: bicubic, antialiased."""
+def interpolated(positions: Float[Array, "1 old d"], rows: int, columns: int) -> Float[Array, "1 new d"]:
+    """Returns the positions of a square grid for other patches of the same area: bicubic, antialiased."""
     _, places, width = positions.shape
     old = math.isqrt(places)
-    if grid == old:
+    if (rows, columns) == (old, old):
         return positions
-    square = jax.image.resize(positions.reshape(old, old, width), (grid, grid, width), "cubic")
-    return square.reshape(1, grid**2, width)
+    resized = jax.image.resize(positions.reshape(old, old, width), (rows, columns, width), "cubic")
+    return resized.reshape(1, rows * columns, width)

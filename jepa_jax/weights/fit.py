@@ -35,7 +35,7 @@ def fit_encoder(
         cls = int(structure["cls_token"])  # whose position stays as it is
         first, rest = np.split(np.asarray(own["position"]), [cls], axis=1)
         old, new = math.isqrt(rest.shape[1]), math.isqrt(params["position"].shape[1] - cls)
-        own["position"] = np.concatenate([first, np.asarray(interpolated(jnp.asarray(rest), new))], axis=1)
+        own["position"] = np.concatenate([first, np.asarray(interpolated(jnp.asarray(rest), new, new))], axis=1)
         notes.append(f"Positions were interpolated from {old} x {old} to {new} x {new} patches (bicubic).")
     if saved.channels != channels:
         notes.append(_adapt_first_layer(own, saved, channels))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jepa_jax.models.vit import ViT, interpolated, sincos_positions
+from jepa_jax.models.vit import ViT, VitConfig, interpolated, sincos_positions
 from tests.arrays import create, normal
 
 
@@ -17,13 +17,13 @@ def ramp(grid):
 
 def test_positions_of_the_same_size_are_the_same():
     positions = jnp.asarray(normal(0, (1, 49, 8)))
-    assert interpolated(positions, 7) is positions
-    np.testing.assert_array_equal(sincos_positions(7, 8, 7), sincos_positions(7, 8))
+    assert interpolated(positions, 7, 7) is positions
+    np.testing.assert_array_equal(sincos_positions(7, 8, (7, 7)), sincos_positions(7, 8))
 
 
 @pytest.mark.parametrize("old, new", [(7, 14), (7, 16), (16, 7), (6, 18)])
 def test_learned_positions_that_are_coordinates_stay_coordinates(old, new):
-    square = np.asarray(jax.jit(interpolated, static_argnums=1)(ramp(old), new)).reshape(new, new, 2)
+    square = np.asarray(jax.jit(interpolated, static_argnums=(1, 2))(ramp(old), new, new)).reshape(new, new, 2)
     expected = (np.arange(new) + 0.5) * old / new - 0.5  # the centres of the new patches, in old ones
     reach = 2 * max(1.0, old / new)  # of the cubic kernel; beyond it the edge cuts it off
     inside = (expected >= reach - 0.5) & (expected <= old - 0.5 - reach)
@@ -34,13 +34,15 @@ def test_learned_positions_that_are_coordinates_stay_coordinates(old, new):
 
 
 def test_three_times_as_many_fixed_positions_contain_the_old_ones():
-    finer = sincos_positions(4, 16, 12).reshape(12, 12, 16)
+    finer = sincos_positions(4, 16, (12, 12)).reshape(12, 12, 16)
     np.testing.assert_allclose(finer[1::3, 1::3].reshape(16, 16), sincos_positions(4, 16), atol=1e-6)
+    wider = sincos_positions(4, 16, (4, 12)).reshape(4, 12, 16)
+    np.testing.assert_allclose(wider, finer[1::3], atol=1e-6)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos"])
 @pytest.mark.parametrize("pool, cls_token", [("cls", True), ("mean", False)])
-def test_an_encoder_reads_images_of_any_size(positions, pool, cls_token):
+def test_an_encoder_reads_images_of_any_size_and_shape(positions, pool, cls_token):
     options = dict(pool=pool, cls_token=cls_token, positions=positions)
     encoder = create(lambda: ViT(16, 1, 2, image_size=16, patch_size=4, rngs=nnx.Rngs(0), **options))
 
@@ -49,7 +51,19 @@ def test_an_encoder_reads_images_of_any_size(positions, pool, cls_token):
         return encoder(image), encoder(smaller), encoder.embed(image), encoder.embed(image, keep)
 
     large, small, every, kept = read(
-        encoder, normal(1, (2, 32, 32, 3)), normal(2, (2, 12, 12, 3)), np.array([[0, 5, 63]] * 2)
+        encoder, normal(1, (2, 32, 32, 3)), normal(2, (2, 12, 20, 3)), np.array([[0, 5, 63]] * 2)
     )
     assert large.shape == small.shape == (2, 16)
     np.testing.assert_allclose(kept, every[:, [0, 5, 63]], rtol=1e-5, atol=1e-6)
+
+
+def test_pixels_that_no_patch_covers_are_refused():
+    def read():
+        return ViT(16, 1, 2, image_size=16, patch_size=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 16, 18, 3)))
+
+    with pytest.raises(ValueError, match="images of 16 x 18 pixels: patch_size = 4 does not divide them"):
+        jax.eval_shape(read)
+
+
+def test_the_default_pool_is_that_of_the_config():
+    assert nnx.eval_shape(lambda: ViT(16, 1, 2, image_size=16, patch_size=4, rngs=nnx.Rngs(0))).pool == VitConfig().pool

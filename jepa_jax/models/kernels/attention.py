@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
 from jepa_jax.base.scope import Scope
+from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.kernels.linear import materialize
 from jepa_jax.models.remat import product
 
@@ -30,13 +31,19 @@ def attention(
     mask: Bool[Array, "b m"] | None = None,
 ) -> Float[Array, "b n h d"]:
     """Returns attention outputs; keys outside `mask` are not attended to."""
+    if forward_mode:
+        return _plain(q, k, v, mask)
     masks = () if mask is None else (mask,)
     return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=_on_cuda, default=_plain))
 
 
-@jax.custom_vjp
 def store_gradient(x: Array) -> Array:
     """Returns x; on CPUs its gradient is stored once instead of computed again in each reader."""
+    return x if forward_mode else _store_gradient(x)
+
+
+@jax.custom_vjp
+def _store_gradient(x: Array) -> Array:
     return x
 
 
@@ -44,7 +51,7 @@ def _store_gradient_backward(_: None, dx: Array) -> tuple[Array]:
     return (lax.platform_dependent(dx, cpu=materialize, default=lambda dx: dx),)
 
 
-store_gradient.defvjp(lambda x: (x, None), _store_gradient_backward)
+_store_gradient.defvjp(lambda x: (x, None), _store_gradient_backward)
 
 
 def _plain(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:

@@ -6,7 +6,7 @@ holds plain convolutions.
 """
 
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import jax
@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.remat import product
 
 _Pads = tuple[tuple[int, int], tuple[int, int]]
+_Function = Callable[..., Array]
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -32,22 +34,28 @@ def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: int | _Pads) ->
     if x.dtype != kernel.dtype:
         raise TypeError(f"conv2d: x is {x.dtype} and kernel is {kernel.dtype}; cast one of them")
     pads = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
-    return product(_by_platform(_matmul_conv, _plain_conv, stride, pads)(x, kernel))
+    return product(_by_platform(_matmul_conv, _plain_conv, x, kernel, stride=stride, pads=pads))
+
+
+def _by_platform(on_cpu: _Function, elsewhere: _Function, *operands: Array, **options: Any) -> Array:
+    """Applies one of two formulations; the second one in forward mode, which takes no gradient of their own."""
+    if forward_mode:
+        return elsewhere(*operands, **options)
+    return _settled_when_lowered(on_cpu, elsewhere, *options.items())(*operands)
 
 
 @cache
-def _by_platform(on_cpu: Callable[..., Array], elsewhere: Callable[..., Array], *options: Any) -> Callable[..., Array]:
+def _settled_when_lowered(on_cpu: _Function, elsewhere: _Function, *options: tuple[str, Any]) -> _Function:
     """Returns a function of arrays whose gradient keeps its operands alone: when traced, no platform is known yet."""
+    on_cpu, elsewhere = partial(on_cpu, **dict(options)), partial(elsewhere, **dict(options))
 
     @jax.custom_vjp
     def function(*operands: Array) -> Array:
-        return lax.platform_dependent(
-            *operands, cpu=lambda *x: on_cpu(*x, *options), default=lambda *x: elsewhere(*x, *options)
-        )
+        return lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
 
     def backward(operands: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
-        def gradient(formulation: Callable[..., Array]) -> Callable[..., tuple[Array, ...]]:
-            return lambda dy, *x: jax.vjp(lambda *x: formulation(*x, *options), *x)[1](dy)
+        def gradient(formulation: _Function) -> Callable[..., tuple[Array, ...]]:
+            return lambda dy, *operands: jax.vjp(formulation, *operands)[1](dy)
 
         return lax.platform_dependent(dy, *operands, cpu=gradient(on_cpu), default=gradient(elsewhere))
 
@@ -168,7 +176,7 @@ def _input_tiles(x: Array, pads: tuple[int, int]) -> list[Array]:
 
 def max_pool(x: Array, *, window: int, stride: int, padding: int = 0) -> Array:
     """Maximum over windows of x [B, H, W, C]; on CPUs twice as fast as XLA's, forward and backward."""
-    return _by_platform(_sliced_max, _window_max, window, stride, padding)(x)
+    return _by_platform(_sliced_max, _window_max, x, window=window, stride=stride, padding=padding)
 
 
 def _window_max(x: Array, window: int, stride: int, padding: int) -> Array:

@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.remat import product
 
 Operands = tuple[Array, Array, Array | None]
@@ -32,9 +33,13 @@ def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, *, bias: bool 
     return Linear(inputs, outputs, use_bias=bias, dtype=dtype, kernel_init=initial, rngs=rngs)
 
 
-@jax.custom_vjp
 def affine(x: Array, kernel: Array, bias: Array | None) -> Array:
     """Returns x [..., i] times a kernel [i, o], plus a bias [o], if there is one, in the type of x."""
+    return _plain(x, kernel, bias) if forward_mode else _affine(x, kernel, bias)
+
+
+@jax.custom_vjp
+def _affine(x: Array, kernel: Array, bias: Array | None) -> Array:
     return lax.platform_dependent(x, kernel, bias, cpu=_on_cpu, default=_plain)
 
 
@@ -55,7 +60,7 @@ def _affine_backward(operands: Operands, dy: Array) -> Operands:
     return lax.platform_dependent(*operands, dy, cpu=_gradients_on_cpu, default=plain)
 
 
-affine.defvjp(lambda *operands: (affine(*operands), operands), _affine_backward)
+_affine.defvjp(lambda *operands: (_affine(*operands), operands), _affine_backward)
 
 
 def _gradients_on_cpu(x: Array, kernel: Array, bias: Array | None, dy: Array) -> Operands:

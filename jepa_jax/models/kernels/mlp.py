@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
+from jepa_jax.models.kernels import forward_mode
+
 
 def mlp(
     x: Float[Array, "*batch d"],
@@ -20,9 +22,13 @@ def mlp(
     return down(hidden).reshape(*x.shape[:-1], -1)
 
 
-@jax.custom_vjp
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns x times the normal distribution function of x, exactly (no tanh)."""
+    return jax.nn.gelu(x, approximate=False) if forward_mode else _gelu(x)
+
+
+@jax.custom_vjp
+def _gelu(x: Array) -> Array:
     return _gelu_forward(x)[0]
 
 
@@ -39,4 +45,4 @@ def _gelu_backward(slope: Array, dy: Array) -> tuple[Array]:
     return (lax.optimization_barrier(dy * slope),)
 
 
-gelu.defvjp(_gelu_forward, _gelu_backward)
+_gelu.defvjp(_gelu_forward, _gelu_backward)

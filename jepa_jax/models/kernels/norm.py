@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Problem
+from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.remat import statistic
 
 Rows = Float[Array, "*batch d"]
@@ -65,7 +66,8 @@ class LayerNorm(nnx.LayerNorm):
 
     def __call__(self, x: Rows) -> Rows:  # type: ignore[override]  # no mask
         assert self.scale is not None and self.bias is not None
-        y = layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
+        operands = (x, self.scale[...], self.bias[...], self.epsilon)
+        y = _layer_norm_forward(*operands)[0] if forward_mode else layer_norm(*operands)
         return y.astype(self.dtype or y.dtype)
 
 
