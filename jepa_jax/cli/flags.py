@@ -232,10 +232,11 @@ def given_keys(arguments: Arguments) -> dict[str, str]:
 
 def config_from(arguments: Arguments, *, needs_data: bool = False) -> "Config":
     """Returns the config that --config and its overrides describe; UserError lists everything that is wrong."""
+    from jepa_jax.base.console import Console
     from jepa_jax.config.flags import parse_config
     from jepa_jax.program.config import load_config, with_set_statistics
 
-    config = load_config(parse_config(arguments.config, arguments.override_flags))
+    config = load_config(parse_config(arguments.config, arguments.override_flags, Console().warn))
     return with_set_statistics(config, needs_data=needs_data)
 
 

@@ -170,6 +170,23 @@ def with_choices_of(config: ConfigDict, values: Mapping[str, Any], known: Mappin
     return chosen(config, {name: value for name, value in values.items() if is_choice(name, known[name].key)})
 
 
+def dropped_values(config: ConfigDict, overrides: Mapping[str, Any]) -> list[str]:
+    """Returns `key = value` for each value, other than a default, that another method drops from the method's keys."""
+    given, _ = filled(config)
+    before, after = known_keys(given), known_keys({**given, **overrides})
+
+    def is_default(name: str) -> bool:
+        key = before[name].key
+        return given[name] in (key.default, given.get(key.default_from))
+
+    return [
+        f"{name} = {value}"
+        for name, value in given.items()
+        if name.startswith("method.") and name in before and name not in overrides and not is_default(name)
+        if before[name].owner is not (after[name].owner if name in after else None)
+    ]
+
+
 def is_choice(name: str, key: Key) -> bool:
     """Returns whether the value of a key decides which other keys there are."""
     return bool(key.variants) or key.members is not None or name in ("method.name", "model.name")

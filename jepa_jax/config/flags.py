@@ -1,20 +1,22 @@
 """Overrides of a config on a command line, as `ml_collections.config_flags` reads them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.config_dicts import checked_overrides, with_choices_of
+from jepa_jax.config.config_dicts import checked_overrides, dropped_values, with_choices_of
 from jepa_jax.config.recipe import read_recipe
 from jepa_jax.config.schema import Key, listed_names
 
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 
 
-def parse_config(reference: str, override_flags: Sequence[str]) -> ConfigDict:
+def parse_config(
+    reference: str, override_flags: Sequence[str], warn: Callable[[str], object] = lambda text: None
+) -> ConfigDict:
     """Returns the config of a recipe with overrides, parsed by config_flags.
 
     Keys that decide which keys there are (`--config.method.loss=sigreg`) are set before config_flags looks up the types
@@ -23,6 +25,7 @@ def parse_config(reference: str, override_flags: Sequence[str]) -> ConfigDict:
     Args:
       reference: what `read_recipe` takes.
       override_flags: flags such as `--config.optim.lr=0.1`.
+      warn: called with a sentence if `--config.method.name` drops values of the recipe.
 
     Raises:
       UserError: lists every key and value that is wrong.
@@ -43,6 +46,9 @@ def parse_config(reference: str, override_flags: Sequence[str]) -> ConfigDict:
     chosen, known, complaints = checked_overrides(recipe, checked)
     if complaints or valueless:
         raise UserError("\n".join([*valueless.values(), *complaints]))
+    if "method.name" in overrides and (dropped := dropped_values(recipe, overrides)):
+        method = overrides["method.name"]
+        warn(f"config.method.name = {method}: drops values that {recipe.method.name} had: {', '.join(dropped)}")
     config = with_choices_of(recipe, chosen, known)
     values = flags.FlagValues()
     argv = ["", *(f"--config.{name}={literal(text, known[name].key)}" for name, text in overrides.items())]

@@ -35,8 +35,14 @@ TABLES = {"method": METHODS, "model": MODELS}
 GROUPS = (*TABLES, *COMMON)
 
 
-def named_group(group: str, name: str) -> type[NamedGroup]:
-    """Returns the keys of a method or encoder: a known name, or "package.module:Class"."""
+def named_group(group: str, given: Mapping[str, Any]) -> type[NamedGroup]:
+    """Returns the keys of the method or encoder that `given` names: by a known name, or "package.module:Class".
+
+    A method without features reads no encoder, so that none need be named.
+    """
+    name, method = given.get(f"{group}.name", ""), given.get("method.name", "")
+    if group == "model" and not name and not hasattr(find_class("method.name", method, METHODS), "features"):
+        return NamedGroup
     return find_class(f"{group}.name", name, TABLES[group], needs="Keys").Keys
 
 
@@ -46,7 +52,7 @@ def structure(given: Mapping[str, Any]) -> tuple[dict[str, type[Group]], list[st
     complaints = []
     for group in GROUPS:
         try:
-            base = named_group(group, given.get(f"{group}.name", "")) if group in TABLES else COMMON[group]
+            base = named_group(group, given) if group in TABLES else COMMON[group]
             choices = {name.removeprefix(f"{group}."): value for name, value in given.items()}
             found[group] = with_variants(base, choices, f"config.{group}.")
         except UserError as error:

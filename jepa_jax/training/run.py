@@ -14,6 +14,7 @@ from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted, signals_raise
 from jepa_jax.config.groups import Config
 from jepa_jax.data.pictures import save_views
+from jepa_jax.models.remat import NONE, noted_remat
 from jepa_jax.program.checksums import newest_whole
 from jepa_jax.program.dead_parameters import in_words
 from jepa_jax.program.workdir import Workdir
@@ -105,8 +106,14 @@ def start_folder(run: Run) -> None:
         run.console.warn(warning)
     if unused := unused_gpu():
         run.console.warn(unused)
-    if not run.folder.has_checkpoint() and (dead := run.dead_parameters()):  # a resumed run has the same ones
-        run.console.warn(in_words(dead))
+    if not run.folder.has_checkpoint():  # a resumed run has the same ones
+        with noted_remat() as noted:
+            dead = run.dead_parameters()
+        if dead:
+            run.console.warn(in_words(dead))
+        if run.config.train.remat != NONE and not noted:
+            ignored = f"{run.config.model.name or run.config.method.name} ignores it, so nothing is recomputed"
+            run.console.warn(f"config.train.remat = {run.config.train.remat}: {ignored}; use none")
     if not is_first():
         return
     run.folder.create()

@@ -11,9 +11,11 @@ from ml_collections import ConfigDict, config_dict
 from jepa_jax.base.errors import UserError
 from jepa_jax.config import default_config, with_choices
 from jepa_jax.config.checks import nearest_key
+from jepa_jax.config.flags import parse_config
 from jepa_jax.config.recipe import assume_gpus, read_recipe, shipped_recipes, summary_of
 from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import config_hash, differing_keys, flatten, nested
+from jepa_jax.methods.contract import Method
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.optim import make_optimizer
 from tests.tiny import tiny_config
@@ -304,3 +306,29 @@ def test_differing_keys_list_both_values():
 def test_a_config_read_back_from_json_is_equal(values):
     config = {"group": values}
     assert differing_keys(config, json.loads(json.dumps(config))) == []
+
+
+class WithoutEncoder(Method):
+    """A method that names no encoder and has no features."""
+
+
+def test_a_method_without_features_needs_no_encoder():
+    values = {"method": {"name": f"{__name__}:WithoutEncoder"}, "data": {"source": "shapes", "num_train": 8}}
+    config = resolve(values)
+    assert config.model.name == "" and config.init_from == ""
+    assert default_config(f"{__name__}:WithoutEncoder", "").model.name == ""
+    with pytest.raises(UserError, match=r"config.model.name = '': not one of"):
+        resolve({"method": {"name": "byol"}, "data": {"source": "shapes"}})
+
+
+def test_another_method_says_which_values_it_drops():
+    said = []
+    flags = ["--config.method.name=byol", "--config.method.projector=64,32"]
+    config = parse_config("quickstart", flags, said.append)
+    recipe = read_recipe("quickstart")
+    assert config.method.name == "byol" and config.method.projector == (64, 32)
+    (sentence,) = said
+    assert sentence.startswith("config.method.name = byol: drops values that image_jepa had: method.")
+    assert f"method.loss = {recipe.method.loss}" in sentence and "projector" not in sentence
+    parse_config("quickstart", ["--config.optim.lr=0.1"], said.append)
+    assert len(said) == 1
