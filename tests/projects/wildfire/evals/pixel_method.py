@@ -52,7 +52,7 @@ class Pixels(Method):
 
     def loss(self, model, target, batch, key, step):
         logits = self.predict(model, batch)
-        return Output(*mask_loss(logits, batch["target"], batch["known"], **vars(MaskLossConfig())))
+        return Output(*mask_loss(logits, batch["target"], batch["known"], MaskLossConfig()))
 
     def predict(self, model, batch):
         self.traced.append(batch["fire"].shape[1])
