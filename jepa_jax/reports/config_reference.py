@@ -21,7 +21,7 @@ def config_reference() -> str:
     for group, known in TABLES.items():
         by_class: dict[type[Group], list[str]] = {}
         for name in known:
-            by_class.setdefault(named_group(group, name), []).append(name)
+            by_class.setdefault(named_group(group, {f"{group}.name": name}), []).append(name)
         for cls, names in by_class.items():
             parts += section(f"## `{group}.name` = {', '.join(f'`{name}`' for name in names)}", f"{group}.", cls)
     return "\n".join(parts) + "\n"
