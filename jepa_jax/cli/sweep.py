@@ -37,6 +37,7 @@ LISTS = {
     "amp_options": "the same as on, off or both",
     "remats": "none, light, full or several of them",
     "pipelines": "grain, device or both",
+    "prefetch": "batches kept ready on the device",
 }
 PRECISIONS = {"on": "bfloat16", "off": "float32"}  # of --amp_options
 

@@ -13,6 +13,7 @@ The machine is a function (`RunTrial`), so that tests can search on machines tha
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -152,14 +153,24 @@ class Search(Trials):
     def _challengers(self, leader: Combination) -> list[Combination]:
         """Returns untried changes of one setting that were not hopeless elsewhere, with a batch that fits.
 
-        While the leader waits for data, a faster step would not show: the loader comes first.
+        While the leader waits for data, a faster step would not show: the loader comes first, with as many workers as
+        the wait says that it needs. While it does not, more batches ahead would not show.
         """
-        rows = self.rows
-        hopeful = [c for c in self.space.neighbours(leader) if not self._hopeless & set(changes(leader, c))]
+        rows, waits = self.rows, self._waits(leader)
+        near = [*self._wider(leader), *self.space.neighbours(leader)]
+        near = [c for c in near if waits or c.prefetch == leader.prefetch or c.pipeline != leader.pipeline]
+        hopeful = [c for c in near if not self._hopeless & set(changes(leader, c))]
         batches = [self._larger(leader), self.space.smaller(leader)]
         new = [c for c in dict.fromkeys([*map(self._shrunk, hopeful), *batches]) if c is not None and c not in rows]
         loader = [c for c in new if _changes_loader_alone(leader, c)]
-        return loader if loader and self._waits(leader) else new
+        return loader if loader and waits else new
+
+    def _wider(self, leader: Combination) -> list[Combination]:
+        """Returns the leader with as many workers as would keep the device busy, by the wait that was measured."""
+        wait = self.rows[leader].mean("data_wait_fraction") or 0.0
+        needed = math.ceil(max(1, leader.num_workers) / max(1 - wait, 1e-3))
+        is_wider = self._waits(leader) and leader.num_workers < needed <= self.space.most_workers
+        return [dataclasses.replace(leader, num_workers=needed)] if is_wider else []
 
     def _roomiest(self, ranked: Sequence[Combination]) -> Combination:
         """Returns the leader; of loaders that are as fast, the one that would also feed a faster step."""
@@ -256,4 +267,4 @@ class Search(Trials):
 
 
 def _changes_loader_alone(a: Combination, b: Combination) -> bool:
-    return {name for name, _ in changes(a, b)} <= {"num_workers", "pipeline"}
+    return {name for name, _ in changes(a, b)} <= {"num_workers", "pipeline", "prefetch"}

@@ -14,6 +14,7 @@ from jepa_jax.program.config import changed_config
 
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
 MOST_RESIDENT_BYTES = 2**31  # of images that a search tries to keep on the device
+MOST_WORKERS = 16
 GRAIN = 8  # images: a part of a batch between two powers is a multiple of this
 FEWEST_IMAGES = 16  # of a part: fewer are no batch for losses and norms over one
 CLOSEST_BATCHES = 1.15  # no batch is tried between two whose sizes differ by a smaller factor
@@ -30,6 +31,8 @@ class SearchSpace:
     grad_accum_steps: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = ()
     fixed_batch: int | None = None
+    prefetches: tuple[int, ...] = ()
+    most_workers: int = 0  # what may be tried beyond the list, if the loader is seen to need as many
 
     @property
     def has_free_batch(self) -> bool:
@@ -63,6 +66,7 @@ class SearchSpace:
         """Returns every change of one knob except the batch; data on the device needs no workers to change."""
         values: dict[str, Sequence[Any]] = {
             "num_workers": self.num_workers if leader.pipeline != "device" else (),
+            "prefetch": self.prefetches if leader.pipeline != "device" else (),
             "pipeline": self.pipelines,
             "precision": self.precisions,
             "remat": self.remats,
@@ -97,7 +101,7 @@ def _resized(combination: Combination, batch: float) -> Combination | None:
 def changes(a: Combination, b: Combination) -> list[tuple[str, Any]]:
     """Returns the knobs in which b differs from a, with their values in b; without a loader workers do not count."""
     names = [field.name for field in dataclasses.fields(Combination)]
-    counted = [name for name in names if name != "num_workers" or b.pipeline != "device"]
+    counted = [name for name in names if name not in ("num_workers", "prefetch") or b.pipeline != "device"]
     return [(name, getattr(b, name)) for name in counted if getattr(a, name) != getattr(b, name)]
 
 
@@ -128,6 +132,8 @@ def make_space(
         grad_accum_steps=values("grad_accum"),
         batch_sizes=tuple(sorted(values("batch_sizes"))),
         fixed_batch=own.batch_size if fixed_batch == "config" else int(fixed_batch or 0) or None,
+        prefetches=values("prefetch", (own.prefetch, 2 * own.prefetch)),
+        most_workers=0 if texts.get("num_workers") else min(MOST_WORKERS, num_cores()),
     )
 
 
@@ -140,8 +146,8 @@ def allows_remat(config: Config) -> bool:
 
 
 def worker_counts(cores: int) -> list[int]:
-    """Returns 0, and a quarter, half and all of the cores, up to 16."""
-    return sorted({0, *(max(1, min(16, cores // part)) for part in (4, 2, 1))})
+    """Returns 0, and a quarter, half and all of the cores, up to MOST_WORKERS."""
+    return sorted({0, *(max(1, min(MOST_WORKERS, cores // part)) for part in (4, 2, 1))})
 
 
 def fits_on_device(data: Any, dummy: bool) -> bool:

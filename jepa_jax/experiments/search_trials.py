@@ -237,4 +237,4 @@ class Trials:
 
 def program_of(combination: Combination) -> Combination:
     """Returns what decides which program is compiled."""
-    return dataclasses.replace(combination, num_workers=0, pipeline="")
+    return dataclasses.replace(combination, num_workers=0, pipeline="", prefetch=0)

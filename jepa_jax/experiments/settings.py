@@ -18,10 +18,13 @@ KNOBS = {
     "precision": "train.precision",
     "remat": "train.remat",
     "pipeline": "data.pipeline",
+    "prefetch": "data.prefetch",
 }
 # Flags that list values of each knob, in the order of the grid: the last one changes fastest.
-FLAGS = dict(zip(("batch_sizes", "num_workers", "grad_accum", "precisions", "remats", "pipelines"), KNOBS, strict=True))
+FLAG_NAMES = ("batch_sizes", "num_workers", "grad_accum", "precisions", "remats", "pipelines", "prefetch")
+FLAGS = dict(zip(FLAG_NAMES, KNOBS, strict=True))
 KEYS = {name: entry.key for group, cls in COMMON.items() for name, entry in entries(cls, f"{group}.").items()}
+USUAL_PREFETCH: int = KEYS["data.prefetch"].default  # labels name another one only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +40,15 @@ class Combination:
     precision: str
     remat: str
     pipeline: str
+    prefetch: int = USUAL_PREFETCH
 
     @property
     def label(self) -> str:
         parts = f"batch {self.batch_size}" + (f" in {self.grad_accum_steps}" if self.grad_accum_steps > 1 else "")
         workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
         remat = self.remat and f"remat {self.remat}"
-        return ", ".join(filter(None, (parts, workers, self.precision, remat, self.pipeline)))
+        ahead = "" if self.prefetch == USUAL_PREFETCH else f"{self.prefetch} batches ahead"
+        return ", ".join(filter(None, (parts, workers, self.precision, remat, self.pipeline, ahead)))
 
     @property
     def part_size(self) -> float:
@@ -55,7 +60,8 @@ class Combination:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Combination":
-        return cls(**{name: values[name] for name in KNOBS})
+        """Reads a JSON object; those of earlier versions have no prefetch."""
+        return cls(**{name: values[name] for name in KNOBS if name in values})
 
     @classmethod
     def of(cls, config: Config) -> "Combination":
@@ -67,9 +73,9 @@ class Combination:
     def without_idle_workers(self) -> "Combination":
         """Returns the combination without the workers that have nothing to do: with data on the device none is loaded.
 
-        Combinations that differ in idle workers alone run the same program from the same pipeline.
+        Combinations that differ in an idle loader alone run the same program from the same pipeline.
         """
-        return dataclasses.replace(self, num_workers=0) if self.pipeline == "device" else self
+        return dataclasses.replace(self, num_workers=0, prefetch=USUAL_PREFETCH) if self.pipeline == "device" else self
 
     def as_overrides(self) -> dict[str, Any]:
         """Returns the settings by config key."""

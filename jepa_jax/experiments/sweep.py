@@ -60,7 +60,7 @@ class Sweep:
         """Returns the header of a new document; its settings must be the same for a sweep to continue."""
         hardware = describe_hardware(self.gpus[0] if self.gpus else self.gpu_index)
         counts = {name: getattr(self, name) for name in ("max_batches", "warmup_batches", "repeats")}
-        lists = {flag: list(values) for flag, values in self.values.items()}
+        lists = {flag: list(values) for flag, values in self.values.items() if flag != "prefetch" or len(values) > 1}
         return {
             **base_header(self.config, self.config_name, hardware),
             **counts,

@@ -91,7 +91,7 @@ def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "
         reason = f"ended without a result; its last message: {ended.message}"
     if status == TIMED_OUT and not limit_flag:  # the limit is what the budget of a search allows
         needed = re.findall(NEEDED.format(r"(\d+)"), ended.log)
-        about = f"about {needed[-1]}" if needed else f"more than {time_limit:.0f}"
+        about = f"about {max(int(needed[-1]), round(1.1 * time_limit))}" if needed else f"more than {time_limit:.0f}"
         reason = f"too slow to judge in this budget: one trial needs {about} s"
     return TrialResult(status if status in (OUT_OF_MEMORY, TIMED_OUT) else CRASHED, reason)
 

@@ -34,6 +34,7 @@ KNOB_WORDS = {
     "precision": "precision",
     "remat": "remat",
     "pipeline": "pipeline",
+    "prefetch": "prefetch",
 }
 EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none that can be measured", EFFECT: "yes"}
 
@@ -73,7 +74,7 @@ SWEEP_COLUMNS = {
 
 def sweep_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
     """Returns settings, the figures that any measured row has, and how each row ended."""
-    columns = {KNOB_WORDS[name]: Column(operator.itemgetter(name)) for name in knobs}
+    columns = {KNOB_WORDS[name]: Column(operator.methodcaller("get", name)) for name in knobs}
     shown = [{**row["combination"], **(row if row["status"] == "ok" else {})} for row in rows]
     ends = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in map(status_words, rows)]
     return table_cells(shown, columns | SWEEP_COLUMNS) | {"status": ends}
@@ -253,11 +254,11 @@ def knob_section(conclusion: Mapping[str, Any]) -> Section:
 def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Section:
     """Returns every row, the fastest first, in a table that can be sorted; equal settings are named once below it."""
     rows = fastest_first(rows)
-    values = {knob: {row["combination"][knob] for row in rows} for knob in KNOB_WORDS}
+    values = {knob: {row["combination"].get(knob) for row in rows} for knob in KNOB_WORDS}
     columns = sweep_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
     table = cells_table(columns, [i for i, row in enumerate(rows) if row is best])
     same = {knob: found.pop() for knob, found in values.items() if len(found) == 1}
-    equal = ", ".join(f"{KNOB_WORDS[knob]} {value}" for knob, value in same.items() if value != "")
+    equal = ", ".join(f"{KNOB_WORDS[knob]} {value}" for knob, value in same.items() if value not in (None, ""))
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     note += " Ratios above compare trials of the same round, so they may differ from the quotient of two rows."
     return Section("All combinations", [Card("", [table], note)])

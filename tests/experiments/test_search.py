@@ -206,6 +206,17 @@ def test_the_limit_is_what_the_first_trial_reads(limits, limit):
     assert 0.65 * limit * GIB < machine.bytes(outcome.chosen) <= 0.92 * limit * GIB
 
 
+def test_a_loader_that_limits_is_widened_to_what_its_wait_says():
+    machine = Machine(loader=600.0, half=4.0, bfloat16=1.0)  # one worker loads 600 of about 3,900 images per second
+    space = dataclasses.replace(SPACE, num_workers=(0, 1), pipelines=("grain",), prefetches=(2, 4), most_workers=16)
+    search, outcome = search_on(machine, space=space)
+    assert outcome.confirmed and outcome.chosen.num_workers == 7
+    wide = [request.combination for request in machine.requests if request.combination.prefetch == 4]
+    assert wide and all(search.rows[dataclasses.replace(c, prefetch=2)].status == "ok" for c in wide)
+    unlimited, _ = search_on(Machine(), space=space)
+    assert {c.prefetch for c in unlimited.rows} == {2} and max(c.num_workers for c in unlimited.rows) == 1
+
+
 def test_a_setting_whose_loss_is_not_finite_is_not_chosen():
     machine = Machine(diverging=("bfloat16",))
     search, outcome = search_on(machine)
