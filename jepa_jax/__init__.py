@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
+    from jepa_jax.profiling.own_loop import LoopProfiler
 
-__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "train", "tune_step"]
+__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "profile_loop", "train", "tune_step"]
 
 
 def get_config(
@@ -92,6 +93,43 @@ def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "Froz
     from jepa_jax.evals.inference import load_encoder
 
     return load_encoder(workdir, batch_size=batch_size)
+
+
+def profile_loop(
+    step: Callable[..., Any],
+    folder: str | pathlib.Path,
+    *,
+    batch_size: int,
+    steps_per_epoch: int = 100,
+    precision: str = "float32",
+    trace_steps: str = "",
+) -> "LoopProfiler":
+    """Returns the profiler of runs for a training loop of your own.
+
+        with jepa_jax.profile_loop(train_step, "profiles/mine", batch_size=64) as profiler:
+            for batch in profiler.batches(loader):
+                state, loss = profiler.step(state, batch)
+        print(profiler.summary())
+
+    The folder gets profile.json, profile.html and, with `trace_steps`, a trace for TensorBoard. They hold what the
+    profile of a run holds: time by section, forward and backward pass by `jax.named_scope`, throughput, MFU, memory and
+    bottlenecks.
+
+    Args:
+        step: jitted function of (state, batch); the last array that it returns, such as the loss, is waited for and
+            must not be donated to the next step.
+        folder: where to write.
+        batch_size: examples per step.
+        steps_per_epoch: steps of which an account is made together.
+        precision: type of the matrix products, which the peak of a GPU depends on.
+        trace_steps: steps A to B to record, as "A:B".
+    """
+    _start_quietly()
+    from jepa_jax.profiling.own_loop import LoopProfiler
+    from jepa_jax.reports.profile_section import write_profile
+
+    options: dict[str, Any] = {"steps_per_epoch": steps_per_epoch, "precision": precision, "trace_steps": trace_steps}
+    return LoopProfiler(step, pathlib.Path(folder), batch_size=batch_size, write_page=write_profile, **options)
 
 
 def tune_step(

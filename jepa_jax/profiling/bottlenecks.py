@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from jepa_jax.profiling import monitor
@@ -22,6 +23,7 @@ THROTTLED = 0.20  # of the samples
 # A leak needs enough samples, and growth that is large enough to matter.
 LEAK_SAMPLES, LEAK_PARTS = 16, 4
 LEAK_GROWTH = 0.005  # of the available memory
+NO_CONFIG = "own"  # pipeline of a loop that is not ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Setting:
     """What the advice depends on besides the measurements."""
 
     num_workers: int
-    pipeline: str
+    pipeline: str  # NO_CONFIG: advice then names no config keys
     cores: int
     platform: str  # of the devices: cpu, gpu, ...
     precision: str
@@ -53,7 +55,18 @@ class Bottleneck:
 def find_bottlenecks(record: EpochRecord, setting: Setting, history: Sequence[monitor.Sample] = ()) -> list[Bottleneck]:
     """Returns everything above its threshold, worst first, then remarks; `history`: samples of the settled run."""
     found = [*_of_steps(record, setting), *_of_epoch(record), *_of_machine(record), *_leaks(history)]
+    if setting.pipeline == NO_CONFIG:
+        found = [dataclasses.replace(one, message=_without_keys(one)) for one in found]
     return sorted(found, key=lambda bottleneck: (not bottleneck.warning, -bottleneck.severity))
+
+
+def _without_keys(bottleneck: Bottleneck) -> str:
+    """Returns the message without advice that names config keys."""
+    fact, _, advice = bottleneck.message.partition("; ")
+    if not re.search(r"\b(data|train|eval|log)\.\w", advice):
+        return bottleneck.message
+    is_time = bottleneck.name in ("data_generation", "dispatch", "checkpoint", "validation")
+    return f"{fact}; without it at most {gain(bottleneck.severity):.2f}x" if is_time else fact
 
 
 def gain(share: float) -> float:

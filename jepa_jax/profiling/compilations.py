@@ -3,17 +3,15 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
 
 from jepa_jax.compiled.flops import Rules, jaxpr_flops
-from jepa_jax.program.step_metrics import StepMetrics
 from jepa_jax.runtime.allocator import set_gaps_aside
 
 REMEMBERED = 16  # steps
-Signature = frozenset[tuple[str, tuple[int, ...], Any]]  # name, shape and type of each array of a batch, in no order
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_EVENT = "/jax/compilation_cache/cache_retrieval_time_sec"
 
@@ -65,10 +63,17 @@ class CompiledStep:
       total_flops: their operations, of matrix products and convolutions.
     """
 
-    def __init__(self, jitted: Callable[..., Any], useful: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        jitted: Callable[..., Any],
+        useful: Callable[..., Any] | None = None,
+        signature: Callable[[Any], Hashable] | None = None,
+    ):
+        """`signature` tells batches of different shapes apart; by default a batch is a dict of arrays."""
         self._jitted: Any = jitted
         self._useful: Any = useful or jitted
-        self._programs: dict[Signature, _Program] = {}
+        self._signature = signature or _signature
+        self._programs: dict[Hashable, _Program] = {}
         self._ran: collections.deque[_Program] = collections.deque(maxlen=REMEMBERED)
         self.calls = self.total_flops = 0
 
@@ -83,20 +88,20 @@ class CompiledStep:
             return self.total_flops / self.calls
         return next(reversed(self._programs.values())).flops if self._programs else None
 
-    def is_ready_for(self, batch: Mapping[str, Any]) -> bool:
-        return _signature(batch) in self._programs
+    def is_ready_for(self, batch: Any) -> bool:
+        return self._signature(batch) in self._programs
 
-    def compile(self, state: Any, batch: Mapping[str, Any]) -> Any:
+    def compile(self, state: Any, batch: Any) -> Any:
         """Compiles the step for a shape of batch; returns the lowered program (jax.stages.Lowered)."""
         traced = self._jitted.trace(state, batch)
         flops = traced_flops(traced if self._useful is self._jitted else self._useful.trace(state, batch))
         lowered = traced.lower()
-        self._programs[_signature(batch)] = _Program(lowered.compile(), flops)
+        self._programs[self._signature(batch)] = _Program(lowered.compile(), flops)
         set_gaps_aside()
         return lowered
 
-    def __call__(self, state: Any, batch: Mapping[str, Any]) -> tuple[Any, StepMetrics]:
-        program = self._programs[_signature(batch)]
+    def __call__(self, state: Any, batch: Any) -> Any:
+        program = self._programs[self._signature(batch)]
         self._ran.append(program)
         self.calls += 1
         self.total_flops += program.flops
@@ -120,5 +125,6 @@ def traced_flops(traced: Any) -> int:
     return jaxpr_flops(traced.jaxpr.jaxpr, Rules(platform="cuda" if backend == "gpu" else backend))
 
 
-def _signature(batch: Mapping[str, Any]) -> Signature:
+def _signature(batch: Mapping[str, Any]) -> Hashable:
+    """Returns name, shape and type of each array, in no order."""
     return frozenset([(name, array.shape, array.dtype) for name, array in batch.items()])

@@ -8,12 +8,14 @@ import dataclasses
 import math
 import pathlib
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jepa_jax.base.files import read_json_or_empty, write_json
+from jepa_jax.config.groups import ProfileConfig
 from jepa_jax.profiling.accounting import DeviceClock, Ledger
 from jepa_jax.profiling.bottlenecks import Setting, find_bottlenecks
 from jepa_jax.profiling.compilations import CompiledStep
@@ -22,8 +24,6 @@ from jepa_jax.profiling.monitor import Monitor
 from jepa_jax.profiling.sections import EpochSection, Section, Timeline
 from jepa_jax.profiling.speed import peak_flops
 from jepa_jax.profiling.trace import PhaseRecorder, TraceWindow
-from jepa_jax.program.build import Length
-from jepa_jax.runtime.provenance import num_cores
 
 WRITE_EVERY = 1000  # profile.json is written again after this many times the time that writing it took
 SETTLING_STEPS = 200  # after which memory is watched, unless an epoch is shorter
@@ -46,8 +46,11 @@ class NullProfiler:
     def start_loop(self) -> None:
         """Reports that the first batch is about to be asked for; the time before it is start-up."""
 
-    def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any]) -> None:
-        """Reports a step that was handed to the device by a call that began at `began`; `info` is its batch's."""
+    def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any] | None) -> None:
+        """Reports a step that was handed to the device by a call that began at `began`.
+
+        `info` is what the pipeline reports of its batch, if it does.
+        """
 
     def recompiled(self) -> None:
         """Reports that the training step was compiled again."""
@@ -88,22 +91,23 @@ class Profiler(NullProfiler):
     """The profiler of one process."""
 
     def __init__(
-        self, config: Any, length: Length, timeline: Timeline, kept_trace: TraceWindow, compiled: CompiledStep
+        self,
+        options: ProfileConfig,
+        setting: Setting,
+        timeline: Timeline,
+        kept_trace: TraceWindow,
+        compiled: CompiledStep,
+        *,
+        steps_per_epoch: int,
+        total_steps: int = sys.maxsize,
     ):
         super().__init__(timeline)
-        self._config, self._length, self._compiled = config, length, compiled
-        self._setting = Setting(
-            num_workers=config.data.workers,
-            pipeline=config.data.pipeline,
-            cores=num_cores(),
-            platform=jax.default_backend(),
-            precision=config.train.precision,
-            batch_size=config.data.batch_size,
-        )
+        self._options, self._setting, self._compiled = options, setting, compiled
+        self._steps_per_epoch, self._total_steps = steps_per_epoch, total_steps
         self._device = DeviceClock(timeline.clock)
         self._ledger = Ledger(timeline, self._device.take)
-        self._recorder = PhaseRecorder(config.profile.trace_every_epochs, kept_trace, compiled, timeline.clock)
-        self.monitor = Monitor(config.profile.monitor_seconds, clock=timeline.clock)
+        self._recorder = PhaseRecorder(options.trace_every_epochs, kept_trace, compiled, timeline.clock)
+        self.monitor = Monitor(options.monitor_seconds, clock=timeline.clock)
         self._start = self._epoch_start = 0  # steps at which this session and this epoch begin
         self._first_epoch: int | None = None  # of this session
         self._rows: list[dict[str, Any]] = []  # of its epochs
@@ -138,8 +142,9 @@ class Profiler(NullProfiler):
         if self.must_drain(self._start):
             self.record(self._start)
 
-    def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any]) -> None:
-        self._seen.loading.add(info)
+    def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any] | None) -> None:
+        if info is not None:
+            self._seen.loading.add(info)
         watch = self._in_block % self._watch_every < WATCHED
         self._in_block += 1
         if watch or self._watching:
@@ -176,16 +181,16 @@ class Profiler(NullProfiler):
         newest = self._recorder.newest
         record = make_record(
             self._seen,
-            epoch=math.ceil(step / self._length.steps_per_epoch),
+            epoch=math.ceil(step / self._steps_per_epoch),
             last_step=step,
             shares=newest.phases if newest else None,
-            batch_size=self._config.data.batch_size,
+            batch_size=self._setting.batch_size,
             flops_per_step=self._epoch_flops(),
             peak_flops=self._peak_flops(),
             samples=self.monitor.take(),
         )
         # Memory grows while a run settles: caches fill, the first evaluation allocates.
-        settled = self._start + min(self._length.steps_per_epoch, SETTLING_STEPS)
+        settled = self._start + min(self._steps_per_epoch, SETTLING_STEPS)
         history = [sample for sample in self.monitor.history() if sample["step"] > settled]
         found = find_bottlenecks(record, self._setting, history)
         before = {one["name"] for row in (*self._earlier, *self._rows) for one in row["bottlenecks"]}
@@ -206,7 +211,7 @@ class Profiler(NullProfiler):
 
     def _epoch_end(self) -> int:
         """Returns the step at which this epoch, or this run, will end."""
-        whole, total = self._length.steps_per_epoch, self._length.total_steps
+        whole, total = self._steps_per_epoch, self._total_steps
         return max(min((self._epoch_start // whole + 1) * whole, total), self._epoch_start + 1)
 
     def _close_block(self) -> None:
@@ -229,7 +234,7 @@ class Profiler(NullProfiler):
         """Returns the peak of the devices; that of a CPU is measured now and then, and the best one counts."""
         now = self._timeline.clock()
         if not self._peak[1] or (self._setting.platform == "cpu" and now - self._peak_at > PEAK_SECONDS):
-            found = peak_flops(self._config.profile.peak_tflops, self._config.train.precision)
+            found = peak_flops(self._options.peak_tflops, self._setting.precision)
             self._peak = max(found, self._peak, key=lambda known: known[0] or 0.0)
             self._peak_at = now
         return self._peak[0]
@@ -239,8 +244,8 @@ class Profiler(NullProfiler):
         newest, notes = self._recorder.newest, self._recorder.notes
         return {
             "sections": list(EpochSection),
-            "batch_size": self._config.data.batch_size,
-            "steps_per_epoch": self._length.steps_per_epoch,
+            "batch_size": self._setting.batch_size,
+            "steps_per_epoch": self._steps_per_epoch,
             "setting": dataclasses.asdict(self._setting),
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
             "flops_per_step": self._compiled.flops,

@@ -1,6 +1,7 @@
 """Profiles for people: the part of report.html, and the table that compares two of them."""
 
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jepa_jax.profiling.metrics import LABELS
 from jepa_jax.profiling.profile_changes import Change
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
+from jepa_jax.reports.page import write_page
 from jepa_jax.reports.run_files import RunFiles
 
 SHOWN_EPOCHS = 40  # bars; of a longer run, evenly chosen ones
@@ -19,9 +21,18 @@ SHOWN_OPS = 15
 Epoch = Mapping[str, Any]
 
 
+def write_profile(folder: pathlib.Path) -> None:
+    """Writes profile.html beside the profile.json of a loop that is no run."""
+    write_page(folder / "profile.html", parts.Page(f"Profile: {folder.resolve().name}", [profile_section(folder)]))
+
+
 def profile(run: RunFiles) -> parts.Section:
-    """Returns the profile of a run; where there is none, a sentence that says so."""
-    path = run.workdir / "profile.json"
+    return profile_section(run.workdir)
+
+
+def profile_section(folder: pathlib.Path) -> parts.Section:
+    """Returns what profile.json of a folder says; where there is none, a sentence that says so."""
+    path = folder / "profile.json"
     if not path.exists():
         return parts.absent_section("Profile", "profile.json has not been written: no epoch has ended yet.")
     found = read_json_or_empty(path)

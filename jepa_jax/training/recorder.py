@@ -1,17 +1,21 @@
 """What a run tells while it trains: metrics and pictures to the sinks, a progress bar, and the profiler's account."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
+from jepa_jax.base.processes import num_cores
 from jepa_jax.data.pipeline import Delivery
+from jepa_jax.profiling.bottlenecks import Setting
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
@@ -45,7 +49,16 @@ class Recorder:
         self.trace = TraceWindow(config.profile.trace_steps, folder, self.timeline, with_python=with_python)
         self.profiler = NullProfiler(self.timeline)
         if config.profile.enabled:
-            self.profiler = Profiler(config, run.length, self.timeline, self.trace, train_step)
+            setting = Setting(
+                num_workers=config.data.workers,
+                pipeline=config.data.pipeline,
+                cores=num_cores(),
+                platform=jax.default_backend(),
+                precision=config.train.precision,
+                batch_size=config.data.batch_size,
+            )
+            parts, length = (self.timeline, self.trace, train_step), dataclasses.asdict(run.length)
+            self.profiler = Profiler(config.profile, setting, *parts, **length)
         self.optional = OptionalFiles(run.folder, run.console.warn)
         self._speed = Speedometer(self.timeline, config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
