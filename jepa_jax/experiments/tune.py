@@ -29,9 +29,8 @@ from jepa_jax.experiments.recommendation import (
     what_limits,
 )
 from jepa_jax.experiments.rows import TrialResult, rows_to_json
-from jepa_jax.experiments.search import Search, SearchOutcome
+from jepa_jax.experiments.search import WARMUP_BATCHES, RunTrial, Search, SearchLimits, SearchTrial
 from jepa_jax.experiments.search_space import SearchSpace, make_space
-from jepa_jax.experiments.search_trials import WARMUP_BATCHES, RunTrial, SearchLimits, SearchTrial
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, module_folder, run_trial
 from jepa_jax.experiments.tuned_file import write_tuned
@@ -118,125 +117,93 @@ def search_settings(
     run: RunTrial | None,
 ) -> tuple[int, dict[str, Any], Document]:
     """Searches around `given`; see `tune`."""
-    tuning = Tuning(given, space, options, config, run)
-    search = tuning.search
+    place = options.output_dir
+    experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
+    budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
+    memory, memory_source = memory_limit(options, hardware)
+    settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in TUNE_SETTINGS}
+    if given.make:
+        settings |= {"make": given.make, "given": given.combination.to_dict()}
+    header: dict[str, Any] = {
+        **base_header(config, options.config_name, hardware),
+        "kind": "tune",
+        "memory_limit_bytes": memory,
+        "budget_seconds": budget,
+        "settings": json.loads(json.dumps(settings)),
+    }
+    recorded: list[SearchTrial] = []
+    if found := experiment.load(header, read_trials, differences, resume=options.resume):
+        header, recorded = {**found[0], "budget_seconds": budget}, found[1]
+        memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
+    progress = TaskProgress(budget, "s")  # the unit of work is a second of the budget
+
+    def run_in_process(request: TrialRequest, time_limit: float) -> TrialResult:
+        progress.done, began = search.seconds_spent(), time.monotonic()
+        folder = experiment.folder / f"{len(search.all_trials()) + 1:03d}"
+
+        def tick() -> None:
+            progress.tick(request.combination.label, time.monotonic() - began)
+
+        return run_trial(folder, request, time_limit=time_limit, on_tick=tick)
+
+    def save(recommendation: Recommendation | None = None) -> Document:
+        document = {
+            # Once a trial has read the memory of the device, the limit is no longer a guess.
+            "header": {**header, "memory_limit_bytes": search.limits.memory_bytes},
+            "rows": rows_to_json(search.rows.values()),
+            "conclusion": recommendation.to_dict(config) if recommendation else None,
+            "trials": [trial.to_dict() for trial in search.all_trials()],
+        }
+        experiment.save(document)
+        return document
+
+    def on_trial(trial: SearchTrial) -> None:
+        save()
+        progress.done = round(search.seconds_spent(), 1)
+        speed = max((row.samples_per_sec or 0.0 for row in search.rows.values()), default=0.0)
+        progress.best = f"best {short(speed)} images/s" if speed else ""
+        progress.report(trial.combination.label, trial.result.status, trial.result.in_words())
+
+    device = device_options(hardware, options.memory_fraction)
+    given = dataclasses.replace(given, warmup_batches=WARMUP_BATCHES, gpu_index=options.gpu_index, **device)
+    limits = SearchLimits(budget, header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None)
+    search = Search(given, space, limits, run or run_in_process, recorded=recorded, on_trial=on_trial)
     console.line(
-        f"memory: {(search.limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {tuning.memory_source}; "
+        f"memory: {(limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {memory_source}; "
         f"{100 * options.margin:.0f} % of it stay free"
     )
-    code = tuning.experiment.execute(tuning.work, tuning.progress, grace=STOP_SECONDS)
-    outcome = tuning.outcome or search.best_so_far()
-    document = tuning.save(recommend_outcome(config, search, outcome))
-    conclusion, tuned = document["conclusion"], None
+    code = experiment.execute(search.search, progress, grace=STOP_SECONDS)
+    if code != EXIT_OK:
+        search.take_best_so_far()
+    document = save(recommend_outcome(config, search))
+    conclusion, chosen, tuned = document["conclusion"], search.chosen, None
     figures = {key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")}
-    if code == EXIT_OK and outcome.chosen is None:
-        code = EXIT_NO_RESULT
-    elif code == EXIT_OK and outcome.chosen is not None and config is not None:
-        tuned = str(options.output_dir / "tuned.json")
-        copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
-        facts = {key: tuning.header[key] for key in copied} | figures | {"text": conclusion["text"]}
-        write_tuned(
-            tuned,
-            outcome.chosen,
-            confirmed=outcome.confirmed,
-            memory_fraction=search.given.memory_fraction,
-            data_source=search.rows[outcome.chosen].shared("data_source"),
-            **facts,
-        )
     if code == EXIT_OK:
-        shutil.rmtree(tuning.experiment.folder / CACHE, ignore_errors=True)
+        shutil.rmtree(experiment.folder / CACHE, ignore_errors=True)
+        code = EXIT_NO_RESULT if chosen is None else EXIT_OK
+        if chosen is not None and config is not None:
+            tuned = str(place / "tuned.json")
+            copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
+            facts = {key: header[key] for key in copied} | figures | {"text": conclusion["text"]}
+            facts |= {"confirmed": search.confirmed, "memory_fraction": given.memory_fraction}
+            write_tuned(tuned, chosen, **facts, data_source=search.rows[chosen].shared("data_source"))
     result = {
         "chosen": conclusion["best"],
         **figures,
-        "confirmed": outcome.confirmed,
+        "confirmed": search.confirmed,
         "trials": len(search.trials),
         "combinations": len(document["rows"]),
         "seconds": round(search.seconds_spent(), 1),
-        "not_tried": [combination.label for combination in outcome.untried],
+        "not_tried": [combination.label for combination in search.untried],
         "tuned": tuned,
-        "html": str(options.output_dir / "tune.html"),
+        "html": str(place / "tune.html"),
         "exit_code": code,
     }
     return code, result, document
 
 
-class Tuning:
-    """A search, the document that it keeps on disk, and its progress."""
-
-    def __init__(
-        self,
-        given: TrialRequest,
-        space: SearchSpace,
-        options: TuneOptions,
-        config: Config | None,
-        run: RunTrial | None,
-    ):
-        self.outcome: SearchOutcome | None = None
-        place = options.output_dir
-        self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
-        budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
-        memory, self.memory_source = memory_limit(options, hardware)
-        settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in TUNE_SETTINGS}
-        if given.make:
-            settings |= {"make": given.make, "given": given.combination.to_dict()}
-        header: dict[str, Any] = {
-            **base_header(config, options.config_name, hardware),
-            "kind": "tune",
-            "memory_limit_bytes": memory,
-            "budget_seconds": budget,
-            "settings": json.loads(json.dumps(settings)),
-        }
-
-        def parse(document: Document) -> tuple[dict[str, Any], list[SearchTrial]]:
-            return document["header"], [SearchTrial.from_dict(trial) for trial in document["trials"]]
-
-        recorded: list[SearchTrial] = []
-        if found := self.experiment.load(header, parse, differences, resume=options.resume):
-            header, recorded = {**found[0], "budget_seconds": budget}, found[1]
-            self.memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
-        self.config, self.header = config, header
-        device = device_options(hardware, options.memory_fraction)
-        self.search = Search(
-            dataclasses.replace(given, warmup_batches=WARMUP_BATCHES, gpu_index=options.gpu_index, **device),
-            space,
-            SearchLimits(budget, header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None),
-            run or self._run_in_process,
-            recorded=recorded,
-            on_trial=self._on_trial,
-        )
-        self.progress = TaskProgress(budget, "s")  # the unit of work is a second of the budget
-        self._num_started = len(recorded)
-
-    def work(self) -> None:
-        self.outcome = self.search.search()
-
-    def _run_in_process(self, request: TrialRequest, time_limit: float) -> TrialResult:
-        self._num_started += 1
-        self.progress.done, began = self.search.seconds_spent(), time.monotonic()
-
-        def tick() -> None:
-            self.progress.tick(request.combination.label, time.monotonic() - began)
-
-        folder = self.experiment.folder / f"{self._num_started:03d}"
-        return run_trial(folder, request, time_limit=time_limit, on_tick=tick)
-
-    def _on_trial(self, trial: SearchTrial) -> None:
-        self.save()
-        self.progress.done = round(self.search.seconds_spent(), 1)
-        speed = max((row.samples_per_sec or 0.0 for row in self.search.rows.values()), default=0.0)
-        self.progress.best = f"best {short(speed)} images/s" if speed else ""
-        self.progress.report(trial.combination.label, trial.result.status, trial.result.in_words())
-
-    def save(self, recommendation: Recommendation | None = None) -> Document:
-        document = {
-            # Once a trial has read the memory of the device, the limit is no longer a guess.
-            "header": {**self.header, "memory_limit_bytes": self.search.limits.memory_bytes},
-            "rows": rows_to_json(self.search.rows.values()),
-            "conclusion": recommendation.to_dict(self.config) if recommendation else None,
-            "trials": [trial.to_dict() for trial in self.search.all_trials()],
-        }
-        self.experiment.save(document)
-        return document
+def read_trials(document: Document) -> tuple[dict[str, Any], list[SearchTrial]]:
+    return document["header"], [SearchTrial.from_dict(trial) for trial in document["trials"]]
 
 
 def parse_budget(text: str) -> float:
@@ -259,24 +226,24 @@ def memory_limit(options: TuneOptions, hardware: Mapping[str, Any]) -> tuple[flo
     return MEMORY_SHARE * psutil.virtual_memory().available, source
 
 
-def recommend_outcome(config: Config | None, search: Search, outcome: SearchOutcome) -> Recommendation:
+def recommend_outcome(config: Config | None, search: Search) -> Recommendation:
     """Returns the choice of a search and its reasons, and what each knob does."""
-    rows, chosen, noise = search.rows, outcome.chosen, search.model.noise_percent
+    rows, chosen, noise = search.rows, search.chosen, search.model.noise_percent
     knobs = tuple(knob_effects(list(rows.values()), search.model))
     if chosen is None:
-        return Recommendation(None, ("Nothing to recommend.", *outcome.notes), knobs, noise)
-    assert search.choice is not None  # made with the outcome
+        return Recommendation(None, ("Nothing to recommend.", *search.notes), knobs, noise)
+    assert search.choice is not None  # made with it
     choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
     given, reference = "the config as given" if config else "the settings as given", search.reference
     if reference != search.given.combination.without_idle_workers():  # --fixed_effective_batch asks for another batch
         given = f"the config with its batch made {reference.batch_size:,}"
     sentences = choice_sentences(choice, given, search.why_not(reference))
-    if outcome.confirmed:
+    if search.confirmed:
         how = " with a validation pass and a checkpoint" if config else ""
         sentences.append(f"Confirmed by a longer run{how}.")
-    sentences += [what_limits(choice.best, search.limits.memory_bytes), *outcome.notes]
-    if outcome.untried:
-        named = "; ".join(combination.label for combination in outcome.untried)
+    sentences += [what_limits(choice.best, search.limits.memory_bytes), *search.notes]
+    if search.untried:
+        named = "; ".join(combination.label for combination in search.untried)
         sentences.append(f"Not tried for lack of time: {named}.")
     if config:
         sentences += batch_sentences(config, chosen)

@@ -13,9 +13,8 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.experiments import tuned_file
 from jepa_jax.experiments.rows import TrialFigures, TrialResult
-from jepa_jax.experiments.search import Search
+from jepa_jax.experiments.search import Search, SearchLimits, SearchTrial, program_of
 from jepa_jax.experiments.search_space import SearchSpace, make_space, worker_counts
-from jepa_jax.experiments.search_trials import SearchLimits, SearchTrial, program_of
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.tune import TuneOptions, parse_budget, tune
 from jepa_jax.runtime import provenance
@@ -107,7 +106,8 @@ def search_on(machine, *, budget=1e6, space=SPACE, margin=0.08, recorded=(), bat
     given = tiny_config(data__batch_size=batch, **config)
     limits = limits or SearchLimits(budget, machine.memory, margin)
     search = Search(request_of(given), space, limits, machine, recorded=recorded, clock=lambda: machine.now)
-    return search, search.search()
+    search.search()
+    return search, search
 
 
 # A step that needs large batches; one that is fast at any; one that waits for data; a card for float32 alone.
