@@ -104,6 +104,7 @@ def three_epochs(**overrides):
     return tiny_masked_config("hjepa", **(settings | overrides))
 
 
+@pytest.mark.slow
 def test_a_run_that_collapses_is_stopped_within_three_epochs(tmp_path):
     # Nothing slow, nothing detached, nothing that spreads features: a constant predicts itself.
     config = three_epochs(

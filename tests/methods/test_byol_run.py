@@ -57,6 +57,7 @@ def interrupt_after_first_epoch(text):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(finished, tmp_path):
     workdir, summary = finished
     assert summary["status"] == "finished" and summary["steps"] == 12 and summary["compilations"] == 1

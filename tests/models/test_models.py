@@ -37,7 +37,7 @@ def num_params(module):
         (11_168_832, 512, 32, dict(name="resnet18", **RESNET)),
         (21_276_992, 512, 32, dict(name="resnet34", **RESNET)),
         (23_508_032, 2048, 224, dict(name="resnet50", stem="imagenet", width=64)),
-        (42_500_160, 2048, 224, dict(name="resnet101", stem="imagenet", width=64)),
+        pytest.param(42_500_160, 2048, 224, dict(name="resnet101", stem="imagenet", width=64), marks=pytest.mark.slow),
         (5_524_416, 192, 224, dict(name="vit_tiny", patch_size=16, pool="cls", cls_token=True, positions="learned")),
         (21_665_664, 384, 224, dict(name="vit_small", patch_size=16, pool="cls", cls_token=True, positions="learned")),
         (85_798_656, 768, 224, dict(name="vit_base", patch_size=16, pool="mean", cls_token=True, positions="learned")),

@@ -94,7 +94,10 @@ def test_what_reads_a_run_reads_its_best_state(whole):
 
 
 # "epochs seen 2" is said after the best epoch was judged: both folders then hold a checkpoint of its step.
-@pytest.mark.parametrize("way", ["killed", "epochs seen 2", "epoch 3/5", "epoch 5/5"])
+@pytest.mark.parametrize(
+    "way",
+    ["killed", *(pytest.param(way, marks=pytest.mark.slow) for way in ("epochs seen 2", "epoch 3/5", "epoch 5/5"))],
+)
 def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_path, monkeypatch, way):
     def interrupt(text):
         if way in text:
@@ -189,6 +192,7 @@ def test_without_labels_and_validation_nothing_can_choose(tmp_path):
         run(tmp_path / "run", train__keep_best="probe_held_out_accuracy", **unlabelled(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_probe_on_held_out_training_images_chooses(tmp_path):
     summary = run(tmp_path, train__keep_best="probe_held_out_accuracy", optim__epochs=3.0)
     logged = {r["step"]: r["eval/probe_held_out_accuracy"] for r in rows(tmp_path) if "eval/online_probe_accuracy" in r}

@@ -9,6 +9,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
+from jepa_jax.config.config_dicts import default_config
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import abstract_on
 from jepa_jax.data.facts import data_facts
@@ -51,7 +52,9 @@ def frozen():
 
 
 def test_rates_follow_the_optimizer_and_their_former_name():
-    method = load_config("emberformer_cpu", {"optim.lr": 0.5, "method.spatial_lr": 0.25}).method
+    config = default_config("emberformer", "emberformer", model__decoder="unet")
+    config.data.source = "wildfire"
+    method = load_config(config, {"optim.lr": 0.5, "method.spatial_lr": 0.25}).method
     assert (method.lr_temporal, method.lr_spatial) == (0.5, 0.25)
 
 
