@@ -45,7 +45,7 @@ def show_summary(arguments: Arguments, console: Console) -> Result:
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
     """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
-    from jepa_jax.reports.results import project_results
+    from jepa_jax.reports.run_files import project_results
 
     start = "encoder as loaded" if summary.get("init_from") else "untrained encoder"
     accuracies = {

@@ -114,6 +114,8 @@ def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str =
     rows: list[dict[str, Any]] = []
     attributed = 0.0
     for op, value in seconds.items():
+        if value <= 0:
+            continue
         name = op if op in names else by_kernel.get(_kernel_name(op))
         op_name = names.get(name, "") if name else ""
         phase, scope = classify(op_name)
@@ -122,20 +124,14 @@ def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str =
         phases[phase] += share
         scopes[scope, phase] += share
         row = {"op": op, "scope": scope, "phase": phase, "share": share, "calls": calls.get(op, 0), "op_name": op_name}
-        rows.append(row | achieved(kernels.get(name or ""), calls.get(op, 0.0), value))
+        kernel, rate = kernels.get(name or ""), calls.get(op, 0.0) / value / 1e9
+        row["gflop_per_second"] = kernel.flops * rate if kernel and kernel.flops else None
+        row["gb_per_second"] = kernel.bytes * rate if kernel and kernel.bytes else None
+        rows.append(row)
     rows.sort(key=lambda row: -row["share"])
     largest = sorted(scopes.items(), key=lambda item: -item[1])
     table = [{"scope": scope, "phase": phase, "share": share} for (scope, phase), share in largest]
     return DeviceTime(busy, phases, table, rows[:TOP_OPS], attributed, copied)
-
-
-def achieved(kernel: Kernel | None, calls: float, seconds: float) -> dict[str, float | None]:
-    """Returns GFLOP and GB per second of an instruction; None for what it has not, or is not known."""
-    rate = calls / seconds / 1e9 if seconds > 0 else 0.0
-    return {
-        "gflop_per_second": kernel.flops * rate if kernel and kernel.flops else None,
-        "gb_per_second": kernel.bytes * rate if kernel and kernel.bytes else None,
-    }
 
 
 def _kernel_name(name: str) -> str:
@@ -182,7 +178,10 @@ def traced_ops(profile: Any, module: str, steps: int, platform: str) -> tuple[Me
         for line in _compute_lines(list(plane.lines)):
             events = [event for event in map(_read_event, line.events) if event]
             copied += sum(event.end - event.start for event in events if event.is_foreign_copy)
-            work = [event for event in events if _is_work(event, module, on_host)]
+            # Events without an instruction are bookkeeping on a host, and on an accelerator command buffers and
+            # kernels of libraries; copies without one are the loader's and the reader's of metrics.
+            others = [] if on_host else [event for event in events if not event.module and not event.is_foreign_copy]
+            work = [event for event in events if event.module == module] + others
             calls.update(event.op for event in work)
             kernels.append([(event.op, event.start, event.end) for event in work if not event.is_copy])
             copies += [(event.op, event.start, event.end) for event in work if event.is_copy]
@@ -212,17 +211,6 @@ def _read_event(event: Any) -> Event | None:
     op, module = stats.get("hlo_op") or event.name, stats.get("hlo_module") or ""
     is_copy = event.name.lower().startswith("memcpy")
     return Event(str(op), event.start_ns, event.start_ns + length, module, is_copy)
-
-
-def _is_work(event: Event, module: str, on_host: bool) -> bool:
-    """Returns whether an event is work of the step.
-
-    Events without an instruction are bookkeeping on a host, and on an accelerator command buffers and kernels of
-    libraries; copies without one are the loader's and the reader's of metrics.
-    """
-    if event.module:
-        return event.module == module
-    return not on_host and not event.is_foreign_copy
 
 
 def exclusive_time(lines: Sequence[Iterable[Piece]], copies: Sequence[Piece] = ()) -> dict[str, float]:

@@ -103,6 +103,14 @@ def make_record(
     spent = sum((block.spent for block in blocks), Spent())
     batch_times = [seconds for block in blocks for seconds in block.batch_seconds]
     batch = statistics.fmean(batch_times) if batch_times else None
+    rows = []
+    for block in blocks:
+        if block.steps:
+            sections = breakdown(block.spent, shares, transfer_share)
+            seconds = {section: round(value / block.steps, 9) for section, value in sections.items()}
+            rows.append(
+                {"steps": block.steps, "batch_seconds": statistics.fmean(block.batch_seconds), "sections": seconds}
+            )
     unattributed = spent.device * (1.0 if shares is None else shares.get(Phase.OTHER, 0.0))
     return EpochRecord(
         epoch=epoch,
@@ -124,14 +132,8 @@ def make_record(
         compilations=seen.compilations,
         system=system_figures(samples),
         gpus=gpu_figures(samples, spent.seconds),
-        blocks=[_block_row(block, shares, transfer_share) for block in blocks if block.steps],
+        blocks=rows,
     )
-
-
-def _block_row(block: Block, shares: Shares | None, transfer_share: float) -> dict[str, Any]:
-    sections = breakdown(block.spent, shares, transfer_share)
-    seconds = {section: round(value / block.steps, 9) for section, value in sections.items()}
-    return {"steps": block.steps, "batch_seconds": statistics.fmean(block.batch_seconds), "sections": seconds}
 
 
 def system_figures(samples: Sequence[monitor.Sample]) -> dict[str, float | None]:
@@ -140,7 +142,7 @@ def system_figures(samples: Sequence[monitor.Sample]) -> dict[str, float | None]
         "cpu_percent": monitor.mean(samples, "cpu_percent"),
         "process_cpu_percent": monitor.mean(samples, "process_cpu_percent"),
         "ram_percent": monitor.mean(samples, "ram_percent"),
-        "ram_percent_max": monitor.largest(samples, "ram_percent"),
+        "ram_percent_max": max(monitor.values(samples, "ram_percent"), default=None),
         "ram_available_gb": monitor.latest(samples, "ram_available_gb"),
         "process_ram_gb": monitor.latest(samples, "process_ram_gb"),
     }
@@ -154,18 +156,18 @@ def gpu_figures(samples: Sequence[monitor.Sample], seconds: float | None = None)
     """
     figures = []
     for index in range(max((len(sample["gpus"]) for sample in samples), default=0)):
-        seen = monitor.gpu_samples(samples, index)
+        present = [sample for sample in samples if index < len(sample["gpus"])]
+        seen = [sample["gpus"][index] for sample in present]
         allocated = bool(monitor.values(seen, "allocated_gb"))
         used, limit = ("allocated_gb", "allocator_limit_gb") if allocated else ("memory_used_gb", "memory_total_gb")
-        peak = monitor.largest(seen, "allocated_peak_gb") if allocated else monitor.largest(seen, used)
-        size = monitor.latest(seen, limit)
-        now = monitor.mean(seen, used)
-        watts = mean_power(seen, [sample["time"] for sample in samples if index < len(sample["gpus"])])
+        peak = max(monitor.values(seen, "allocated_peak_gb"), default=None)
+        size, now = monitor.latest(seen, limit), monitor.mean(seen, used)
+        watts = mean_power(seen, [sample["time"] for sample in present])
         means = ("utilization", "temperature_c", "clock_mhz", "throttled")
         figures.append(
             {
                 "memory_gb": now,
-                "memory_max_gb": monitor.largest(seen, used),
+                "memory_max_gb": max(monitor.values(seen, used), default=None),
                 "memory_limit_gb": size,
                 "memory_percent": 100 * now / size if now is not None and size else None,
                 "memory_pressure": min(peak / size, 1.0) if allocated and peak is not None and size else None,

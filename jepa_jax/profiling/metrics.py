@@ -36,8 +36,9 @@ Metrics = dict[str, float | None]
 
 def epoch_metrics(record: EpochRecord) -> Metrics:
     """Returns all metrics without their group; None for what cannot be measured (no GPU, no trace, no peak)."""
-    steps = max(record.steps, 1)
-    batch = record.batch_seconds
+    steps, batch, system = max(record.steps, 1), record.batch_seconds, record.system
+    severities = {row["name"]: row["severity"] for row in record.bottlenecks}
+    most = system["ram_percent_max"]
     metrics: Metrics = {
         "batch_time_avg": batch,
         "batch_time_std": record.batch_seconds_std,
@@ -47,31 +48,15 @@ def epoch_metrics(record: EpochRecord) -> Metrics:
         "images_per_second": record.images_per_second,
         "mfu": record.mfu,
         "timing_data_transfer_avg": record.transfer_seconds,
-    }
-    for section in TIMED_PER_STEP:
-        metrics[f"timing_{section}_avg"] = record.sections[section] / steps if record.split else None
-    for section in TIMED_PER_EPOCH:
-        metrics[f"timing_{section}_avg"] = record.sections[section]
-    metrics |= {f"epoch_{section}_percentage": value for section, value in percentages(record.sections).items()}
-    return metrics | _data_metrics(record) | _memory_metrics(record)
-
-
-def _data_metrics(record: EpochRecord) -> Metrics:
-    severities = {row["name"]: row["severity"] for row in record.bottlenecks}
-    return {
+        **{f"timing_{one}_avg": record.sections[one] / steps if record.split else None for one in TIMED_PER_STEP},
+        **{f"timing_{section}_avg": record.sections[section] for section in TIMED_PER_EPOCH},
+        **{f"epoch_{section}_percentage": value for section, value in percentages(record.sections).items()},
         "data_generation_time": record.generation_seconds,
         "data_transfer_time": record.transfer_seconds,
         "data_gen_percentage": 100 * batch_share(record, EpochSection.DATA_WAIT),
         "transfer_percentage": 100 * batch_share(record, EpochSection.DATA_TRANSFER),
         "bottleneck_data_generation": int("data_generation" in severities),
         "data_gen_bottleneck_severity": severities.get("data_generation", 0.0),
-    }
-
-
-def _memory_metrics(record: EpochRecord) -> Metrics:
-    system = record.system
-    most = system["ram_percent_max"]
-    metrics: Metrics = {
         "cpu_usage_percent": system["cpu_percent"],
         "process_cpu_percent": system["process_cpu_percent"],
         "ram_usage_percent": system["ram_percent"],

@@ -143,14 +143,6 @@ def mean(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
     return statistics.fmean(found) if found else None
 
 
-def largest(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
-    return max(values(samples, field), default=None)
-
-
 def latest(samples: Sequence[Mapping[str, Any]], field: str) -> float | None:
     found = values(samples, field)
     return found[-1] if found else None
-
-
-def gpu_samples(samples: Sequence[Sample], index: int) -> list[dict[str, float | None]]:
-    return [sample["gpus"][index] for sample in samples if index < len(sample["gpus"])]

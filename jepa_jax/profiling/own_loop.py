@@ -67,7 +67,7 @@ class LoopProfiler:
         with self._stack:
             self._end_epoch()
             if is_first():
-                self._profiler.finish(self._folder / "profile.json")
+                self._profiler.write(self._folder / "profile.json", at_end=True)
                 self._write_page(self._folder)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -77,11 +77,8 @@ class NullProfiler:
         """Returns the notes that have not been returned before."""
         return []
 
-    def write(self, path: pathlib.Path) -> None:
-        """Writes profile.json, if that is cheap compared to the time since it was last written."""
-
-    def finish(self, path: pathlib.Path) -> None:
-        """Writes profile.json of the whole run."""
+    def write(self, path: pathlib.Path, *, at_end: bool = False) -> None:
+        """Writes profile.json, at the end of the run or if that is cheap compared to the time since the last time."""
 
     def close(self) -> None:
         """Ends threads and recordings."""
@@ -262,16 +259,14 @@ class Profiler(NullProfiler):
             "notes": list(dict.fromkeys(notes)),
         }
 
-    def write(self, path: pathlib.Path) -> None:
+    def write(self, path: pathlib.Path, *, at_end: bool = False) -> None:
         began = self._timeline.clock()
-        if began - self._written > WRITE_EVERY * self._write_seconds:
+        if at_end:
+            self._outside["end"] = self._cut_time()
+        if at_end or began - self._written > WRITE_EVERY * self._write_seconds:
             write_json(path, self.summary())
             self._written = self._timeline.clock()
             self._write_seconds = self._written - began
-
-    def finish(self, path: pathlib.Path) -> None:
-        self._outside["end"] = self._cut_time()
-        write_json(path, self.summary())
 
 
 def _epochs_until(path: pathlib.Path, step: int) -> list[dict[str, Any]]:

@@ -59,11 +59,9 @@ class Axis(NamedTuple):
 
     def ticks(self, count: int = 5) -> list[float]:
         """Returns round values inside the range."""
-        return (
-            [10**power for power in log_ticks(self.low, self.high)]
-            if self.is_log
-            else ticks(self.low, self.high, count)
-        )
+        if self.is_log:
+            return [10**power for power in log_ticks(self.low, self.high)]
+        return ticks(self.low, self.high, count)
 
 
 def line_chart(
@@ -85,12 +83,17 @@ def line_chart(
     lines = [usable_line(one, x_log, smooth) for one in series]
     if not any(len(line.x) or len(line.bad) for line in lines):
         return Card(title, [absent("No values were recorded.")], wide=wide)
-    x_axis = make_x_axis(np.concatenate([part for line in lines for part in (line.x, line.bad)]), x_log)
+    places = np.concatenate([part for line in lines for part in (line.x, line.bad)])
+    x_low, x_high = span(np.log10(places), 0.04) if x_log else span(places, 0.0)
+    near_zero = not x_log and 0 <= x_low < 0.1 * x_high
+    x_axis = Axis(0.0 if near_zero else x_low, x_high, x_log)
     ends = [end for one in series for interval in one.intervals if interval for end in interval]
     extra = np.array([value for _, value in levels] + ends, np.float64)
     y_axes = make_y_axes(np.concatenate([*(line.y for line in lines), extra]), bool(log), from_zero)
     marked = [x for line in lines for x in np.unique(line.bad)[:: max(1, len(line.bad) // 100)]]
-    colours = series_colours(len(series))
+    colours = [f"var(--c{index})" for index in range(len(series))]
+    if len(series) > COLOURS:
+        colours = [f"hsl({360 * index // len(series)} 65% 50%)" for index in range(len(series))]
     chart = Chart(
         title,
         x_label,
@@ -109,7 +112,11 @@ def line_chart(
             "per": per_x,
             "scales": {name: axis[:2] for name, axis in y_axes.items()},
             "colours": colours,
-            "series": [script_data(line, x_log) for line in lines],
+            "series": [
+                {"name": line.series.name, "x": _rounded(x), "y": _rounded(y)}
+                for line in lines
+                for x, y in [decimate(np.log10(line.x) if x_log else line.x, line.y)]
+            ],
         },
     )
     return Card("", [chart], wide=wide)
@@ -123,13 +130,12 @@ def scatter_chart(
     *,
     x_label: str = "",
     y_label: str = "",
-    wide: bool = False,
 ) -> Card:
     """Returns a card with one dot per point, in the colour of its class, on axes without numbers."""
     groups = [points[labels == index] for index in range(len(classes))] if labels is not None else []
     names = classes if groups else [title]
     series = [Series(name, own[:, 0], own[:, 1], "points") for name, own in zip(names, groups or [points], strict=True)]
-    card = line_chart(title, series, x_label=x_label, y_label=y_label, wide=wide)
+    card = line_chart(title, series, x_label=x_label, y_label=y_label)
     chart = card.parts[0]
     assert isinstance(chart, Chart)  # there are points
     layers = [layer._replace(ticks=[]) for layer in chart.layers]
@@ -151,7 +157,6 @@ def heat_map(
     least: float = -math.inf,  # smaller values are not written into their cells
     marked: tuple[int, int] | None = None,  # row and column of a framed cell
     note: str = "",
-    wide: bool = False,
 ) -> Card:
     """Returns a card with a table of numbers, each cell the darker the larger its value."""
     numbers = np.asarray(values, np.float64)
@@ -180,14 +185,7 @@ def heat_map(
     chosen = None if marked is None else (left + marked[1] * width, TOP + marked[0] * height)
     frame = left, TOP, right, bottom
     drawn = HeatMap(title, right + 12, bottom + depth + 34, frame, (width, height), cells, labels, chosen)
-    return Card(title, [drawn], note, wide)
-
-
-def series_colours(count: int) -> list[str]:
-    """Returns a CSS colour for each series."""
-    if count <= COLOURS:
-        return [f"var(--c{index})" for index in range(count)]
-    return [f"hsl({360 * index // count} 65% 50%)" for index in range(count)]
+    return Card(title, [drawn], note)
 
 
 def usable_line(series: Series, x_log: bool, smooth: bool) -> Line:
@@ -198,14 +196,6 @@ def usable_line(series: Series, x_log: bool, smooth: bool) -> Line:
     good = np.isfinite(y) & (np.abs(y) < LARGEST)
     window = max(1, good.sum() // 40) if smooth and good.sum() > 200 else 1
     return Line(series, x[good], y[good], x[~good], int(window))
-
-
-def make_x_axis(values: np.ndarray, is_log: bool) -> Axis:
-    """Returns the axis of all x; a linear one starts at zero if the first value is near it."""
-    if is_log:
-        return Axis(*span(np.log10(values), 0.04), is_log=True)
-    low, high = span(values, 0.0)
-    return Axis(0.0 if 0 <= low < 0.1 * high else low, high)
 
 
 def make_y_axes(values: np.ndarray, with_log: bool, from_zero: bool) -> dict[str, Axis]:
@@ -232,8 +222,9 @@ def make_layer(
                 labels.append((100 * x_axis.place(x), 100 * (1 - y_axis.place(y)), text))
         for x, interval in zip(line.series.x, line.series.intervals, strict=False):
             if interval and (interval[0] > 0 or not y_axis.is_log):
-                ends = y_axis.place(np.asarray(interval))
-                paths.append(("interval", index, interval_path(x_axis.place(x), ends)))
+                at, (bottom, top) = WIDTH * x_axis.place(x), HEIGHT * (1 - y_axis.place(np.asarray(interval)))
+                caps = "".join(f"M{at - CAP:.1f} {y:.2f}h{2 * CAP:.1f}" for y in (bottom, top))
+                paths.append(("interval", index, f"M{at:.1f} {bottom:.2f}V{top:.2f}{caps}"))
     shown = [(text, value) for text, value in levels if value > 0 or not y_axis.is_log]
     return Layer(
         name,
@@ -275,13 +266,6 @@ def svg_path(x: np.ndarray, y: np.ndarray, joined: np.ndarray) -> str:
     return "".join(out)
 
 
-def interval_path(x: float, ends: np.ndarray) -> str:
-    """Returns the SVG path of a vertical bar with caps."""
-    at, (bottom, top) = x * WIDTH, (1 - ends) * HEIGHT
-    caps = "".join(f"M{at - CAP:.1f} {y:.2f}h{2 * CAP:.1f}" for y in (bottom, top))
-    return f"M{at:.1f} {bottom:.2f}V{top:.2f}{caps}"
-
-
 def chart_notes(lines: Sequence[Line]) -> list[str]:
     """Returns how many values were not finite, and over how many the running means are taken."""
     notes = [f"{one.series.name}: {len(one.bad):,} non-finite values, marked in red." for one in lines if len(one.bad)]
@@ -291,11 +275,8 @@ def chart_notes(lines: Sequence[Line]) -> list[str]:
     return notes
 
 
-def script_data(line: Line, x_log: bool) -> dict[str, Any]:
-    """Returns the values of a line as page.js reads them."""
-    x, y = decimate(np.log10(line.x) if x_log else line.x, line.y)
-    rounded = {"x": [float(f"{value:.6g}") for value in x], "y": [float(f"{value:.6g}") for value in y]}
-    return {"name": line.series.name} | rounded
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
 
 
 def decimate(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:

@@ -1,17 +1,19 @@
-"""Reads the files of a run for its pages; after a killed run some may be missing or cut off."""
+"""Reads the files of a run for its pages, of which some may be missing or cut off, and finds who shows its results."""
 
 import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from jepa_jax.base.classes import ClassTable, load_object
 from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import data_size, duration, number, percent, short
 from jepa_jax.config.schema import flatten
+from jepa_jax.reports.parts import KeyFigure, Section
 
 # Key of summary.json -> its name, how it is shown.
 SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -38,6 +40,7 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "compilations": ("Compilations", short),
     "params_sha256": ("SHA-256 of the parameters", str),
 }
+RESULTS = ClassTable("RESULTS", {})  # the core shows accuracies of encoders; everything else belongs to projects
 CHOSEN = ("method", "model", "data")  # groups of the config that name what a run is made of
 
 
@@ -166,3 +169,30 @@ def json_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 def shown(value: Any, show: Callable[[Any], str]) -> str:
     """Returns a value as text, a dash for None."""
     return "–" if value is None else show(value)
+
+
+class Results(Protocol):
+    """Shows figures of one kind of task, and nothing for runs that do not have them.
+
+    Attributes:
+      charts: titles of charts, and for each the names of its curves by metric.
+    """
+
+    charts: Mapping[str, Mapping[str, str]]
+
+    def key_figures(self, run: RunFiles) -> list[KeyFigure]:
+        """Returns the figures that replace the accuracies of an encoder at the top of the page."""
+        ...
+
+    def section(self, run: RunFiles) -> Section | None:
+        """Returns the project's section of the page; may write further files into the folder of the run."""
+        ...
+
+    def summary_lines(self, summary: Mapping[str, Any]) -> list[str]:
+        """Returns the figures of summary.json as lines for a terminal."""
+        ...
+
+
+def project_results() -> list[Results]:
+    """Returns the `Results` of all projects."""
+    return [load_object(reference)() for reference in RESULTS.values()]

@@ -12,27 +12,12 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import duration, number, percent, short
+from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import embed_file, write_page
-from jepa_jax.reports.parts import (
-    Bar,
-    Bars,
-    Card,
-    Details,
-    Grid,
-    KeyFigure,
-    KeyFigures,
-    Page,
-    Part,
-    Section,
-    absent,
-    absent_section,
-    card_grid,
-    pairs,
-)
+from jepa_jax.reports.parts import Bar, Card, KeyFigure, Page, Section, absent_section, card_grid, pairs
 from jepa_jax.reports.profile_section import profile
-from jepa_jax.reports.results import project_results
-from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, read_run, shown
+from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, project_results, read_run, shown
 
 TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
 EVAL_NAMES = {
@@ -86,10 +71,8 @@ def run_headline(run: RunFiles) -> Section:
         KeyFigure("Time", duration(run.seconds if seconds is None else seconds), f"{duration(cpu)} CPU" if cpu else ""),
         KeyFigure("Steps", short(run.result("steps")), f"{short(epochs)} epochs" if epochs else ""),
     ]
-    parts: list[Part] = [KeyFigures(figures)]
-    if run.problems:
-        parts.append(Card("", [absent(text) for text in run.problems.values()]))
-    return Section("", parts)
+    problems = [parts.absent(text) for text in run.problems.values()]
+    return Section("", [parts.KeyFigures(figures), *([Card("", problems)] if problems else [])])
 
 
 def project_key_figures(run: RunFiles) -> list[KeyFigure]:
@@ -143,7 +126,7 @@ def accuracy(run: RunFiles) -> Section | None:
         return absent_section("Accuracy", one_class if classes == 1 else "No accuracy has been measured yet.")
     measured = {title: [bar for bar in bars if bar.value is not None] for title, bars in groups.items()}
     missing = ", ".join(bar.label for bars in groups.values() for bar in bars if bar.value is None)
-    return Section("Accuracy", [Card("", [Bars(measured)], f"Not measured: {missing}." if missing else "")])
+    return Section("Accuracy", [Card("", [parts.Bars(measured)], f"Not measured: {missing}." if missing else "")])
 
 
 def project_section(run: RunFiles) -> Section | None:
@@ -173,11 +156,11 @@ def curves(run: RunFiles) -> Section:
     floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": run.result("chance_accuracy")}
     levels = [(f"{name} {value:.1f} %", value) for name, value in floors.items() if value is not None]
     norms = [("train/grad_norm", "gradient"), ("train/update_norm", "update")]
-    parts = [(key, key.removeprefix("train/")) for key in terms]
+    term_names = [(key, key.removeprefix("train/")) for key in terms]
     charts = [
         _chart(run, "Accuracy", EVAL_NAMES.items(), y_label="%", levels=levels, smooth=True, wide=True),
         _chart(run, "Loss", [("train/loss", "loss")], log="offer", smooth=True),
-        _chart(run, "Terms of the loss", parts, log="offer", smooth=True),
+        _chart(run, "Terms of the loss", term_names, log="offer", smooth=True),
         _chart(run, "Learning rate", [("train/lr", "learning rate")], log="offer", from_zero=True),
         _chart(run, "Norms", norms, log="offer", smooth=True),
         _chart(run, "Loss of the online probe", [("train/probe_loss", "probe loss")], log="offer", smooth=True),
@@ -218,8 +201,8 @@ def config(run: RunFiles) -> Section:
     blocks = []
     for name, group in (groups | {"other keys": top} if top else groups).items():
         rows = json_pairs(group)
-        blocks.append(Details(name, [pairs(rows)], " · ".join(f"{key} {value}" for key, value in rows[:4])))
-    return Section("Config", [Grid(blocks, "columns")])
+        blocks.append(parts.Details(name, [pairs(rows)], " · ".join(f"{key} {value}" for key, value in rows[:4])))
+    return Section("Config", [parts.Grid(blocks, "columns")])
 
 
 def environment_table(run: RunFiles) -> Section:

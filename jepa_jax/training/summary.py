@@ -67,7 +67,7 @@ def _write(run: Run, recorder: Recorder, summary: dict[str, Any]) -> None:
     folder, optional = run.folder, recorder.optional
     folder.check_still_there()
     with optional(folder.profile):
-        recorder.profiler.finish(folder.profile)
+        recorder.profiler.write(folder.profile, at_end=True)
     # A run that has finished must have a summary: without one it counts as unfinished.
     with contextlib.nullcontext() if summary["status"] == "finished" else optional(folder.summary):
         write_json(folder.summary, summary)

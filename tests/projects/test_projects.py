@@ -15,7 +15,7 @@ from jepa_jax.data.sources import SOURCES
 from jepa_jax.evals.evaluators import EVALUATORS
 from jepa_jax.methods.contract import METHODS
 from jepa_jax.models.registry import MODELS
-from jepa_jax.reports.results import RESULTS
+from jepa_jax.reports.run_files import RESULTS
 from jepa_jax.weights.load import FAMILIES
 
 TABLES = {

@@ -35,7 +35,7 @@ SPREADS = {"average_precision": "AP", "new_average_precision": "AP of newly burn
 
 
 class NextMaskResults:
-    """See `jepa_jax.reports.results.Results`."""
+    """See `jepa_jax.reports.run_files.Results`."""
 
     charts = {
         f"{KEY_FIGURES[key]}, validation fires": {
