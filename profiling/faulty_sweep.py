@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jepa_jax.cli.sweep import SWEEP
+from jepa_jax.cli.throughput import SWEEP
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.rows import TrialFigures
 from jepa_jax.experiments.settings import TrialRequest

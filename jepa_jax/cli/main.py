@@ -25,8 +25,8 @@ COMMANDS = {
     "describe": "configs.DESCRIBE",
     "prepare-data": "prepare_data.PREPARE_DATA",
     "plan": "plan.PLAN",
-    "tune": "tune.TUNE",
-    "sweep": "sweep.SWEEP",
+    "tune": "throughput.TUNE",
+    "sweep": "throughput.SWEEP",
     "lr-search": "studies.LR_SEARCH",
     "tradeoff": "studies.TRADEOFF",
 }

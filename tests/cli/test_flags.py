@@ -4,7 +4,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.flags import Parser, config_from, config_name, given_keys, planned_config_from
-from jepa_jax.cli.sweep import SWEEP, add_flags, expand_study, lists_from
+from jepa_jax.cli.throughput import SWEEP, add_sweep_flags, expand_study, lists_from
 
 
 def parser_with(*, config=False):
@@ -75,7 +75,7 @@ def test_a_study_file_stands_for_its_flags_and_the_command_line_wins(tmp_path):
         'config = "quickstart"\nbatch_sizes = [32, 64]\nuse_dummy_data = true\nrepeats = 2\n"config.optim.lr" = 0.5\n'
     )
     parser = Parser("jepa-jax sweep")
-    add_flags(parser)
+    add_sweep_flags(parser)
     argv = ["--repeats=4", f"--study={study}", "--output_json=x.json", "--config.data.seed=1"]
     parsed = parser.parse(expand_study(parser, argv))
     assert (parsed.config, parsed.batch_sizes, parsed.use_dummy_data, parsed.repeats) == (

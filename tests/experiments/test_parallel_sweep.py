@@ -10,7 +10,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.flags import Parser
-from jepa_jax.cli.sweep import add_flags, gpus_from
+from jepa_jax.cli.throughput import add_sweep_flags, gpus_from
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.engine import Stopped, run_on_cards
 from jepa_jax.experiments.settings import grid_values
@@ -96,7 +96,7 @@ def test_the_error_of_a_job_is_raised_and_no_job_is_lost_before():
 def test_flags_that_contradict_each_other_are_refused(monkeypatch):
     def parse(*flags):
         parser = Parser("sweep")
-        add_flags(parser)
+        add_sweep_flags(parser)
         return gpus_from(parser.parse(["--config=x", "--output_json=y", *flags]))
 
     assert parse() is None and parse("--gpus=0,3") == (0, 3)

@@ -9,7 +9,7 @@ import pytest
 from submitit.core.utils import DelayedSubmission
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.cli.sweep import SWEEP
+from jepa_jax.cli.throughput import SWEEP
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.slurm import make_executor
 from tests.fake_slurm import install_fake_slurm

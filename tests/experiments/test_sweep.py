@@ -15,7 +15,7 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted
-from jepa_jax.cli.sweep import SWEEP
+from jepa_jax.cli.throughput import SWEEP
 from jepa_jax.experiments import sweep as sweep_module
 from jepa_jax.experiments import trial
 from jepa_jax.experiments.rows import SweepRow, TrialFigures, TrialResult, rows_to_json, skip_larger

@@ -1,4 +1,19 @@
-"""Measures the training speed of every combination of settings on this machine.
+"""The commands about speed: `sweep` measures every combination of settings, `tune` searches for the fastest."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jepa_jax.base.console import Console
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_toml
+from jepa_jax.cli.command import Command, Result
+from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
+
+if TYPE_CHECKING:
+    from jepa_jax.experiments.sweep import Sweep
+
+ABOUT_SWEEP = """Measures the training speed of every combination of settings on this machine.
 
   jepa-jax sweep --config=quickstart --batch_sizes=64,128,256 --num_workers=0,1 --output_json=runs/sweep.json
   jepa-jax sweep --config=rapid --batch-sizes 768 896 --amp-options on off --num-workers 4 6 8 --grad-accum 1 2 3 \\
@@ -15,20 +30,15 @@ submits them to SLURM instead, and the same command with --collect reads what it
 Exit codes: 0 at least one combination was measured, 1 none was, 2 something to fix, 130 Ctrl-C, 143 SIGTERM (what was
 measured is kept).
 """
+ABOUT_TUNE = """Finds the fastest settings for this machine within a budget of time, and writes them for training.
 
-import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+  jepa-jax tune --config=quickstart --budget=10m [--output_dir=runs/tune] [--config.key=value ...]
+  jepa-jax train --config=quickstart --workdir=runs/a --tuned=runs/tune/tuned.json
 
-from jepa_jax.base.console import Console
-from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_toml
-from jepa_jax.cli.command import Command, Result
-from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
-
-if TYPE_CHECKING:
-    from jepa_jax.experiments.sweep import Sweep
-
+Each trial is a process: one that runs out of memory, crashes or hangs is listed with its reason. Writes tuned.json,
+tune.json and tune.html. Exit codes: 0 found, 1 nothing could be measured, 2 something to fix, 130 Ctrl-C, 143 SIGTERM
+(what was measured is kept, --resume continues).
+"""
 LISTS = {
     "batch_sizes": "images per optimizer step",
     "num_workers": "processes that load batches",
@@ -42,7 +52,7 @@ LISTS = {
 PRECISIONS = {"on": "bfloat16", "off": "float32"}  # of --amp_options
 
 
-def add_flags(parser: Parser) -> None:
+def add_sweep_flags(parser: Parser) -> None:
     parser.add_config()
     parser.add_flag("output_json", "FILE", "file of the results", required=True)
     parser.add_flag("study", "FILE", "TOML file with values of these flags; the command line wins")
@@ -76,24 +86,17 @@ def add_lists(parser: Parser, default: str) -> None:
         parser.add_flag(name, "LIST", f"{help}, separated by commas or spaces; by default {default}")
 
 
-def expand(parser: Parser, argv: Sequence[str]) -> list[str]:
-    """Returns the command line with the flags of a study file, and with commas in lists."""
-    return join_lists(expand_study(parser, argv))
-
-
 def join_lists(argv: Sequence[str]) -> list[str]:
     """Returns `--batch-sizes 768 896` as `--batch_sizes=768,896`, and so for all LISTS."""
     joined: list[str] = []
     for argument in argv:
-        if joined and is_list(joined[-1]) and not argument.startswith("-"):
-            joined[-1] += f"{',' if '=' in joined[-1] else '='}{argument}"
+        last = joined[-1] if joined else ""
+        is_list = last.partition("=")[0].removeprefix("--").replace("-", "_") in LISTS
+        if is_list and not argument.startswith("-"):
+            joined[-1] += f"{',' if '=' in last else '='}{argument}"
         else:
             joined.append(argument)
     return joined
-
-
-def is_list(argument: str) -> bool:
-    return argument.partition("=")[0].removeprefix("--").replace("-", "_") in LISTS
 
 
 def expand_study(parser: Parser, argv: Sequence[str]) -> list[str]:
@@ -197,4 +200,49 @@ def measure_grid(arguments: Arguments, console: Console) -> Result:
     return Result([summarise(sweep, document, code) | ({"missing": missing} if arguments.collect else {})], text, code)
 
 
-SWEEP = Command("sweep", __doc__, add_flags, measure_grid, expand)
+def add_tune_flags(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_flag("budget", "TIME", "time for the whole search: 90s, 10m, 1.5h", "10m")
+    parser.add_flag("output_dir", "DIR", "folder of the results", "runs/tune")
+    parser.add_flag(
+        "fixed_effective_batch", "N", "keep this number of images per update; config: the config's own", default=""
+    )
+    parser.add_flag("margin", "SHARE", "share of the memory that stays free", 0.08, least=0, most=0.9)
+    parser.add_flag(
+        "memory_limit_gb", "GIB", "memory of a run; by default the GPU's pool, or 80 % of the free memory",
+        kind=float, least=0,
+    )  # fmt: skip
+    parser.add_flag(
+        "memory_fraction", "SHARE", "share of a GPU's memory that JAX takes in trials and, by tuned.json, in training; "
+        "by default that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
+    )  # fmt: skip
+    parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
+    add_lists(parser, default="what is worth a try on this machine")
+    parser.add_switch("use_dummy_data", "use random images instead of the config's data")
+    parser.add_switch("resume", "continue a search that was interrupted")
+
+
+def run_tune(arguments: Arguments, console: Console) -> Result:
+    from jepa_jax.experiments.tune import TuneOptions, tune
+    from jepa_jax.reports.experiment_page import sweep_page
+    from jepa_jax.reports.page import write_page
+
+    others = {
+        "output_dir": pathlib.Path(arguments.output_dir).expanduser(),
+        "values": lists_from(arguments),
+        "config_name": config_name(arguments),
+    }
+    options = TuneOptions(**fields_from(arguments, TuneOptions) | others)
+    code, result, document = tune(config_from(arguments), options, console)
+    write_page(result["html"], sweep_page(document))
+    lines = list(document["conclusion"]["text"])
+    if result["tuned"]:
+        same = " ".join([f"--config={arguments.config}", *arguments.override_flags])
+        lines.append(f"Train with: jepa-jax train {same} --workdir=DIR --tuned={result['tuned']}")
+    return Result([result], "\n".join(lines), code)
+
+
+SWEEP = Command(
+    "sweep", ABOUT_SWEEP, add_sweep_flags, measure_grid, lambda parser, argv: join_lists(expand_study(parser, argv))
+)
+TUNE = Command("tune", ABOUT_TUNE, add_tune_flags, run_tune, lambda parser, argv: join_lists(argv))
