@@ -17,13 +17,14 @@ from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import signals_exit
 
 if TYPE_CHECKING:
+    import grain
     from ml_collections import ConfigDict
 
     from jepa_jax.config.groups import Config
     from jepa_jax.evals.inference import FrozenEncoder
     from jepa_jax.profiling.own_loop import LoopProfiler
 
-__all__ = ["SELECTION_KEY", "get_config", "load_encoder", "profile_loop", "train", "tune_step"]
+__all__ = ["SELECTION_KEY", "dataset", "get_config", "load_encoder", "profile_loop", "train", "tune_step"]
 
 
 def get_config(
@@ -54,6 +55,7 @@ def train(
     config: "ConfigDict | Mapping[str, Any] | Config",
     workdir: str | pathlib.Path,
     *,
+    data: Mapping[str, Any] | None = None,
     resume: str = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -62,6 +64,9 @@ def train(
     Args:
         config: what `get_config` returns, or any ConfigDict with the keys of a config.
         workdir: folder of the run: config, metrics, checkpoints, report.
+        data: the splits "train" and "test", instead of what the config names: dicts of arrays, Grain datasets,
+            `tfds.data_source`, Hugging Face `datasets`, or anything with `len` and `[i]` that returns dicts or
+            (image, label). A run that is continued needs it again.
         resume: "auto" continues from the newest checkpoint if there is one, "never" refuses a folder that holds a run,
             "must" refuses one without.
         console: where progress is shown; standard error by default.
@@ -72,14 +77,30 @@ def train(
     with signals_exit():
         _start_quietly()
         from jepa_jax.config.groups import Config
+        from jepa_jax.program.config import changed_config
         from jepa_jax.reports.memory_check import check_memory, explain_out_of_memory
         from jepa_jax.reports.run_report import write_report
         from jepa_jax.training.run import train
         from jepa_jax.training.setup import Hooks
 
     checked = config if isinstance(config, Config) else _checked(config)
+    if data is not None:
+        checked = changed_config(checked, {"data.source": "python"})
     hooks = Hooks(check_memory, explain_out_of_memory, write_report)
-    return train(checked, workdir, resume=resume, console=console or Console(), hooks=hooks)
+    return train(checked, workdir, resume=resume, console=console or Console(), hooks=hooks, data=data)
+
+
+def dataset(config: "ConfigDict | Mapping[str, Any] | Config", split: str = "train") -> "grain.MapDataset":
+    """Returns the batches of a run as a Grain dataset: element n is what step n sees (of this process).
+
+    Args:
+        config: what `train` takes.
+        split: "train", "test" or "validation".
+    """
+    _start_quietly()
+    from jepa_jax.data import dataset
+
+    return dataset(config, split)
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "FrozenEncoder":

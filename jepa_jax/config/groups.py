@@ -20,8 +20,8 @@ class DataConfig(Group):
 
     source: str = key(
         "shapes",
-        "shapes, cifar10, idx, folder, shards, parquet, npz, tfds:<name>, a source of a project, or "
-        "package.module:Class",
+        "shapes, cifar10, idx, folder, shards, parquet, npz, tfds:<name>, webdataset, a source of a project, or "
+        "package.module:name of a class or function",
     )
     dir: str = key("", "folder or archive of the data; empty for synthetic sources")
     image_size: int = key(32, "pixels per side that images are delivered at", least=4)
@@ -73,6 +73,9 @@ class DataConfig(Group):
         "config",
         "mean and std of data.augment: as in the config, or computed from 1,000 images of the set and stored beside it",
         choices=("config", "set"),
+    )
+    transforms: tuple[str, ...] = key(
+        (), "functions of batches that change all elements as they are read, package.module:function", entry=str
     )
     augment: AugmentConfig = subgroup(AugmentConfig)
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.runtime.mesh import batch_sharding
@@ -14,6 +15,7 @@ from jepa_jax.runtime.mesh import batch_sharding
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 
 
+@runtime_checkable
 class Source(Protocol):
     """One split of a data set, read by index.
 
@@ -152,6 +154,17 @@ def sample(length: int, count: int) -> np.ndarray:
       count: the limit; 0 = none.
     """
     return fixed_order(length)[:count] if 0 < count < length else np.arange(length)
+
+
+def check_arrays(batch: Mapping[str, Any], spec: Spec, count: int) -> None:
+    """Raises UserError unless a batch of `count` elements has all arrays that a source declares."""
+    for name, one in spec.items():
+        declared = f"declared is {one.dtype}{[count, *one.shape]}"
+        if name not in batch:
+            raise UserError(f"data: a batch has no {name!r}, only {', '.join(batch)}; {declared}")
+        array = batch[name]
+        if array.shape != (count, *one.shape) or array.dtype != one.dtype:
+            raise UserError(f"data: {name!r} of a batch is {array.dtype}{list(array.shape)}; {declared}")
 
 
 def known_labels(source: Source) -> np.ndarray | None:

@@ -52,8 +52,7 @@ def open_arrays(
 ) -> InMemorySource:
     """Opens one split of images that `read` returns in full; classes without names are numbered."""
     source = InMemorySource(functools.partial(_load, read, data, split), classes)
-    height, width, _ = source.spec["image"].shape
-    check_image_size(height, width, data)
+    check_image(source.spec["image"], data)
     return source
 
 
@@ -80,11 +79,23 @@ def num_used(data: DataConfig, split: str, available: int) -> int:
     return count or available
 
 
+def check_image(image: jax.ShapeDtypeStruct, data: DataConfig) -> None:
+    """Raises UserError unless images have the configured size and channels."""
+    if len(image.shape) != 3:
+        raise UserError(f"data: 'image' has shape {list(image.shape)}; images are [height, width, channels]")
+    height, width, channels = image.shape
+    check_image_size(height, width, data)
+    if channels != data.channels:
+        raise UserError(
+            f"config.data.channels = {data.channels}: images have {channels}; set data.channels = {channels}"
+        )
+
+
 def check_image_size(height: int, width: int, data: DataConfig) -> None:
     """Raises UserError unless stored images have the configured size: they are never resized silently."""
     size = data.image_size
     if (height, width) != (size, size):
-        fix = f"set data.image_size = {height}" if height == width else "resize the images to a square"
+        fix = f"set data.image_size = {height}" if height == width else "resize the images to a square, channels last"
         raise UserError(
             f"config.data.image_size = {size}: {data.source} has images of {height} x {width} pixels; {fix}"
         )

@@ -1,15 +1,16 @@
 """From a source to batches on the device: who loads them, and how they are laid out."""
 
 import atexit
+import copy
 import functools
-import itertools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
+import grain
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -17,9 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jepa_jax.base.errors import DataLost, UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.batch_plan import BatchLoader, BatchPlan, loaded_batches
+from jepa_jax.data.batches import batch_dataset, batch_order
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
-from jepa_jax.data.workers import WorkerPool
+from jepa_jax.data.workers import PoolIterator, State, SupervisedPool
 from jepa_jax.runtime.allocator import return_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class BatchInfo(TypedDict):
     transfer_seconds: float  # copying it to the device
     wait_seconds: float  # the caller's wait
     skipped: list[str]  # names of unreadable files
+    state: NotRequired[State]  # position of the data after it, to go on from
 
 
 Delivery = tuple[DeviceBatch, BatchInfo]
@@ -91,27 +93,32 @@ def train_batches(
     seed: int,
     sharding: NamedSharding,
     start_step: int = 0,
+    state: State = None,
     process_index: int = 0,
     process_count: int = 1,
     crops: Mapping[str, Crops] | None = None,
     warn: Callable[[str], object] = logger.warning,
 ) -> TrainBatches:
-    """Returns an endless iterator of (batch, info) from step `start_step` on.
+    """Returns the batches of a source as a config loads them, from step `start_step` on; a stream goes on from `state`.
 
-    A batch has the keys of `source.spec`; its arrays [B, ...] are laid out by `sharding`, with B the global batch size.
     Batches of a Bucketed source have the size of their bucket, or that of `spec` if the set stays on the device.
     Several processes load disjoint slices of the same global batch; the mesh must order its devices by process.
-    With `crops` (`config.loader_crops`), a batch has crops of full photographs instead of "image".
-    `warn` is called, from a thread, with what happened to a worker.
-
-    Iterating raises DataLost if a file can no longer be read, or if workers keep dying or getting stuck.
     """
-    plan = BatchPlan(len(source), data.batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
     check_pipeline(data, source, sharding, crops)
     if data.pipeline == "device":
-        return TrainBatches(_device_batches(plan, source, sharding, start_step))
-    loader = BatchLoader(plan, source, process_index, process_count, crops or {})
-    return TrainBatches(_grain_batches(loader, data, sharding, start_step, warn))
+        return resident_batches(source, data.batch_size, seed=seed, sharding=sharding, start_step=start_step)
+    dataset = batch_dataset(
+        source, data.batch_size, seed=seed, crops=crops, process_index=process_index, process_count=process_count
+    )
+    return load_batches(
+        dataset,
+        sharding=sharding,
+        start=state if isinstance(dataset, grain.IterDataset) else start_step,
+        num_workers=data.workers,
+        worker_timeout=data.worker_timeout,
+        prefetch=data.prefetch,
+        warn=warn,
+    )
 
 
 def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
@@ -124,55 +131,89 @@ def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
 # --- grain: whole batches, loaded in worker processes if asked for, prefetched by a thread ---
 
 
-def _grain_batches(
-    loader: BatchLoader, data: DataConfig, sharding: NamedSharding, start_step: int, warn: Callable[[str], object]
+def load_batches(
+    dataset: grain.MapDataset | grain.IterDataset,
+    *,
+    sharding: NamedSharding,
+    start: int | State = 0,
+    num_workers: int = 0,
+    worker_timeout: float = 300.0,
+    prefetch: int = 2,
+    warn: Callable[[str], object] = logger.warning,
+) -> TrainBatches:
+    """Returns an iterator of (batch, info) over the elements of a Grain dataset, laid out on the device ahead of time.
+
+    Iterating raises DataLost if a file can no longer be read, or if workers keep dying or getting stuck.
+
+    Args:
+      dataset: its elements are this process's parts of batches, dicts of arrays [B, ...].
+      sharding: how the arrays of the whole batch are laid out.
+      start: number of the first element, of a dataset with random access; or the `state` of the info to go on from.
+      num_workers: processes that make the elements (`SupervisedPool`); 0 makes them in a thread.
+      worker_timeout: seconds without an element after which workers are restarted.
+      prefetch: batches kept ready on the device.
+      warn: called, from a thread, with what happened to a worker.
+    """
+    if num_workers:
+        elements: grain.IterDataset = SupervisedPool(dataset, num_workers, timeout=worker_timeout, warn=warn)
+    elif isinstance(dataset, grain.MapDataset):
+        # No reader threads of Grain's: the prefetch thread is one, and a source that decodes has its own.
+        elements = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    else:
+        elements = dataset
+    return TrainBatches(
+        _loaded(elements, sharding, {"next_index": start} if isinstance(start, int) else start, prefetch)
+    )
+
+
+def _loaded(
+    elements: grain.IterDataset, sharding: NamedSharding, state: State, prefetch: int
 ) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
-    elements, close = loaded_batches(loader, start_step), lambda: None
-    if data.workers:
-        pool = WorkerPool(loader, start_step, data.workers, timeout=data.worker_timeout, warn=warn)
-        elements, close = pool, pool.close
-    ahead = _Prefetcher(elements, functools.partial(_to_device, sharding), data.prefetch, close)
+    iterator = iter(elements)
+    if state is not None:
+        iterator.set_state(state)
+    ahead = _Prefetcher(iterator, functools.partial(_to_device, sharding), prefetch)
     try:
         while True:
-            delivery = ahead.get()
-            if delivery is None:
-                yield None
-                continue
-            delivery[1]["wait_seconds"] = time.perf_counter() - start
+            if (delivery := ahead.get()) is not None:
+                delivery[1]["wait_seconds"] = time.perf_counter() - start
             yield delivery
-            start = time.perf_counter()
+            if delivery is not None:
+                start = time.perf_counter()
+    except StopIteration:
+        return  # the dataset has an end
     finally:
         ahead.close()
 
 
-def _to_device(sharding: NamedSharding, element: dict[str, Any], supplied: float) -> Delivery:
+def _to_device(sharding: NamedSharding, iterator: grain.DatasetIterator) -> Delivery:
+    """Takes the next element of an iterator and copies it to the device."""
     start = time.perf_counter()
-    batch = {key: jax.make_array_from_process_local_data(sharding, value) for key, value in element["batch"].items()}
+    element = next(iterator)
+    supplied = time.perf_counter()
+    skipped = element.get("skipped", [])
+    arrays = {key: value for key, value in element.items() if key != "skipped"}
+    batch = {key: jax.make_array_from_process_local_data(sharding, value) for key, value in arrays.items()}
     jax.block_until_ready(batch)  # a copy to a GPU goes on after the call; this thread has time to wait for it
     return batch, BatchInfo(
-        generation_seconds=float(element["seconds"]),
-        supply_seconds=supplied,
-        transfer_seconds=time.perf_counter() - start,
+        generation_seconds=iterator.seconds if isinstance(iterator, PoolIterator) else supplied - start,
+        supply_seconds=supplied - start,
+        transfer_seconds=time.perf_counter() - supplied,
         wait_seconds=0.0,
-        skipped=element["skipped"],
+        skipped=skipped,
+        state=copy.deepcopy(iterator.get_state()),
     )
 
 
 class _Prefetcher:
-    """Keeps up to `depth` results of `transform(element, seconds waited for it)` ready, in order, in a thread.
+    """Keeps up to `depth` results of `take(iterator)` ready, in order, in a thread.
 
-    `close_elements` ends a `next(elements)` that waits.
+    Grain's own prefetch thread cannot be asked whether an element is ready, nor be left behind in a read that hangs.
     """
 
-    def __init__(
-        self,
-        elements: Iterator[Any],
-        transform: Callable[[Any, float], Delivery],
-        depth: int,
-        close_elements: Callable[[], None],
-    ):
-        self._elements, self._transform, self._close_elements = elements, transform, close_elements
+    def __init__(self, iterator: grain.DatasetIterator, take: Callable[[grain.DatasetIterator], Delivery], depth: int):
+        self._iterator, self._take = iterator, take
         self._ready: queue.Queue[Delivery | BaseException] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
@@ -182,9 +223,7 @@ class _Prefetcher:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                start = time.perf_counter()
-                element = next(self._elements)
-                self._put(self._transform(element, time.perf_counter() - start))
+                self._put(self._take(self._iterator))
         except BaseException as error:  # raised again in the thread that asks for the batch
             self._put(error)
 
@@ -210,17 +249,27 @@ class _Prefetcher:
     def close(self) -> None:
         atexit.unregister(self.close)
         self._stop.set()
-        self._close_elements()
+        self._iterator.close()
         self._thread.join(JOIN_SECONDS)
 
 
 # --- device: the whole set stays on the accelerator, a batch is one jitted gather ---
 
 
-def _device_batches(
-    plan: BatchPlan, source: Source, sharding: NamedSharding, start_step: int
+def resident_batches(
+    source: Source, batch_size: int, *, sharding: NamedSharding, seed: int = 0, start_step: int = 0
+) -> TrainBatches:
+    """Returns the batches that `batch_dataset` has, of a whole set that is read once and stays on the device."""
+    order = batch_order(len(source), batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
+    return TrainBatches(_gathered(order, source, sharding, start_step))
+
+
+def _gathered(
+    order: grain.MapDataset, source: Source, sharding: NamedSharding, start_step: int
 ) -> Generator[Delivery | None, None, None]:
     start = time.perf_counter()
+    numbers = iter(order.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+    numbers.set_state({"next_index": start_step})
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     host, skipped = _read_all(source)
     loaded = time.perf_counter()
@@ -231,8 +280,8 @@ def _device_batches(
     gather = jax.jit(_take, out_shardings=dict.fromkeys(resident, sharding))
     # The first batch reports the reading of the set; the others cost nothing.
     read, copied = loaded - start, time.perf_counter() - loaded
-    for step in itertools.count(start_step):
-        indices = jax.make_array_from_process_local_data(everywhere, plan.indices(step).astype(np.int32))
+    for chosen in numbers:
+        indices = jax.make_array_from_process_local_data(everywhere, chosen.astype(np.int32))
         batch = gather(resident, indices)
         yield (
             batch,

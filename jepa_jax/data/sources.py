@@ -1,17 +1,29 @@
 """Opens the data set that a config names, and parts of it."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Bucketed, Cropping, Grouped, Source, element_names, fixed_order, known_labels
-from jepa_jax.data.in_memory import open_arrays
+from jepa_jax.data.contract import (
+    Bucketed,
+    Cropping,
+    Grouped,
+    Source,
+    Spec,
+    element_names,
+    fixed_order,
+    known_labels,
+    sample,
+)  # fmt: skip
+from jepa_jax.data.elements import StreamSource, as_source
+from jepa_jax.data.in_memory import check_image, num_used, open_arrays
 from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
 from jepa_jax.data.readers.folder import FolderSource
 from jepa_jax.data.readers.idx import read_idx
@@ -19,7 +31,13 @@ from jepa_jax.data.readers.npz import read_npz
 from jepa_jax.data.readers.parquet import ParquetSource
 from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
+from jepa_jax.data.readers.webdataset import open_webdataset
 from jepa_jax.data.synthetic import ShapesSource
+
+
+def _from_python(data: DataConfig, split: str) -> Source:
+    raise UserError("config.data.source = python: this data was given to jepa_jax.train as data=...; give it again")
+
 
 OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "shapes": ShapesSource,
@@ -30,6 +48,8 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
     "parquet": ParquetSource,
     "npz": functools.partial(open_arrays, read_npz, ()),
     "tfds:<name>": TfdsSource,
+    "webdataset": open_webdataset,
+    "python": _from_python,
 }
 SOURCES = ClassTable("SOURCES", dict.fromkeys(OPENERS, ""))  # with those of projects
 
@@ -64,9 +84,13 @@ def open_splits(data: DataConfig) -> tuple[Source, Source]:
     return open_data(data)[:2]
 
 
-def open_data(data: DataConfig) -> Splits:
-    """Opens all splits and checks that they hold the same kind of elements."""
-    whole, test = _open_whole(data, "train"), _open_whole(data, "test")
+def open_data(data: DataConfig, given: Mapping[str, Any] | None = None) -> Splits:
+    """Opens all splits and checks that they hold the same kind of elements.
+
+    Args:
+      given: data sets by split, for `data.source = python`.
+    """
+    whole, test = (_open_whole(data, split, given) for split in ("train", "test"))
     if whole.spec != test.spec or len(test.classes) > len(whole.classes):
         raise UserError(
             f"config.data.source = {data.source}: the splits differ (train: {_described(whole)}; "
@@ -83,10 +107,22 @@ def find_opener(data: DataConfig) -> Callable[[DataConfig, str], Source]:
     return OPENERS.get(name) or find_class("data.source", name, SOURCES)
 
 
-def _open_whole(data: DataConfig, split: str) -> Source:
+def _open_whole(data: DataConfig, split: str, given: Mapping[str, Any] | None = None) -> Source:
+    """Opens a split, as many elements of it as are asked for, with its transforms, and checks its images."""
+    if given is not None and split not in given:
+        raise UserError(f"data: holds {', '.join(given)} and no {split!r}; give both 'train' and 'test'")
     opener = find_opener(data)
     try:
-        return opener(data, split)
+        opened = opener(data, split) if given is None else given[split]
+        source = as_source(opened, data, split)
+        count = num_used(data, split, len(source))
+        if count < len(source):
+            source = subset(source, sample(len(source), count))
+        if data.transforms:
+            source = transformed(source, Transforms(data.transforms))
+        if "image" in source.spec and not isinstance(opened, Source):
+            check_image(source.spec["image"], data)
+        return source
     except OSError as error:
         place = error.filename or f"config.data.dir = {data.dir}"
         raise UserError(f"{place}: cannot be read ({error.strerror or error}); check it and its permissions") from error
@@ -104,6 +140,8 @@ def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
     """
     if not share:
         return source, None
+    if isinstance(source, StreamSource):
+        raise UserError(f"config.data.validation = {share}: a stream cannot be divided; set it to 0")
     groups = source.groups if isinstance(source, Grouped) else np.arange(len(source))
     names = np.unique(groups)
     if len(names) < 2:
@@ -124,12 +162,31 @@ def _ignore(names: Iterable[str]) -> None:
     """Does nothing about unreadable files; unlike a lambda, it can be pickled."""
 
 
-class Subset:
-    """Some elements of a source; use `subset` to make one."""
+class Transforms:
+    """Functions of batches by name, "package.module:function", that are called one after the other."""
 
-    def __init__(self, source: Source, indices: np.ndarray, on_skipped: OnSkipped):
-        self._source, self._indices, self._on_skipped = source, indices, on_skipped
-        self.classes, self.spec = source.classes, source.spec
+    def __init__(self, names: Sequence[str]):
+        self._functions = [find_class("data.transforms", name, {}) for name in names]
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        skipped = {name: batch[name] for name in ("skipped",) if name in batch}
+        batch = {name: array for name, array in batch.items() if name not in skipped}
+        for function in self._functions:
+            batch = function(batch)
+        return batch | skipped
+
+    def spec(self, spec: Spec) -> Spec:
+        """Returns the spec of transformed elements, as two elements of zeros show it."""
+        zeros = {name: np.zeros((2, *one.shape), one.dtype) for name, one in spec.items()}
+        return {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in self(zeros).items()}
+
+
+class Subset:
+    """Some elements of a source, perhaps transformed; use `subset` to make one."""
+
+    def __init__(self, source: Source, indices: np.ndarray, on_skipped: OnSkipped, transform: Transforms | None):
+        self._source, self._indices, self._on_skipped, self._transform = source, indices, on_skipped, transform
+        self.classes, self.spec = source.classes, transform.spec(source.spec) if transform else source.spec
         self.caveat: str = getattr(source, "caveat", "")
         self.element_names = element_names(source)
 
@@ -150,7 +207,10 @@ class Subset:
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
         batch = self._source.batch(self._indices[indices])
         self._on_skipped(batch.get("skipped", ()))
-        return batch
+        return self._transform(batch) if self._transform else batch
+
+    def _of(self, source: Source) -> "Subset":
+        return subset(source, self._indices, self._on_skipped, self._transform)
 
 
 class BucketedSubset(Subset):
@@ -163,7 +223,7 @@ class BucketedSubset(Subset):
         return self._source.buckets[self._indices]
 
     def in_bucket(self, bucket: int) -> Subset:
-        return subset(self._source.in_bucket(bucket), self._indices, self._on_skipped)
+        return self._of(self._source.in_bucket(bucket))
 
 
 class CroppingSubset(Subset):
@@ -172,17 +232,26 @@ class CroppingSubset(Subset):
     _source: Cropping
 
     def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Subset:
-        return subset(self._source.cropped(crops, seed, epoch), self._indices, self._on_skipped)
+        return self._of(self._source.cropped(crops, seed, epoch))
 
 
-def subset(source: Source, indices: np.ndarray, on_skipped: OnSkipped = _ignore) -> Subset:
+def subset(
+    source: Source, indices: np.ndarray, on_skipped: OnSkipped = _ignore, transform: Transforms | None = None
+) -> Subset:
     """Returns some elements of a source, with its buckets if it has any, or as photographs that can be cropped."""
     kind = Subset
     if isinstance(source, Bucketed):
         kind = BucketedSubset
     elif isinstance(source, Cropping):
         kind = CroppingSubset
-    return kind(source, np.asarray(indices), on_skipped)
+    return kind(source, np.asarray(indices), on_skipped, transform)
+
+
+def transformed(source: Source, transform: Transforms) -> Source:
+    """Returns all elements of a source, transformed."""
+    if isinstance(source, StreamSource):
+        return source.changed(functools.partial(transformed, transform=transform))
+    return subset(source, np.arange(len(source)), transform=transform)
 
 
 def _described(source: Source) -> str:

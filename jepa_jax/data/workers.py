@@ -1,77 +1,133 @@
-"""Worker processes that load batches, and what happens if one of them dies or gets stuck.
+"""Worker processes that make the elements of a Grain dataset, and what happens if one of them dies or gets stuck.
 
-Worker i of n makes every n-th batch and hands it over in memory that has no name: nothing is left in /dev/shm however
+Worker i of n makes every n-th element and hands it over in memory that has no name: nothing is left in /dev/shm however
 the processes end, and its size does not matter. Pipes carry the rest: no killed process can keep a lock.
 """
 
+import logging
 import mmap
 import multiprocessing
 import os
 import signal
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, reduction
 from typing import Any
 
 import cloudpickle
+import grain
+import jax
 import numpy as np
 
 from jepa_jax.base.errors import DataLost
-from jepa_jax.data.batch_plan import BatchLoader, loaded_batches
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0  # for the system to end a killed process; one that hangs in the kernel is left behind
-RESTART_DISTANCE = 1000  # batches between two failures that are taken for independent
+RESTART_DISTANCE = 1000  # elements between two failures that are taken for independent
 ALIGNMENT = 64  # bytes
 
-Element = dict[str, Any]  # what BatchLoader returns
+State = dict[str, Any] | None  # the position of a Grain iterator; None = the start
 
 
-class WorkerPool(Iterator[Element]):
-    """Yields what `loader` makes of `first_step` and all later steps, in order.
+class SupervisedPool(grain.IterDataset):
+    """Makes the elements of a dataset in worker processes, in order.
 
-    If a worker dies, or delivers nothing for `timeout` seconds, all are started again, from the step that is missing:
-    the batches are the same. If that does not help, DataLost names the worker.
+    If a worker dies, or delivers nothing for `timeout` seconds, all are started again, from the element that is
+    missing: the elements are the same. If that does not help, DataLost names the worker. Elements are trees of arrays
+    and of anything that can be pickled.
+
+    Args:
+      parent: its elements are made by `workers` processes if it has random access, or else by one.
+      warn: called with what happened to a worker.
     """
 
     def __init__(
-        self, loader: BatchLoader, first_step: int, count: int, *, timeout: float, warn: Callable[[str], object]
+        self,
+        parent: grain.MapDataset | grain.IterDataset,
+        workers: int,
+        *,
+        timeout: float = 300.0,
+        warn: Callable[[str], object] = logger.warning,
     ):
-        self._loader = cloudpickle.dumps(loader)  # also classes of a notebook
-        self._first = self._step = first_step
+        super().__init__(parent)
+        self._count = workers if isinstance(parent, grain.MapDataset) else 1
+        self._timeout, self._warn = timeout, warn
+
+    def __iter__(self) -> "PoolIterator":
+        return PoolIterator(self._parent, self._count, self._timeout, self._warn)
+
+    def __str__(self) -> str:
+        return f"SupervisedPool(workers={self._count}, timeout={self._timeout:g})"
+
+
+class PoolIterator(grain.DatasetIterator):
+    """Iterates over what the workers make; they start with the first element that is asked for.
+
+    Attributes:
+      seconds: that the newest element took to make.
+    """
+
+    def __init__(
+        self,
+        parent: grain.MapDataset | grain.IterDataset,
+        count: int,
+        timeout: float,
+        warn: Callable[[str], object],
+    ):
+        super().__init__()
+        self._dataset = cloudpickle.dumps(parent)  # also classes of a notebook
+        self._state: State = {"next_index": 0} if isinstance(parent, grain.MapDataset) else None
         self._count, self.timeout, self._warn = count, timeout, warn
+        self.seconds = 0.0
         self._workers: list[_Worker] = []
-        self._restarted: int | None = None  # the step of the last restart
-        self._closed = threading.Event()
+        self._taken = 0  # elements, all in all
+        self._first = 0  # of them, before the workers were started
+        self._restarted: int | None = None  # how many were taken at the last restart
+        self._ended = threading.Event()
         self._lock = threading.Lock()  # no worker starts after `close`
 
-    def __next__(self) -> Element:
+    def __next__(self) -> Any:
         while True:
             self._start()
-            worker = self._workers[(self._step - self._first) % self._count]
+            worker = self._workers[(self._taken - self._first) % self._count]
             try:
-                element = worker.receive(self.timeout, self._closed)
+                message = worker.receive(self.timeout, self._ended)
             except _Lost as lost:
                 self._replace(worker, lost)
                 continue
-            self._step += 1
+            if message is None:
+                raise StopIteration
+            element, self._state, self.seconds = message
+            self._taken += 1
             return element
+
+    def get_state(self) -> State:
+        return self._state
+
+    def set_state(self, state: State) -> None:
+        with self._lock:
+            self._kill()
+            self._state = state
 
     def close(self) -> None:
         """Ends the workers, also stopped ones, and a `next` that waits in another thread; they have nothing to save."""
-        self._closed.set()
-        with self._lock:
-            self._kill()
+        if hasattr(self, "_ended"):
+            self._ended.set()
+            with self._lock:
+                self._kill()
 
     def _start(self) -> None:
         with self._lock:
-            if self._closed.is_set():
+            if self._ended.is_set():
                 raise StopIteration
             if not self._workers:
-                self._first = self._step
-                self._workers = [_Worker(i, self._count, self._loader, self._first) for i in range(self._count)]
+                self._first = self._taken
+                self._workers = [_Worker(i, self._count, self._dataset, self._state) for i in range(self._count)]
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -82,18 +138,19 @@ class WorkerPool(Iterator[Element]):
 
     def _replace(self, worker: "_Worker", lost: "_Lost") -> None:
         """Ends all workers; raises DataLost if that was done shortly before."""
-        if self._closed.is_set():
+        if self._ended.is_set():
             return
         what = f"data worker {worker.index + 1} of {self._count} (pid {worker.process.pid}) {lost}"
+        place = (self._state or {}).get("next_index", self._taken)
         with self._lock:
             self._kill()
-        if self._restarted is not None and self._step - self._restarted < RESTART_DISTANCE:
+        if self._restarted is not None and self._taken - self._restarted < RESTART_DISTANCE:
             raise DataLost(
-                f"{what} at batch {self._step}, and so did one before the workers were restarted; {lost.fix}, or load "
-                "in the main process with config.data.num_workers=0"
+                f"{what} at batch {place}, and so did one before the workers were restarted; {lost.fix}, or load in "
+                "the main process with config.data.num_workers=0"
             )
-        self._restarted = self._step
-        self._warn(f"{what}; all workers are started again, from batch {self._step} on")
+        self._restarted = self._taken
+        self._warn(f"{what}; all workers are started again, from batch {place} on")
 
 
 class _Lost(Exception):
@@ -107,22 +164,25 @@ class _Lost(Exception):
 class _Worker:
     """One worker as the main process sees it."""
 
-    def __init__(self, index: int, count: int, loader: bytes, first_step: int):
+    def __init__(self, index: int, count: int, dataset: bytes, state: State):
         context = multiprocessing.get_context("spawn")
         self.index = index
         self.connection, theirs = context.Pipe()
         self._memory = _Memory(_anonymous_file())
-        arguments = (theirs, self._memory, loader, first_step + index, count)
+        arguments = (theirs, self._memory, dataset, state, index, count)
         self.process = context.Process(target=_work, args=arguments, daemon=True, name=f"data-worker-{index}")
         self.process.start()
         theirs.close()  # so that the end of the worker ends the connection
 
-    def receive(self, timeout: float, closed: threading.Event) -> Element:
-        """Returns the worker's next batch, copied; raises what its loader raised, or _Lost."""
+    def receive(self, timeout: float, ended: threading.Event) -> tuple[Any, State, float] | None:
+        """Returns the worker's next element, copied, with the state after it and the seconds it took; None at the end.
+
+        Raises what the dataset raised, or _Lost.
+        """
         waited = 0.0  # while this process runs: Ctrl-Z stops all of them
         while not self.connection.poll(POLL_SECONDS):
             waited += POLL_SECONDS
-            if closed.is_set():
+            if ended.is_set():
                 raise _Lost("was closed", "")
             if waited > timeout:
                 fix = "check what it reads (config.data.dir), allow more than config.data.worker_timeout"
@@ -131,15 +191,17 @@ class _Worker:
             message = self.connection.recv()
         except (EOFError, OSError):
             raise self._death() from None
+        if message is None:
+            return None
         if isinstance(message, BaseException):
             raise message
-        arrays, rest = message
-        batch = {key: self._memory.array(*place).copy() for key, place in arrays.items()}
+        leaves, tree, state, seconds = message
+        leaves = [self._memory.array(*leaf).copy() if isinstance(leaf, _Place) else leaf for leaf in leaves]
         try:
             self.connection.send(None)  # the memory is free again
         except OSError:
-            pass  # it died, which the next call finds out; this batch is whole
-        return {"batch": batch, **rest}
+            pass  # it died, which the next call finds out; this element is whole
+        return jax.tree.unflatten(tree, leaves), state, seconds
 
     def _death(self) -> _Lost:
         self.process.join(KILL_SECONDS)
@@ -148,6 +210,10 @@ class _Worker:
         if code is None or code >= 0:
             return _Lost(f"ended with exit code {code}", fix)
         return _Lost(f"was ended by {signal.Signals(-code).name}", fix)
+
+
+class _Place(tuple[tuple[int, ...], np.dtype, int]):
+    """Shape, dtype and offset of an array in shared memory."""
 
 
 class _Memory:
@@ -187,29 +253,51 @@ def _anonymous_file() -> int:
 # --- in the worker ---
 
 
-def _work(pipe: connection.Connection, memory: _Memory, loader: bytes, first_step: int, stride: int) -> None:
+def _work(pipe: connection.Connection, memory: _Memory, dataset: bytes, state: State, index: int, count: int) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):  # for the main process; a scheduler sends them to all at once
         signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
     try:
-        for number, element in enumerate(loaded_batches(cloudpickle.loads(loader), first_step, stride)):
-            if number:
-                pipe.recv()  # the batch before has been read
-            pipe.send((_stored(element.pop("batch"), memory), element))
+        start, is_first = time.perf_counter(), True
+        for element, after in _elements(cloudpickle.loads(dataset), state, index, count):
+            seconds = time.perf_counter() - start
+            leaves, tree = jax.tree.flatten(element)
+            if not is_first:
+                pipe.recv()  # the element before has been read
+            pipe.send((_stored(leaves, memory), tree, after, seconds))
+            start, is_first = time.perf_counter(), False
+        pipe.send(None)
+        pipe.recv()
     except (EOFError, ConnectionError):
         return  # the main process has closed its end
     except BaseException as error:
         pipe.send(_sendable(error))
 
 
-def _stored(batch: dict[str, np.ndarray], memory: _Memory) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
-    """Copies arrays into shared memory; returns where they are."""
-    places, offset = {}, 0
-    for key, array in batch.items():
-        places[key] = (array.shape, array.dtype, offset)
-        offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    for key, (shape, dtype, place) in reversed(places.items()):  # the last one first: the memory grows once
-        np.copyto(memory.array(shape, dtype, place), batch[key], casting="no")
+def _elements(dataset: Any, state: State, index: int, count: int) -> Iterator[tuple[Any, State]]:
+    """Yields every `count`-th element after a state, from the `index`-th on, with the state after it."""
+    if isinstance(dataset, grain.MapDataset):
+        assert state is not None
+        for n in range(state["next_index"] + index, len(dataset), count):
+            yield dataset[n], {"next_index": n + 1}
+        return
+    iterator = iter(dataset)
+    if state is not None:
+        iterator.set_state(state)
+    for element in iterator:
+        yield element, iterator.get_state()
+
+
+def _stored(leaves: list[Any], memory: _Memory) -> list[Any]:
+    """Copies arrays into shared memory; returns where they are, and everything else as it is."""
+    places, offset = list(leaves), 0
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            places[number] = _Place((leaf.shape, leaf.dtype, offset))
+            offset += -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT
+    for leaf, place in zip(reversed(leaves), reversed(places), strict=True):  # the last one first: memory grows once
+        if isinstance(place, _Place):
+            np.copyto(memory.array(*place), leaf, casting="no")
     return places
 
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
+from jepa_jax.data.batches import steps_per_epoch
 from jepa_jax.data.contract import element_bytes, sample
-from jepa_jax.data.pipeline import BatchPlan
 from jepa_jax.methods.contract import EncoderMethod, Method, build_method
 from jepa_jax.program import optim
 from jepa_jax.program.initial_weights import initial_weights
@@ -34,9 +34,8 @@ class Length:
     @classmethod
     def of(cls, config: Config, num_train: int) -> "Length":
         """Returns the length of a run on `num_train` elements; refuses a batch that is larger than the train split."""
-        steps_per_epoch = BatchPlan(num_train, config.data.batch_size).steps_per_epoch
-        total_steps = config.train.max_steps or max(1, round(config.optim.epochs * steps_per_epoch))
-        return cls(steps_per_epoch, total_steps)
+        steps = steps_per_epoch(num_train, config.data.batch_size)
+        return cls(steps, config.train.max_steps or max(1, round(config.optim.epochs * steps)))
 
 
 @dataclasses.dataclass(frozen=True)

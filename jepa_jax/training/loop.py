@@ -76,7 +76,7 @@ def train_steps(
 ) -> None:
     """Takes the remaining steps, until patience ends, and between them the actions that are due."""
     actions.run(actions.pending(loop), run, loop, signals)  # the untrained model; what a signal cut short
-    with run.batches(loop.step) as batches, jax.transfer_guard("disallow"):
+    with run.batches(loop.step, loop.progress.data_state) as batches, jax.transfer_guard("disallow"):
         recorder.start_loop(loop)
         while loop.step < run.length.total_steps and not loop.progress.stopped:
             recorder.begin_step(loop)

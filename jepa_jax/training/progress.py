@@ -27,6 +27,7 @@ class Progress:
       patience_reference: the figure that was the last improvement for `train.patience`.
       not_improved: evaluations since then.
       stopped: why the run ended early; "" if it did not.
+      data_state: position of the data after the last step; the step tells it where there is random access.
     """
 
     wall_seconds: float = 0.0
@@ -40,6 +41,7 @@ class Progress:
     patience_reference: float | None = None
     not_improved: int = 0
     stopped: str = ""
+    data_state: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "Progress":

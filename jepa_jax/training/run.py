@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ def train(
     resume: str = "auto",
     console: Console | None = None,
     hooks: Hooks = NO_HOOKS,
+    data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains a config in `workdir`, from its newest checkpoint if there is one; returns the summary.
 
@@ -39,6 +40,7 @@ def train(
       resume: "auto"; "never" refuses a folder that holds a run; "must" refuses one without a checkpoint.
       console: where progress goes; by default only warnings are shown.
       hooks: what to do besides training.
+      data: data sets by split, for `data.source = python`.
 
     Raises:
       UserError: something to fix. A run that is refused creates no folder.
@@ -56,7 +58,7 @@ def train(
         return summary
     with contextlib.ExitStack() as stack:
         with signals_raise(), fail_all():
-            run = prepare(config, folder, console, hooks)
+            run = prepare(config, folder, console, hooks, data)
             hooks.check_memory(config, run.program, run.facts, console)
             stack.enter_context(hold(run, resume))
             start_folder(run)

@@ -93,14 +93,18 @@ class Run:
             shown |= {name: array for name, array in crops.batch(chosen).items() if name in crops.spec}
         return shown
 
-    def batches(self, start_step: int) -> TrainBatches:
-        """Returns the training batches from a step on; nothing is loaded before the first one is asked for."""
+    def batches(self, start_step: int, state: dict[str, Any] | None = None) -> TrainBatches:
+        """Returns the training batches from a step on; nothing is loaded before the first one is asked for.
+
+        A stream goes on from the state that the batch before came with.
+        """
         return train_batches(
             self.config.data,
             self.sources[0],
             seed=self.config.train.seed,
             sharding=batch_sharding(self.program.mesh),
             start_step=start_step,
+            state=state,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             crops=self.config.loader_crops,
@@ -139,8 +143,10 @@ class Run:
         ]
 
 
-def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> Run:
-    """Opens the data and builds the program of a run; writes and compiles nothing.
+def prepare(
+    config: Config, folder: Workdir, console: Console, hooks: Hooks, data: Mapping[str, Any] | None = None
+) -> Run:
+    """Opens the data (or takes what is given) and builds the program of a run; writes and compiles nothing.
 
     Raises:
       UserError: the data is not there, or config, data and devices do not fit together.
@@ -149,7 +155,7 @@ def prepare(config: Config, folder: Workdir, console: Console, hooks: Hooks) -> 
     mesh = setup(config)
     console = console if is_first() else QuietConsole()  # one of several processes speaks for all
     check_batch(config, mesh)
-    train, test, validation = open_data(config.data)
+    train, test, validation = open_data(config.data, data)
     sample = initial_sample(train)
     size: dict[str, Any] = {"num_train": len(train), "num_classes": len(train.classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)

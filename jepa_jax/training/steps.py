@@ -38,6 +38,7 @@ class Steps:
         with self.timeline.section(Section.DISPATCH):
             loop.state, metrics = self._train_step(loop.state, batch)
         loop.step += 1
+        loop.progress.data_state = info.get("state")
         self._on_dispatch(began, metrics.packed, info)
         self._pending.append((loop.step, metrics))
         return metrics

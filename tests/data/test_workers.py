@@ -11,8 +11,8 @@ import pytest
 
 from jepa_jax.base.errors import DataLost
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.batch_plan import BatchLoader, BatchPlan
-from jepa_jax.data.workers import WorkerPool
+from jepa_jax.data.batches import batch_dataset
+from jepa_jax.data.workers import SupervisedPool
 from tests.sequences import SequenceSource
 
 
@@ -25,9 +25,8 @@ class Doomed(SequenceSource):
         return super().batch(indices)
 
 
-def loader(kind=SequenceSource):
-    source = kind(DataConfig(image_size=8, num_train=50, num_test=20), "train")
-    return BatchLoader(BatchPlan(len(source), 16, 3), source)
+def dataset(kind=SequenceSource):
+    return batch_dataset(kind(DataConfig(image_size=8, num_train=50, num_test=20), "train"), 16, seed=3)
 
 
 def pids():
@@ -35,14 +34,15 @@ def pids():
 
 
 @contextlib.contextmanager
-def pool(loader, timeout=600.0, first_step=5, count=2):
+def pool(batches, timeout=600.0, first_step=5, count=2):
     warnings: list[str] = []
 
     def warn(text):
         warnings.append(text)
         workers.timeout = timeout  # new workers need time to start
 
-    workers = WorkerPool(loader, first_step, count, timeout=timeout, warn=warn)
+    workers = iter(SupervisedPool(batches, count, timeout=timeout, warn=warn))
+    workers.set_state({"next_index": first_step})
     try:
         yield workers, warnings
     finally:
@@ -52,11 +52,11 @@ def pool(loader, timeout=600.0, first_step=5, count=2):
 
 def assert_batches(workers, load, steps):
     for step in steps:
-        jax.tree.map(np.testing.assert_array_equal, next(workers)["batch"], load(step)["batch"])
+        jax.tree.map(np.testing.assert_array_equal, next(workers), load[step])
 
 
 def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
-    load = loader()
+    load = dataset()
     with pool(load) as (workers, warnings):
         assert_batches(workers, load, range(5, 8))
         for pid in pids().values():  # all processes get those, and only the main one acts
@@ -73,7 +73,7 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
 
 
 def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():
-    load = loader()
+    load = dataset()
     with pool(load) as (workers, warnings):
         assert_batches(workers, load, range(5, 8))
         victim = pids()["data-worker-0"]
@@ -91,7 +91,7 @@ def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():
 
 
 def test_workers_that_always_die_are_given_up_with_advice():
-    with pool(loader(Doomed)) as (workers, warnings):
+    with pool(dataset(Doomed)) as (workers, warnings):
         with pytest.raises(DataLost, match=r"data worker 1 of 2 \(pid \d+\) was ended by SIGKILL at batch 5, and so"):
             next(workers)
         assert len(warnings) == 1
@@ -106,7 +106,7 @@ def test_an_error_of_any_class_comes_back_with_its_traceback():
         def batch(self, indices):
             raise Odd(1, 2)
 
-    with pool(loader(Bad)) as (workers, _), pytest.raises(RuntimeError, match="in batch(.|\n)*Odd: 1"):
+    with pool(dataset(Bad)) as (workers, _), pytest.raises(RuntimeError, match="in batch(.|\n)*Odd: 1"):
         next(workers)
 
 
@@ -116,6 +116,6 @@ def test_a_file_that_vanishes_is_named():
             return {"x": open("/nowhere/x.npz")}
 
     with pytest.raises(DataLost, match="/nowhere/x.npz: cannot be read any more .No such file"):
-        loader(Gone)(0)
-    with pool(loader(Gone)) as (workers, _), pytest.raises(DataLost, match="/nowhere/x.npz"):
+        dataset(Gone)[0]
+    with pool(dataset(Gone)) as (workers, _), pytest.raises(DataLost, match="/nowhere/x.npz"):
         next(workers)

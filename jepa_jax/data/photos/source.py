@@ -30,6 +30,7 @@ class PhotoSource:
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     fix = "remove the file, or set data.on_error = skip"  # of an image that cannot be read
+    threaded = False  # whether threads decode in a worker process too
 
     def __init__(self, data: DataConfig, *, labelled: bool):
         self._on_error, self._shorter_side = data.on_error, data.shorter_side
@@ -63,7 +64,7 @@ class PhotoSource:
         def one(index: int) -> tuple[Element, int, list[str]]:
             return self._readable(int(index), make)
 
-        if multiprocessing.parent_process() is None:  # decoding releases the interpreter lock
+        if self.threaded or multiprocessing.parent_process() is None:  # decoding releases the interpreter lock
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 made = list(pool.map(one, indices))
         else:  # one of several worker processes: they are the parallelism

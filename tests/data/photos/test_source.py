@@ -10,6 +10,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import CropConfig, Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.augment import augment_crops, normalise
+from jepa_jax.data.batches import batch_dataset
 from jepa_jax.data.photos.crops import cropped_spec
 from jepa_jax.data.pipeline import train_batches
 from jepa_jax.data.sources import hold_out, open_source
@@ -68,12 +69,11 @@ def test_crops_differ_between_epochs_seeds_and_images(photos):
 
 
 def test_several_processes_load_parts_of_the_same_batch(photos):
-    from jepa_jax.data.batch_plan import BatchLoader, BatchPlan
-
     source = open_source(settings(photos), "train")
-    plan = BatchPlan(len(source), 8, 3)
-    whole = BatchLoader(plan, source, crops=CROPS)(5)["batch"]
-    parts = [BatchLoader(plan, source, index, 2, CROPS)(5)["batch"] for index in range(2)]
+    whole = batch_dataset(source, 8, seed=3, crops=CROPS)[5]
+    parts = [
+        batch_dataset(source, 8, seed=3, crops=CROPS, process_index=index, process_count=2)[5] for index in range(2)
+    ]
     for name, array in whole.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
 

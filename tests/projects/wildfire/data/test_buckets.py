@@ -12,8 +12,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.batches import BucketedOrder, batch_dataset, batch_order
 from jepa_jax.data.facts import BucketFacts, bucket_facts, data_facts
-from jepa_jax.data.pipeline import BatchLoader, BatchPlan, bucket_specs, train_batches
+from jepa_jax.data.pipeline import bucket_specs, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.projects.wildfire.data.element import fire_spec
 
@@ -28,9 +29,8 @@ def config(**keys):
     return DataConfig(**wanted | keys)
 
 
-def loader(**parts):
-    source = open_source(config(), "train")
-    return BatchLoader(BatchPlan(len(source), BATCH, 5, source.buckets), source, **parts)
+def dataset(**parts):
+    return batch_dataset(open_source(config(), "train"), BATCH, seed=5, **parts)
 
 
 @settings(max_examples=30, deadline=None)
@@ -39,14 +39,15 @@ def loader(**parts):
 )
 def test_an_epoch_has_each_sample_once_in_batches_of_one_bucket(buckets, batch_size, seed, epoch):
     buckets, batch_size = np.array(buckets), min(batch_size, len(buckets))
-    plan, again = (BatchPlan(len(buckets), batch_size, seed, buckets) for _ in range(2))
-    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
-    batches = [plan.indices(n) for n in steps]
+    order, again = (batch_order(len(buckets), batch_size, seed, buckets) for _ in range(2))
+    per_epoch = len(buckets) // batch_size
+    steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+    batches = [order[n] for n in steps]
     seen = np.concatenate(batches)
-    assert len(set(seen.tolist())) == len(seen) == plan.steps_per_epoch * batch_size
+    assert len(set(seen.tolist())) == len(seen) == per_epoch * batch_size
     assert sum(len(set(buckets[batch])) > 1 for batch in batches) < len(set(buckets.tolist()))
     for n, batch in reversed(list(zip(steps, batches, strict=True))):  # in any order of asking
-        np.testing.assert_array_equal(again.indices(n), batch)
+        np.testing.assert_array_equal(again[n], batch)
 
 
 def epoch_by_definition(buckets, batch_size, seed, epoch):
@@ -59,28 +60,27 @@ def epoch_by_definition(buckets, batch_size, seed, epoch):
 
 def test_epochs_are_sorted_once_and_stay_what_they_were_in_any_thread_and_process(monkeypatch):
     buckets = np.random.default_rng(0).integers(0, 3, 200)
-    plan, sorts = BatchPlan(200, 8, 7, buckets), []
+    order, sorts = batch_order(200, 8, 7, buckets), []
     monkeypatch.setattr(
-        BatchPlan, "_order", lambda self, epoch, true=BatchPlan._order: sorts.append(epoch) or true(self, epoch)
+        BucketedOrder, "_order", lambda self, epoch, true=BucketedOrder._order: sorts.append(epoch) or true(self, epoch)
     )
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(plan.indices, range(75)))
+        found = list(threads.map(lambda n: order[n], range(75)))
     expected = np.concatenate([epoch_by_definition(buckets, 8, 7, epoch) for epoch in range(3)])
     np.testing.assert_array_equal(found, expected)
-    again = pickle.loads(pickle.dumps(plan))  # without what it remembers
-    assert vars(again).keys() == {"num_samples", "batch_size", "seed", "buckets"} and again == plan
+    again = pickle.loads(pickle.dumps(order))  # without what it remembers
     sorts.clear()
-    np.testing.assert_array_equal([again.indices(n) for n in range(24, 75)], expected[24:])
+    np.testing.assert_array_equal([again[n] for n in range(24, 75)], expected[24:])
     assert sorts == [0, 1, 2]
     with pytest.raises(ValueError, match="read-only"):
-        again.indices(74)[0] = 0
+        again[74][0] = 0
 
 
 def test_batches_have_the_shortest_length_that_holds_them():
-    load = loader()
-    whole, shapes = load.source, set()
-    for step in range(load.plan.steps_per_epoch):
-        batch, capped = load(step)["batch"], whole.batch(load.plan.indices(step))
+    batches, whole, shapes = dataset(), open_source(config(), "train"), set()
+    order = batch_order(len(whole), BATCH, 5, whole.buckets)
+    for step in range(len(whole) // BATCH):
+        batch, capped = batches[step], whole.batch(order[step])
         frames, longest = batch["fire"].shape[1], capped["valid"].sum(1).max()
         assert frames == min(limit for limit in LIMITS if limit >= longest)
         for key in capped:
@@ -91,10 +91,10 @@ def test_batches_have_the_shortest_length_that_holds_them():
 
 
 def test_processes_load_parts_of_one_shape():
-    whole, halves = loader(), [loader(process_index=i, process_count=2) for i in range(2)]
+    whole, halves = dataset(), [dataset(process_index=i, process_count=2) for i in range(2)]
     for step in range(6):
-        parts = [half(step)["batch"] for half in halves]
-        for key, array in whole(step)["batch"].items():
+        parts = [half[step] for half in halves]
+        for key, array in whole[step].items():
             np.testing.assert_array_equal(array, np.concatenate([part[key] for part in parts]))
 
 
@@ -103,7 +103,7 @@ def test_a_run_resumes_in_the_same_buckets():
     sharding, source = NamedSharding(mesh, PartitionSpec("data")), open_source(config(), "train")
     with train_batches(config(), source, seed=5, sharding=sharding, start_step=9) as batches:
         for step in (9, 10, 11, 12):
-            jax.tree.map(np.testing.assert_array_equal, jax.device_get(next(batches)[0]), loader()(step)["batch"])
+            jax.tree.map(np.testing.assert_array_equal, jax.device_get(next(batches)[0]), dataset()[step])
 
 
 @pytest.mark.parametrize("lengths", [(8, 3), (3, 3), (3, 12), (20,)])

@@ -1,0 +1,71 @@
+"""Runs on data that is given as Python objects, or by a function of the user's own: they resume bit for bit."""
+
+import pytest
+
+import jepa_jax
+from jepa_jax.base.errors import UserError
+from jepa_jax.program.workdir import Workdir
+from tests.data.foreign import KINDS, arrays
+from tests.runs import Silent, rows
+from tests.tiny import tiny_config
+
+SHORT = dict(mesh__data=1, eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0)
+
+
+class Killed(Silent):
+    """Ends the process's run after some steps, before its checkpoint, as `kill -9` would."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self._steps = steps
+
+    def advance(self, amount=1, note=None):
+        self._steps -= 1
+        if not self._steps:
+            raise ZeroDivisionError
+
+
+def train(workdir, console=None, data=None, **overrides):
+    return jepa_jax.train(tiny_config(**SHORT, **overrides), workdir, data=data, console=console or Silent())
+
+
+def losses(workdir):
+    """Returns the loss of each step, as it was last recorded."""
+    return {row["step"]: row["train/loss"] for row in rows(workdir) if "train/loss" in row}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Returns the losses and weights of uninterrupted runs, of a set with random access and of a stream."""
+    made = {}
+    for kind in ("arrays", "stream"):
+        workdir = tmp_path_factory.mktemp(kind)
+        summary = train(workdir, data={split: KINDS[kind](split) for split in ("train", "test")})
+        made[kind] = losses(workdir), summary["params_sha256"]
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data_trains_and_resumes_after_a_kill(whole, tmp_path, kind):
+    data = {split: KINDS[kind](split) for split in ("train", "test")}
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, Killed(8), data)
+    assert Workdir(tmp_path).has_checkpoint()
+    console = Silent()
+    workers = 1 if kind == "stream" else 0  # a number that may change
+    summary = train(tmp_path, console, data, data__num_workers=workers)
+    assert any(line.startswith("resumed at step") for line in console.lines)
+    assert (losses(tmp_path), summary["params_sha256"]) == whole["stream" if kind == "stream" else "arrays"]
+    assert summary["probe_accuracy"] is not None
+
+
+def test_a_function_of_the_config_gives_the_same_run(whole, tmp_path):
+    summary = train(tmp_path, data__source="tests.data.foreign:map_dataset")
+    assert (losses(tmp_path), summary["params_sha256"]) == whole["arrays"]
+
+
+def test_a_run_on_given_data_asks_for_it_again(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, Killed(5), {split: arrays(split) for split in ("train", "test")})
+    with pytest.raises(UserError, match="data.source = python: this data was given to jepa_jax.train"):
+        train(tmp_path, data__source="python")
