@@ -21,7 +21,16 @@ from typing import Any
 
 from jepa_jax.base.statistics import SpeedModel, compare_speeds, fit_speeds
 from jepa_jax.experiments.recommendation import WAITING, SettingsChoice, choose_settings
-from jepa_jax.experiments.rows import OK, OUT_OF_MEMORY, REFUSED, TIMED_OUT, SweepRow, TrialResult, known_fields
+from jepa_jax.experiments.rows import (
+    OK,
+    OUT_OF_MEMORY,
+    REFUSED,
+    SKIPPED,
+    TIMED_OUT,
+    SweepRow,
+    TrialResult,
+    known_fields,
+)
 from jepa_jax.experiments.search_space import SearchSpace, changes
 from jepa_jax.experiments.settings import Combination, TrialRequest
 
@@ -208,16 +217,18 @@ class Search:
         began = self._clock()
         result = self._run(request, limit)
         trial = SearchTrial(combination, self.round, confirming, self._clock() - began, result)
-        if result.status == TIMED_OUT:
+        is_late = result.status == TIMED_OUT
+        is_out_of_time = is_late and (limit < patience or confirming)
+        if is_out_of_time:
+            self._skipped.append(combination)
+        elif is_late:
+            self.rows.setdefault(combination, SweepRow(combination, SKIPPED, result.reason))
+        if is_late:
             self.out_of_time.append(trial)
         else:
             self._keep(trial)
         self._on_trial(trial)
-        if result.status == TIMED_OUT and (limit < patience or confirming):
-            self._skipped.append(combination)
-            return False
-        self.rows.setdefault(combination, SweepRow(combination, result.status, result.reason))
-        return True
+        return not is_out_of_time
 
     def _keep(self, trial: SearchTrial) -> None:
         self.trials.append(trial)
@@ -338,7 +349,7 @@ class Search:
     def _fails(self, combination: Combination) -> bool:
         """Returns whether it was seen not to work; one that ran out of time was not."""
         row = self.rows.get(combination)
-        return row is not None and row.status != TIMED_OUT and not self.works(combination)
+        return row is not None and row.status != SKIPPED and not self.works(combination)
 
     def _larger(self, combination: Combination) -> Combination | None:
         """Returns the next larger batch; one less far where that is not expected to fit."""
