@@ -42,17 +42,21 @@ class Speedometer:
 
     def since(self, mark: str) -> dict[str, float | None]:
         """Returns images per second and percent of time spent waiting for data, since the mark "run" or "window"."""
+        return self._figures(mark, self._waited())
+
+    def _figures(self, mark: str, waited_now: float) -> dict[str, float | None]:
         steps_then, seconds_then, waited_then = self._marks.get(mark, (*self._now, 0.0))
         steps, elapsed = self._now[0] - steps_then, self._now[1] - seconds_then
         if not steps or elapsed <= 0:
             return {"images_per_sec": None, "data_wait_percent": None}
-        waited = min(self._waited() - waited_then, elapsed)
+        waited = min(waited_now - waited_then, elapsed)
         return {"images_per_sec": steps * self._batch_size / elapsed, "data_wait_percent": 100 * waited / elapsed}
 
     def next_window(self) -> dict[str, float | None]:
         """Returns the figures of the window that ends here, and starts a new one."""
-        figures = self.since("window")
-        self._marks["window"] = (*self._now, self._waited())
+        waited = self._waited()  # once: the profiler accounts for all segments since the last call
+        figures = self._figures("window", waited)
+        self._marks["window"] = (*self._now, waited)
         return figures
 
 

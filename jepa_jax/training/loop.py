@@ -5,6 +5,7 @@ due. Actions (evaluation, pictures, checkpoint) run between steps, on a state th
 """
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from jepa_jax.training.signals import StopSignals
 from jepa_jax.training.steps import Steps
 from jepa_jax.training.summary import write_summary
 
-FINITE = ("loss", "grad_norm", "update_norm")  # stop the run if any of these is NaN or infinite
+MUST_BE_FINITE = operator.itemgetter("loss", "grad_norm", "update_norm")  # of the metrics, or the run ends
 
 
 def train_loop(run: Run) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def train_steps(
 def read_metrics(steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) -> None:
     """Records the metrics of all but the newest `lag` steps; raises Diverged if they are not finite."""
     for step, metrics in steps.read(lag=lag):
-        if not all(math.isfinite(metrics[name]) for name in FINITE):
+        if not all(map(math.isfinite, MUST_BE_FINITE(metrics))):
             raise diverged(step, metrics, saver)
         if recorder.completed(step, metrics):
             saver.warn_if_failed()

@@ -102,7 +102,8 @@ class Recorder:
     def before_step(self, loop: Loop, delivery: Delivery) -> None:
         """Compiles the step for a new shape of batch, and notes unreadable images."""
         batch, info = delivery
-        self.note_skipped(loop, info["skipped"])
+        if info["skipped"]:
+            self.note_skipped(loop, info["skipped"])
         if not self._train_step.is_ready_for(batch):
             with self.timeline.section(Section.COMPILE):
                 self._train_step.compile(loop.state, batch)

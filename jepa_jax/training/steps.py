@@ -1,7 +1,7 @@
 """Takes training steps, for runs and for the measurement of trials."""
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 
@@ -43,10 +43,8 @@ class Steps:
         self._pending.append((loop.step, metrics))
         return metrics
 
-    def read(self, *, lag: int) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yields the number and the metrics of all but the newest `lag` steps, each when it is complete."""
-        while len(self._pending) > lag:
-            step, metrics = self._pending.popleft()
-            with self.timeline.section(Section.DEVICE_WAIT):
-                values = metrics.floats()
-            yield step, values
+    def read(self, *, lag: int) -> list[tuple[int, dict[str, float]]]:
+        """Waits for all but the newest `lag` steps; returns the number and the metrics of those not read yet."""
+        complete = [self._pending.popleft() for _ in range(len(self._pending) - lag)]
+        with self.timeline.section(Section.DEVICE_WAIT):
+            return [(step, metrics.floats()) for step, metrics in complete]
