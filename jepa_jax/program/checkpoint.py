@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
@@ -17,8 +18,8 @@ from jax.experimental import multihost_utils
 from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, disk_reason
-from jepa_jax.program import orbax_parts
-from jepa_jax.program.checksums import MARK, Verdict, newest_whole
+from jepa_jax.program.checkpoint_writer import UNFINISHED, CheckpointWriter, quiet_about_failed_saves
+from jepa_jax.program.checksums import Verdict, newest_whole
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
 from jepa_jax.runtime.peers import is_first
@@ -47,13 +48,18 @@ class Checkpoints:
         self.directory, self._keep = directory, keep
         self._warn = warn or QuietConsole().warn
         self.damaged: list[Verdict] = []  # newer than the newest whole one
-        self._newest: int | None = None  # whole and on disk
+        self._newest: int | None = None  # step of the newest whole one on disk
         self._saving: int | None = None  # being written
         self._failed: tuple[Exception, pathlib.Path] | None = None  # why the last save failed, and where
         self._told = False  # whether somebody was told
-        self._manager: ocp.CheckpointManager | None = None  # opened by the first save: it cannot read damaged ones
-        self._meetings = orbax_parts.Meetings()
-        self._reader = orbax_parts.open_reader()
+        self._writer: CheckpointWriter | None = None  # opened by the first save
+        self._reader = ocp.Checkpointer(
+            ocp.CompositeCheckpointHandler(
+                state=ocp.StandardCheckpointHandler(),
+                progress=ocp.JsonCheckpointHandler(),
+                evaluated_stats=ocp.StandardCheckpointHandler(),
+            )
+        )
         self._stack = contextlib.ExitStack()
         if not read_only:
             self._remove_unfinished()  # left by a process that was killed
@@ -70,7 +76,7 @@ class Checkpoints:
             self._warn(f"{self._folder()}: has no checksums (of an earlier version), so damage would go unnoticed")
 
     def _folder(self) -> pathlib.Path:
-        return self.directory / f"step_{self._newest}"
+        return self.directory / f"step_{self.latest_step()}"
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest whole checkpoint, on disk or being written, or None."""
@@ -113,8 +119,7 @@ class Checkpoints:
         self.warn_if_failed()
         self._failed = None
         self._saving = step
-        failed = self._has_no_place((state, evaluated_stats)) or self._start(step, state, progress, evaluated_stats)
-        if failed:
+        if failed := self._has_no_place((state, evaluated_stats)) or self._start(state, progress, evaluated_stats):
             self._fail(failed)
 
     def _has_no_place(self, arrays: Any) -> Exception | None:
@@ -122,7 +127,7 @@ class Checkpoints:
         size = sum(array.nbytes for array in jax.tree.leaves(arrays))
         reason = 0
         if is_first():
-            probe = self.directory / f"step_{self._saving}{orbax_parts.UNFINISHED}-probe"
+            probe = self.directory / f"{self._folder().name}{UNFINISHED}-probe"
             try:
                 probe.mkdir(parents=True)
                 probe.rmdir()
@@ -133,60 +138,56 @@ class Checkpoints:
         reason = _of_first_process(reason)
         return OSError(reason, os.strerror(reason)) if reason else None
 
-    def _start(self, step: int, state: TrainState, progress: dict[str, Any], evaluated_stats: Any) -> Exception | None:
+    def _start(self, state: TrainState, progress: dict[str, Any], evaluated_stats: Any) -> Exception | None:
         """Starts to write; returns why not, or None.
 
         With several processes an error ends the run: the others wait for this one, and would not know of it.
         """
-        named: dict[str, Any] = {
-            "state": ocp.args.PyTreeSave(_by_path(orbax_parts.set_apart(state))),
+        if jax.default_backend() == "cpu":
+            # There Orbax writes from the arrays themselves. The next step, which is given them to overwrite, would copy
+            # them first, while the threads that write keep the cores busy.
+            state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        items: dict[str, Any] = {
+            "state": ocp.args.PyTreeSave(_by_path(state)),
             "progress": ocp.args.JsonSave(progress),
         }
         if evaluated_stats is not None:
-            named["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
-        self._meetings.begin()
+            items["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
+        self._writer = self._writer or CheckpointWriter(self._keep)
         try:
-            self._manager = self._manager or orbax_parts.open_manager(self.directory, self._keep, self._meetings)
-            accepted = self._manager.save(step, args=ocp.args.Composite(**named), custom_metadata=MARK)
+            self._writer.start(self._folder(), items)
         except SAVE_ERRORS as error:
             if jax.process_count() == 1:
                 return error
             if isinstance(error, ValueError):  # also of a collective operation with a process that is gone
                 raise
-            raise disk_error(error, self.directory / f"step_{step}") from error
-        return None if accepted else ValueError(f"there is a newer one than step {step}")
+            raise disk_error(error, self._folder()) from error
+        return None
 
     def _join(self) -> None:
         """Waits until nothing is being written, on all processes."""
-        if self._manager is None or self._saving is None:
+        if self._writer is None or self._saving is None:
             return
-        failed = self._wait_for_background()
-        if not _of_first_process(failed is not None):
-            self._newest, self._saving, self._verified = self._saving, None, True
-        else:
-            self._fail(failed or OSError(errno.EIO, "the first process could not save it"))
-        self._meetings.end()
-
-    def _wait_for_background(self) -> Exception | None:
-        """Waits until this process writes nothing; returns why it could not, or None."""
-        assert self._manager is not None
+        failed = None
         try:
-            self._manager.wait_until_finished()
+            self._writer.wait()
         except SAVE_ERRORS as error:
-            return error
-        return None
+            failed = error
+        reason = _of_first_process(getattr(failed, "errno", 0) or errno.EIO if failed else 0)
+        if reason:
+            self._fail(failed or OSError(reason, os.strerror(reason)))
+        else:
+            self._newest, self._saving, self._verified = self._saving, None, True
+        self._writer.end()
 
     def _fail(self, error: Exception) -> None:
-        self._failed, self._saving = (error, self.directory / f"step_{self._saving}"), None
-        self._told = False
+        self._failed, self._saving, self._told = (error, self._folder()), None, False
         self._remove_unfinished()
         _of_first_process(0)  # has removed them
-        if self._manager is not None:
-            self._manager.reload()  # it has forgotten those that the failed one would have replaced
 
     def is_saving(self) -> bool:
         """Returns whether something is still being written."""
-        return self._manager is not None and self._saving is not None and self._manager.is_saving_in_progress()
+        return self._writer is not None and self._writer.is_writing()
 
     def warn_if_failed(self) -> None:
         """Warns if a save has failed since the last call; does not wait for one that is under way.
@@ -196,10 +197,9 @@ class Checkpoints:
         if jax.process_count() == 1 and not self.is_saving():
             self._join()
         if self._failed is not None and not self._told:
-            reason, folder = disk_reason(self._failed[0]), self._failed[1]
-            self._warn(
-                f"{folder}: could not be saved ({reason}); training goes on, and the next save is tried when due"
-            )
+            error, folder = self._failed
+            after = "training goes on, and the next save is tried when due"
+            self._warn(f"{folder}: could not be saved ({disk_reason(error)}); {after}")
             self._told = True
 
     def wait(self) -> None:
@@ -212,19 +212,15 @@ class Checkpoints:
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest whole state, laid out like `abstract`, and its progress."""
         self._join()
-        if self._manager is not None:  # written by this process, so nobody has read it yet
+        if self._writer is not None:  # written by this process, so nobody has read it yet
             self._find()
-        self.require_whole()
+        if self._newest is None:
+            raise no_whole_checkpoint([self])
         wanted = _by_path(abstract)
         self._check_shapes(wanted)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), progress=ocp.args.JsonRestore())
         restored = self._read(lambda path: self._reader.restore(path, args=items))
         return _like(abstract, restored["state"]), restored["progress"]
-
-    def require_whole(self) -> None:
-        """Raises UserError unless there is a whole checkpoint."""
-        if self._newest is None:
-            raise no_whole_checkpoint([self])
 
     def evaluated_stats(self, abstract: Any) -> Any:
         """Returns the statistics that evaluations read, laid out like `abstract`; None if training has the same."""
@@ -235,11 +231,11 @@ class Checkpoints:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of one array of the newest checkpoint without reading it; None if it has no such array."""
-        return self._saved_shapes().get(name)
+        return self._shapes().get(name)
 
-    def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         saved = self._read(lambda path: self._reader.metadata(path).item_metadata["state"])
-        return _shapes(saved.tree if hasattr(saved, "tree") else saved)
+        return {name: tuple(leaf.shape) for name, leaf in saved.items()}
 
     def _read(self, read: Callable[[pathlib.Path], Any]) -> Any:
         """Reads from the newest whole checkpoint; what fails in one without checksums is damage."""
@@ -257,7 +253,7 @@ class Checkpoints:
 
     def _check_shapes(self, wanted: dict[str, Any]) -> None:
         """Raises UserError for a checkpoint of another architecture and names the first array that differs."""
-        saved, here = self._saved_shapes(), _shapes(wanted)
+        saved, here = self._shapes(), {name: tuple(leaf.shape) for name, leaf in wanted.items()}
         for name in sorted(here.keys() | saved.keys()):
             if here.get(name) != saved.get(name):
                 raise UserError(
@@ -268,23 +264,20 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         if is_first():
-            for folder in self.directory.glob(f"*{orbax_parts.UNFINISHED}*"):
+            for folder in self.directory.glob(f"*{UNFINISHED}*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(orbax_parts.quiet_about_failed_saves())
+        self._stack.enter_context(quiet_about_failed_saves())
+        self._stack.callback(self._reader.close)
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is None or jax.process_count() == 1:
-            self._join()
-        elif self._manager is not None:  # perhaps only this process ends, and the others would not agree on anything
-            self._wait_for_background()
-        with contextlib.suppress(*SAVE_ERRORS):  # what failed is known
-            if self._manager is not None:
-                self._manager.close()
-            self._reader.close()
-        self._stack.close()
+        with self._stack:
+            if kind is None or jax.process_count() == 1:
+                self._join()
+            if self._writer is not None:
+                self._writer.close()  # waits for this process only: perhaps the others go on
         if kind is None:  # otherwise the error that ended the run is the better message
             self.wait()
 
@@ -320,21 +313,13 @@ def _of_first_process(number: int) -> int:
 
 def _by_path(tree: Any) -> dict[str, Any]:
     """Returns a flat dict by the path of each leaf, which Orbax stores without knowing our types."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _like(tree: Any, flat: dict[str, Any]) -> Any:
     """Returns a tree with the structure of another one, and the leaves of these paths."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    return jax.tree.unflatten(structure, [flat[_name(path)] for path, _ in paths])
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(leaf.shape) for name, leaf in flat.items()}
+    return jax.tree.unflatten(jax.tree.structure(tree), [flat[name] for name in _by_path(tree)])
 
 
 def params_sha256(params: Any) -> str:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 import jax
 import numpy as np
 
-from jepa_jax.program import orbax_parts
+from jepa_jax.program import checkpoint_writer
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated
 from jepa_jax.runtime.peers import connect, is_first
@@ -49,7 +49,7 @@ def small_files():
 
 def fault_at(step: int) -> contextlib.AbstractContextManager[object]:
     if step == 2 and is_first():
-        return mock.patch.object(orbax_parts, "write_checksums", no_checksums)
+        return mock.patch.object(checkpoint_writer, "write_checksums", no_checksums)
     if step == 4 and not is_first():
         return small_files()
     if step == 6 and is_first():

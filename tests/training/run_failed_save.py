@@ -8,7 +8,7 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from jepa_jax.program import orbax_parts
+from jepa_jax.program import checkpoint_writer
 from jepa_jax.program.checksums import write_checksums
 from jepa_jax.training.run import train
 from tests.tiny import tiny_config
@@ -21,5 +21,5 @@ def fail_once(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    with mock.patch.object(orbax_parts, "write_checksums", fail_once):
+    with mock.patch.object(checkpoint_writer, "write_checksums", fail_once):
         train(tiny_config(profile__enabled=False, eval__every_epochs=0), pathlib.Path(sys.argv[1]))
