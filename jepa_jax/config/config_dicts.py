@@ -9,7 +9,7 @@ from ml_collections.config_dict import RequiredValueError
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.checks import checked_value
-from jepa_jax.config.owners import GROUPS, known_keys, structure
+from jepa_jax.config.owners import GROUPS, dropped_keys, known_keys, structure
 from jepa_jax.config.schema import Entry, Key, flatten
 
 
@@ -25,10 +25,7 @@ def default_config(method: str = "image_jepa", model: str = "resnet18", **choice
       config = default_config("image_jepa", "resnet10", method__loss="sigreg", optim__name="adamw")
       config.optim.lr = 1e-3
     """
-    config = ConfigDict()
-    values = {"method__name": method, "model__name": model, **choices}
-    set_values(config, {name.replace("__", "."): value for name, value in values.items()})
-    return completed(config)
+    return with_choices(ConfigDict(), method__name=method, model__name=model, **choices)
 
 
 def with_choices(config: ConfigDict, **choices: Any) -> ConfigDict:
@@ -44,28 +41,23 @@ def with_choices(config: ConfigDict, **choices: Any) -> ConfigDict:
     return chosen(config, {name.replace("__", "."): value for name, value in choices.items()})
 
 
-def completed(config: Mapping[str, Any]) -> ConfigDict:
-    """Returns a copy with the keys that are missing, at their defaults; references stay references."""
-    return chosen(config, {})
+def chosen(config: Mapping[str, Any] | ConfigDict, choices: Mapping[str, Any]) -> ConfigDict:
+    """Returns a complete copy with `choices`, by dotted key, without the keys that they replace.
 
-
-def chosen(config: Mapping[str, Any], choices: Mapping[str, Any]) -> ConfigDict:
-    """Returns a complete copy with `choices`, by dotted key.
-
-    A key is kept if the same class declares it before and after: the rate of a loss that is replaced says nothing about
-    the rate of the next one.
+    Missing keys get their defaults; references stay references.
     """
     result = copy.deepcopy(config if isinstance(config, ConfigDict) else ConfigDict(config)).unlock()
     given, _ = filled(result)
-    before, after = known_keys(given), known_keys({**given, **choices})
-    for name in given:
-        if name in before and before[name].owner is not (after[name].owner if name in after else None):
-            delete(result, name)
+    for name in dropped_keys(given, choices):
+        delete(result, name)
     set_values(result, choices)
-    missing = {name: entry for name, entry in after.items() if not holds(result, name)}
+    missing = {name: entry for name, entry in known_keys({**given, **choices}).items() if not holds(result, name)}
     set_values(result, {name: entry.key.default for name, entry in missing.items()})
     for name, entry in missing.items():
-        refer(result, name, entry)
+        source = entry.key.default_from
+        if source and holds(result, source):  # the key follows this one until it is set itself
+            group, _, last = source.rpartition(".")
+            set_values(result, {name: find_group(result, group).get_oneway_ref(last)})
     return result
 
 
@@ -101,14 +93,6 @@ def set_values(config: ConfigDict, values: Mapping[str, Any]) -> None:
                 inner[group] = ConfigDict()
             inner = inner[group]
         inner[last] = value
-
-
-def refer(config: ConfigDict, name: str, entry: Entry) -> None:
-    """Makes a key follow the one that its default comes from, until it is set itself."""
-    source = entry.key.default_from
-    if source and holds(config, source):
-        group, _, last = source.rpartition(".")
-        set_values(config, {name: find_group(config, group).get_oneway_ref(last)})
 
 
 def holds(config: ConfigDict, name: str) -> bool:

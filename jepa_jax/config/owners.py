@@ -65,3 +65,18 @@ def known_keys(given: Mapping[str, Any]) -> dict[str, Entry]:
     return {
         name: entry for group, cls in structure(given)[0].items() for name, entry in entries(cls, f"{group}.").items()
     }
+
+
+def dropped_keys(given: Mapping[str, Any], changes: Mapping[str, Any]) -> set[str]:
+    """Returns the keys in `given` that no longer exist, or that another class declares, after `changes`.
+
+    The rate of a loss that is replaced says nothing about the rate of the next one. Nothing is dropped of a group with
+    an unknown choice.
+    """
+    before, after = known_keys(given), known_keys({**given, **changes})
+    groups = {name.split(".")[0] for name in after}
+    return {
+        name
+        for name in before.keys() & given.keys()
+        if name.split(".")[0] in groups and before[name].owner is not (after[name].owner if name in after else None)
+    }

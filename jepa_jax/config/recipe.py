@@ -22,7 +22,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.scope import Scope
-from jepa_jax.config.config_dicts import completed
+from jepa_jax.config.config_dicts import chosen
 from jepa_jax.config.schema import flatten, nested
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -94,7 +94,7 @@ def read_recipe(reference: str) -> ConfigDict:
         `get_config`; or the config.json of a run.
     """
     if reference.endswith(".json") and pathlib.Path(reference).expanduser().is_file():
-        return completed(nested(flatten(read_json(pathlib.Path(reference).expanduser(), "name that of a run"))))
+        return chosen(nested(flatten(read_json(pathlib.Path(reference).expanduser(), "name that of a run"))), {})
     arguments = filter(None, [split_argument(reference)[1]])
     config = _from_file(reference, lambda module: module.get_config(*arguments))
     if not isinstance(config, Mapping | ConfigDict):
@@ -103,7 +103,7 @@ def read_recipe(reference: str) -> ConfigDict:
     if "base" in config:
         start = f"start from jepa_jax.configs.{config['base']}.get_config() instead"
         raise UserError(f"--config={reference}: base = {config['base']!r} is no longer read; {start}")
-    result = completed(config)
+    result = chosen(config, {})
     if "reference_batch" not in config.get("optim", {}):  # the rate of a recipe is meant for the batch of the recipe
         result.optim.reference_batch = result.optim.reference_batch
     return result

@@ -11,17 +11,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.checks import checked_value
 from jepa_jax.config.config_dicts import filled
 from jepa_jax.config.groups import Config
-from jepa_jax.config.owners import GROUPS, METHODS, known_keys, structure
-from jepa_jax.config.schema import (
-    Entry,
-    Group,
-    Problem,
-    all_problems,
-    entries,
-    flatten,
-    inside,
-    nested,
-)
+from jepa_jax.config.owners import GROUPS, METHODS, structure
+from jepa_jax.config.schema import Entry, Group, Problem, all_problems, entries, flatten, inside, nested
 
 
 def resolve(values: Mapping[str, Any] | ConfigDict, *, lenient: bool = False, refused: Sequence[str] = ()) -> Config:
@@ -48,7 +39,9 @@ def resolve(values: Mapping[str, Any] | ConfigDict, *, lenient: bool = False, re
         except UserError as error:
             complaints.append(str(error))
     if len(found) == len(GROUPS):  # a value that was refused is its default here, and nothing is said of it
-        config = build(found, complete(parsed, known))
+        tree = nested(complete(parsed, known))
+        groups: dict[str, Any] = {group: build_group(cls, tree[group]) for group, cls in found.items()}
+        config = Config(**groups)
         flat, left_out = flatten(config), given.keys() - parsed.keys()
         problems = [problem for group in GROUPS for problem in all_problems(getattr(config, group), config)]
         problems += [] if problems or complaints else weights_problem(config)
@@ -66,30 +59,6 @@ def weights_problem(config: Config) -> Iterator[Problem]:
             yield Problem("eval.weights", "this method keeps no copy of its encoder; use online")
 
 
-def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    """Returns a copy with other values by dotted key; a changed choice (a loss, an encoder) brings its defaults."""
-    return resolve(overlay(flatten(config), flatten(changes)))
-
-
-def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns dotted values of `base` with `changes`; drops what the changed choices (method, loss, ...) do not read.
-
-    A value of `base` is kept if the same class declares its key before and after: the rate of a loss that is replaced
-    says nothing about the rate of the next one.
-    """
-    changed = {**base, **changes}
-    before, after = known_keys(base), known_keys(changed)
-    unknown = set(GROUPS) - {name.split(".")[0] for name in after}  # groups with a wrong choice, refused later
-    return {
-        name: value
-        for name, value in changed.items()
-        if name in changes
-        or name not in before
-        or name.split(".")[0] in unknown
-        or (name in after and before[name].owner is after[name].owner)
-    }
-
-
 def complete(parsed: Mapping[str, Any], known: Mapping[str, Entry]) -> dict[str, Any]:
     """Returns a value for every key: given, the value of another key, or the default."""
     defaults = {name: entry.key.default for name, entry in known.items()}
@@ -98,12 +67,6 @@ def complete(parsed: Mapping[str, Any], known: Mapping[str, Entry]) -> dict[str,
         if entry.key.default_from and name not in parsed:
             values[name] = values.get(entry.key.default_from, entry.key.default)
     return values
-
-
-def build(found: Mapping[str, type[Group]], values: Mapping[str, Any]) -> Config:
-    tree = nested(values)
-    groups: dict[str, Any] = {group: build_group(cls, tree[group]) for group, cls in found.items()}
-    return Config(**groups)
 
 
 def build_group(cls: type[Group], values: Mapping[str, Any]) -> Group:

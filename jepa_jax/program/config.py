@@ -9,8 +9,9 @@ from ml_collections import ConfigDict
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.config_dicts import overridden
 from jepa_jax.config.groups import Config
+from jepa_jax.config.owners import dropped_keys
 from jepa_jax.config.recipe import STATISTICS, read_recipe, statistics_problems
-from jepa_jax.config.resolve import overlay, resolve
+from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Synthetic
 from jepa_jax.data.sources import find_opener
@@ -71,4 +72,6 @@ def _with_statistics(config: Config, known: Statistics) -> Config:
 
 def changed_config(config: Config, changes: Mapping[str, Any]) -> Config:
     """Returns a copy with other values by dotted key; a changed choice (a loss, an encoder) brings its defaults."""
-    return resolve(overlay(flatten(config), flatten(changes)))
+    given, changed = flatten(config), flatten(changes)
+    dropped = dropped_keys(given, changed)
+    return resolve({name: value for name, value in given.items() if name not in dropped} | changed)
