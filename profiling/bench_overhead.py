@@ -84,7 +84,7 @@ class Arm:
         self._loop = Loop(0, run.initial_state(), Progress())
         recorder.open(self._loop)
         self._steps = Steps(compiled, recorder.timeline, recorder.profiler.dispatched)
-        self._actions = Actions(Record(run, recorder), CloseEpoch(run, recorder))
+        self._actions = Actions(Record(run, recorder, self._saver), CloseEpoch(run, recorder, self._saver))
         self._batches = stack.enter_context(run.batches(0))
         self._started = False
         self.profiler = recorder.profiler if isinstance(recorder.profiler, Profiler) else None
@@ -108,7 +108,8 @@ class Arm:
 
         loop, steps, recorder, signals = self._loop, self._steps, self._recorder, self._signals
         if not self._started:
-            recorder.start_loop(loop)
+            recorder.show_training(loop)
+            recorder.profiler.start_loop()
             self._started = True
         end = loop.step + self._part
         while loop.step < end:  # as in `training.loop.train_steps`

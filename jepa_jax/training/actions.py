@@ -33,8 +33,8 @@ class Action:
 
     name = ""
 
-    def __init__(self, run: Run):
-        self._run = run
+    def __init__(self, run: Run, recorder: Recorder, saver: Saver):
+        self._run, self._recorder, self._saver = run, recorder, saver
 
     def due(self, step: int) -> bool:
         """Returns whether to act after this many steps; 0 is before the first one."""
@@ -58,20 +58,18 @@ class Evaluate(Action):
     """
 
     def __init__(self, run: Run, recorder: Recorder, saver: Saver, name: str, evaluator: Evaluator):
-        super().__init__(run)
-        self.name, self._recorder, self._saver, self._evaluator = name, recorder, saver, evaluator
+        super().__init__(run, recorder, saver)
+        self.name, self._evaluator = name, evaluator
         self._choice = run.choice if run.choice and run.choice.evaluator == name else None
 
     def due(self, step: int) -> bool:
         every = self._run.config.eval.every_steps
         may_be = step == 0 or self._ends_epoch(step) or (every > 0 and step % every == 0)
-        return may_be and self._evaluator.due(self._moment(step))
-
-    def _moment(self, step: int) -> Moment:
-        return moment_after(step, self._run.length.steps_per_epoch)
+        return may_be and self._evaluator.due(moment_after(step, self._run.length.steps_per_epoch))
 
     def run(self, loop: Loop) -> None:
-        figures, untrained = self._measure(loop, self._moment(loop.step)), loop.progress.untrained
+        figures = self._measure(loop, moment_after(loop.step, self._run.length.steps_per_epoch))
+        untrained = loop.progress.untrained
         if loop.step == 0:
             untrained[self.name] = figures
         if loop.step or self._evaluator.logs_untrained:
@@ -82,9 +80,14 @@ class Evaluate(Action):
             fresh = "as loaded:" if self._run.config.init_from else "untrained:"
             begin = [f"epoch {'/'.join(epochs)}", self._recorder.in_words()] if loop.step else [fresh]
             self._run.console.line("  ".join([*filter(None, begin), words]))
-        if loop.step:
-            self._warn(loop, self._evaluator.warning(figures, untrained.get(self.name)))
-        if loop.step and self._choice and self._choice.figure in figures:
+        if not loop.step:
+            return
+        warning = loop.progress.warnings[self.name] = self._evaluator.warning(figures, untrained.get(self.name))
+        if warning and self._run.config.train.stop_on_collapse:
+            raise Collapsed(f"step {loop.step}: {warning}")
+        if warning:
+            self._run.console.warn(f"step {loop.step}: {warning}")
+        if self._choice and self._choice.figure in figures:
             self._choose(loop, self._choice, figures[self._choice.figure])
 
     def _choose(self, loop: Loop, choice: Choice, value: Any) -> None:
@@ -95,13 +98,6 @@ class Evaluate(Action):
                 loop.progress.best = before
         if loop.progress.stopped:
             self._run.console.line(f"step {loop.step}: stopped early: {loop.progress.stopped}")
-
-    def _warn(self, loop: Loop, warning: str | None) -> None:
-        loop.progress.warnings[self.name] = warning
-        if warning and self._run.config.train.stop_on_collapse:
-            raise Collapsed(f"step {loop.step}: {warning}")
-        if warning:
-            self._run.console.warn(f"step {loop.step}: {warning}")
 
     def final(self, loop: Loop) -> Figures:
         """Returns the figures of the trained model, for the summary."""
@@ -157,9 +153,8 @@ class DrawPictures(Action):
 
     name = "pictures"
 
-    def __init__(self, run: Run, recorder: Recorder):
-        super().__init__(run)
-        self._recorder = recorder
+    def __init__(self, run: Run, recorder: Recorder, saver: Saver):
+        super().__init__(run, recorder, saver)
         self._batch = run.some_elements(1)
         self._draw = jax.jit(self._pictures)
 
@@ -192,10 +187,6 @@ class DrawPictures(Action):
 class SaveCheckpoint(Action):
     """Saves a checkpoint; that of the last step is saved by the end of the run."""
 
-    def __init__(self, run: Run, saver: Saver):
-        super().__init__(run)
-        self._saver = saver
-
     def due(self, step: int) -> bool:
         config = self._run.config.train
         every = config.checkpoint_every_steps or config.checkpoint_every_epochs * self._run.length.steps_per_epoch
@@ -208,10 +199,6 @@ class SaveCheckpoint(Action):
 class CloseEpoch(Action):
     """Closes the profiler's account of an epoch."""
 
-    def __init__(self, run: Run, recorder: Recorder):
-        super().__init__(run)
-        self._recorder = recorder
-
     def due(self, step: int) -> bool:
         return self._ends_epoch(step) or self._is_last(step)
 
@@ -221,10 +208,6 @@ class CloseEpoch(Action):
 
 class Record(Action):
     """Starts and ends the profiler's short recordings, and ends the trace that the user asked for."""
-
-    def __init__(self, run: Run, recorder: Recorder):
-        super().__init__(run)
-        self._recorder = recorder
 
     def due(self, step: int) -> bool:
         return self._recorder.profiler.must_drain(step) or self._recorder.trace.ends_at(step)

@@ -41,11 +41,11 @@ def train_loop(run: Run) -> dict[str, Any]:
         steps = Steps(train_step, recorder.timeline, recorder.profiler.dispatched)
         evaluations = make_evaluations(run, recorder, saver, signals, loop)
         actions = Actions(
-            Record(run, recorder),
+            Record(run, recorder, saver),
             *evaluations,
-            DrawPictures(run, recorder),
-            SaveCheckpoint(run, saver),  # holds which of the actions above were done
-            CloseEpoch(run, recorder),
+            DrawPictures(run, recorder, saver),
+            SaveCheckpoint(run, recorder, saver),  # holds which of the actions above were done
+            CloseEpoch(run, recorder, saver),
         )
         try:
             try:
@@ -78,7 +78,8 @@ def train_steps(
     """Takes the remaining steps, until patience ends, and between them the actions that are due."""
     actions.run(actions.pending(loop), run, loop, signals)  # the untrained model; what a signal cut short
     with run.batches(loop.step, loop.progress.data_state) as batches, jax.transfer_guard("disallow"):
-        recorder.start_loop(loop)
+        recorder.show_training(loop)
+        recorder.profiler.start_loop()  # the time before the first batch is start-up
         while loop.step < run.length.total_steps and not loop.progress.stopped:
             recorder.begin_step(loop)
             delivery = steps.wait_for(batches, signals.check)  # a signal ends the waiting
@@ -101,7 +102,7 @@ def read_metrics(steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) ->
         if not all(map(math.isfinite, MUST_BE_FINITE(metrics))):
             raise diverged(step, metrics, saver)
         if recorder.completed(step, metrics):
-            saver.warn_if_failed()
+            saver.newest.warn_if_failed()
 
 
 def diverged(step: int, metrics: Mapping[str, float], saver: Saver) -> Diverged:
@@ -129,6 +130,6 @@ def save_last_step(error: BaseException, run: Run, loop: Loop, steps: Steps, rec
     try:
         saver.wait()
     except UserError as failure:
-        newest = saver.latest_step()
+        newest = saver.newest.latest_step()
         kept = "nothing is saved" if newest is None else f"nothing newer than step {newest} is saved"
         raise UserError(f"{failure}; {kept}") from failure

@@ -22,28 +22,28 @@ from jepa_jax.profiling.profiler import NullProfiler, Profiler
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage
 from jepa_jax.profiling.trace import TraceWindow
-from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.peers import is_first, sum_over_processes
 from jepa_jax.training.progress import Loop, Progress
 from jepa_jax.training.setup import Run
 from jepa_jax.training.sinks import Sink, open_sinks
 
 
-class Recorder:
+class Recorder(contextlib.ExitStack):
     """Opens sinks, profiler and trace of a run in a `with` block, and closes them.
 
     Several processes compute the same run, and only the first one writes.
 
     Attributes:
+      train_step: the step that the run takes.
       timeline: divides the time of the host among sections.
       profiler: accounts for each epoch, or does nothing if it is switched off.
       trace: the recording that `profile.trace_steps` asks for.
-      optional: a `with` block for files that the run can do without.
     """
 
     def __init__(self, run: Run, train_step: CompiledStep, *, clock: Callable[[], float] = time.perf_counter):
+        super().__init__()
         config = run.config
-        self._run, self._console, self._train_step = run, run.console, train_step
+        self._run, self._console, self.train_step = run, run.console, train_step
         self.timeline = Timeline(clock, keep_segments=config.profile.enabled)
         folder, with_python = run.folder.path / "trace", config.profile.trace_python
         self.trace = TraceWindow(config.profile.trace_steps, folder, self.timeline, with_python=with_python)
@@ -59,23 +59,19 @@ class Recorder:
             )
             parts, length = (self.timeline, self.trace, train_step), dataclasses.asdict(run.length)
             self.profiler = Profiler(config.profile, setting, *parts, **length)
-        self.optional = OptionalFiles(run.folder, run.console.warn)
+        self._not_written: set[pathlib.Path] = set()
         self._speed = Speedometer(self.timeline, config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
         self._sinks: list[Sink] = []
         self._newest: dict[str, float] = {}  # metrics of the newest step that was read
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.callback(self._console.stop)
-        self._stack.callback(self.close_trace)
-        self._stack.callback(self.profiler.close)
+        self.callback(self._console.stop)
+        self.callback(self.close_trace)
+        self.callback(self.profiler.close)
         # What evaluations compile counts as compilation too.
-        self._stack.enter_context(CompilationCounter(functools.partial(self.timeline.move, Section.COMPILE)))
+        self.enter_context(CompilationCounter(functools.partial(self.timeline.move, Section.COMPILE)))
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
 
     def open(self, loop: Loop) -> None:
         """Opens the sinks at the position of the loop, and adds the time that earlier sessions have used."""
@@ -83,13 +79,8 @@ class Recorder:
         self._usage.continue_from(progress.wall_seconds, progress.cpu_seconds if first else 0.0)  # of all processes
         if first:
             sinks = open_sinks(self._run.folder, self._run.config, loop.step, self._console.warn)
-            self._sinks += [self._stack.enter_context(contextlib.closing(sink)) for sink in sinks]
+            self._sinks += [self.enter_context(contextlib.closing(sink)) for sink in sinks]
         self.profiler.start(lambda: loop.step, self._run.folder.profile)
-
-    def start_loop(self, loop: Loop) -> None:
-        """Prepares for the first batch; the time before it is start-up."""
-        self.show_training(loop)
-        self.profiler.start_loop()
 
     def begin_step(self, loop: Loop) -> None:
         """Starts the trace if it is due, and marks the beginning of a step in it."""
@@ -104,10 +95,10 @@ class Recorder:
         batch, info = delivery
         if info["skipped"]:
             self.note_skipped(loop, info["skipped"])
-        if not self._train_step.is_ready_for(batch):
+        if not self.train_step.is_ready_for(batch):
             with self.timeline.section(Section.COMPILE):
-                self._train_step.compile(loop.state, batch)
-            if self._train_step.count > self._run.expected_compilations:
+                self.train_step.compile(loop.state, batch)
+            if self.train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
 
@@ -186,33 +177,21 @@ class Recorder:
         """Returns the speed of this session, or else of the one before."""
         return self._speed.since("run")["images_per_sec"] or progress.images_per_sec
 
-    @property
-    def compilations(self) -> int:
-        """How often the training step was compiled."""
-        return self._train_step.count
-
     def totals(self) -> dict[str, float]:
         """Returns wall seconds, and CPU seconds of all processes."""
         totals = self._usage.totals()
         return totals | {"cpu_seconds": sum_over_processes(totals["cpu_seconds"])}
 
-
-class OptionalFiles:
-    """Files that a run can do without: one that cannot be written is named in one warning, and the run goes on.
-
-    Only a missing folder of the run ends it.
-    """
-
-    def __init__(self, folder: Workdir, warn: Callable[[str], None]):
-        self._folder, self._warn = folder, warn
-        self._named: set[str] = set()
-
     @contextlib.contextmanager
-    def __call__(self, what: pathlib.Path) -> Iterator[None]:
+    def optional(self, what: pathlib.Path) -> Iterator[None]:
+        """Goes on if a file cannot be written that the run can do without, with one warning.
+
+        Only a missing folder of the run ends it.
+        """
         try:
             yield
         except (OSError, RuntimeError, ValueError, UserError) as error:
-            self._folder.check_still_there()
-            if str(what) not in self._named:
-                self._named.add(str(what))
-                self._warn(f"{what}: could not be written ({disk_reason(error)}); the run goes on without it")
+            self._run.folder.check_still_there()
+            if what not in self._not_written:
+                self._not_written.add(what)
+                self._console.warn(f"{what}: could not be written ({disk_reason(error)}); the run goes on without it")

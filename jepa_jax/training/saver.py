@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
@@ -15,24 +15,25 @@ from jepa_jax.training.recorder import Recorder
 from jepa_jax.training.setup import Run
 
 
-class Saver:
-    """Saves and restores the loop; writing goes on in the background until the end of the `with` block."""
+class Saver(contextlib.ExitStack):
+    """Saves and restores the loop; writing goes on in the background until the end of the `with` block.
+
+    Attributes:
+      newest: the newest checkpoints.
+    """
 
     def __init__(self, run: Run, recorder: Recorder):
+        super().__init__()
         self._run, self._recorder = run, recorder
         warn = run.console.warn
-        self._newest = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, warn=warn)
+        self.newest = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, warn=warn)
         self._best = Checkpoints(run.folder.best, warn=warn) if run.config.train.keep_best else None
-        self._opened = [checkpoints for checkpoints in (self._newest, self._best) if checkpoints]
-        self._stack = contextlib.ExitStack()
+        self._opened = [checkpoints for checkpoints in (self.newest, self._best) if checkpoints]
 
     def __enter__(self) -> Self:
         for checkpoints in self._opened:
-            self._stack.enter_context(checkpoints)
+            self.enter_context(checkpoints)
         return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._stack.__exit__(*exc)
 
     def restore_or(self, initial_state: Callable[[], TrainState]) -> Loop:
         """Returns the position of the newest checkpoint, or the start of the run."""
@@ -45,10 +46,10 @@ class Saver:
             raise no_whole_checkpoint(self._opened)
         return Loop(0, initial_state(), Progress())
 
-    def _restore(self, newest: Checkpoints) -> Loop:
+    def _restore(self, checkpoints: Checkpoints) -> Loop:
         """Returns the position of a checkpoint, and renames damaged ones so that later saves do not meet them."""
         run = self._run
-        state, stored = newest.restore(run.program.factory.abstract)
+        state, stored = checkpoints.restore(run.program.factory.abstract)
         for checkpoints in self._opened:
             checkpoints.set_aside_damaged()
         loop = Loop(stored["step"], state, Progress.of(stored))
@@ -61,8 +62,8 @@ class Saver:
     def save(self, loop: Loop) -> None:
         """Saves a checkpoint of this step, unless there is one; the writing goes on in the background."""
         self._run.folder.check_still_there()
-        if loop.step != self._newest.latest_step():
-            self._save(self._newest, loop)
+        if loop.step != self.newest.latest_step():
+            self._save(self.newest, loop)
 
     def save_best(self, loop: Loop) -> bool:
         """Replaces the best state so far and waits until it is on disk; returns whether that succeeded."""
@@ -85,26 +86,18 @@ class Saver:
             stored = dataclasses.asdict(loop.progress) | self._recorder.totals() | {"step": loop.step}
             checkpoints.save(loop.step, loop.state, stored, self._run.evaluation.evaluated_statistics(loop.state))
 
-    def warn_if_failed(self) -> None:
-        """Warns of a checkpoint that could not be written; does not wait for one that is being written."""
-        self._newest.warn_if_failed()
-
     def wait(self) -> None:
         """Waits for the last checkpoint; raises UserError if it, or the folder of the run, could not be kept."""
         try:
-            self._newest.wait()
+            self.newest.wait()
         except UserError:
             self._run.folder.check_still_there()
             raise
 
     def in_words(self) -> str:
         """Returns which checkpoint on disk is the newest whole one; waits for one that is being written."""
-        last = self._newest.whole_step()
+        last = self.newest.whole_step()
         return "none yet" if last is None else f"step {last} in {self._run.folder.checkpoints}"
-
-    def latest_step(self) -> int | None:
-        """Returns the step of the newest checkpoint, or None."""
-        return self._newest.latest_step()
 
     def load_best(self, loop: Loop) -> None:
         """Replaces the state of a finished run by its best one, if it has chosen one."""

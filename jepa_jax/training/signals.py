@@ -2,7 +2,6 @@
 
 import collections
 import signal
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jepa_jax.base.signals import Interrupted, InterruptFlag
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 
-class StopSignals:
+class StopSignals(InterruptFlag):
     """Catches SIGINT and SIGTERM in a `with` block, for `check` to raise between steps.
 
     Several processes vote: behind each step they compute the largest signal number that one of them has received. The
@@ -21,7 +20,7 @@ class StopSignals:
     """
 
     def __init__(self, mesh: Mesh):
-        self._flag = InterruptFlag()
+        super().__init__()
         self._alone = jax.process_count() == 1
         self._sharding = batch_sharding(mesh)
         self._largest = jax.jit(jnp.max, out_shardings=replicated(mesh))
@@ -29,17 +28,10 @@ class StopSignals:
         self._pending: collections.deque[jax.Array] = collections.deque()
         self._agreed = 0  # number of the signal that all processes act on
 
-    def __enter__(self) -> Self:
-        self._flag.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._flag.__exit__(*exc)
-
     def check(self) -> None:
         """Raises Interrupted if a signal has arrived and, with several processes, all of them know of it."""
         if self._alone:
-            self._flag.check()
+            super().check()
         elif self._agreed:
             raise Interrupted(signal.Signals(self._agreed))
 
@@ -47,7 +39,7 @@ class StopSignals:
         """Tells the other processes, if any, which signal has arrived here; call it after each step."""
         if self._alone:
             return
-        number = int(self._flag.raised or 0)
+        number = int(self.raised or 0)
         if number not in self._ballots:
             own = np.full(len(self._sharding.addressable_devices), number, np.int32)
             with jax.transfer_guard("allow"):  # also between steps; each number is copied once

@@ -37,7 +37,7 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
         "epochs": loop.step / run.length.steps_per_epoch,
         "peak_memory_bytes": peak_memory_bytes(),
         "checkpoint_bytes": checkpoint_bytes(run.folder.checkpoints),
-        "compilations": recorder.compilations,
+        "compilations": recorder.train_step.count,
         "collapse_warning": progress.warnings.get("collapse"),
         "skipped_images": len(progress.skipped_images),
         "host_seconds": recorder.timeline.seconds(),
@@ -50,7 +50,14 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
     }
     recorder.close_epoch(loop.step)  # a run that did not get to the end of one
     if is_first():
-        _write(run, recorder, summary)
+        run.folder.check_still_there()
+        with recorder.optional(run.folder.profile):
+            recorder.profiler.write(run.folder.profile, at_end=True)
+        # A run that has finished must have a summary: without one it counts as unfinished.
+        with contextlib.nullcontext() if status == "finished" else recorder.optional(run.folder.summary):
+            write_json(run.folder.summary, summary)
+        with recorder.optional(run.folder.report):
+            run.hooks.write_report(run.folder.path)
     return summary
 
 
@@ -61,15 +68,3 @@ def checkpoint_bytes(directory: pathlib.Path) -> int | None:
         with contextlib.suppress(OSError):
             return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     return None
-
-
-def _write(run: Run, recorder: Recorder, summary: dict[str, Any]) -> None:
-    folder, optional = run.folder, recorder.optional
-    folder.check_still_there()
-    with optional(folder.profile):
-        recorder.profiler.write(folder.profile, at_end=True)
-    # A run that has finished must have a summary: without one it counts as unfinished.
-    with contextlib.nullcontext() if summary["status"] == "finished" else optional(folder.summary):
-        write_json(folder.summary, summary)
-    with optional(folder.report):
-        run.hooks.write_report(folder.path)
