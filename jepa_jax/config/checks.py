@@ -12,15 +12,9 @@ from jepa_jax.config.schema import Entry, Key, entries, listed_names
 
 
 def checked_value(name: str, value: Any, known: Mapping[str, Entry], given: Mapping[str, Any]) -> Any:
-    """Returns a value as the type of its key.
+    """Returns a value as the type of its dotted key; raises UserError for an unknown key or a value it cannot have.
 
-    Args:
-      name: dotted key.
-      known: the keys that there are.
-      given: all values that are set, for the message about an unknown key.
-
-    Raises:
-      UserError: there is no such key, or it cannot have this value.
+    `known` are the keys that there are; `given` are all values that are set, for the message about an unknown key.
     """
     if name not in known:
         raise UserError(unknown_key(name, known, given))

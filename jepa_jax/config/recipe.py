@@ -89,9 +89,8 @@ def split_argument(reference: str) -> tuple[str, str]:
 def read_recipe(reference: str) -> ConfigDict:
     """Returns what the `get_config` of a recipe returns, complete.
 
-    Args:
-      reference: the name of a shipped recipe or the path of a .py file, either with `:argument`, which is passed to
-        `get_config`; or the config.json of a run.
+    `reference` is the name of a shipped recipe or the path of a .py file, either with `:argument`, which is passed to
+    `get_config`; or the config.json of a run.
     """
     if reference.endswith(".json") and pathlib.Path(reference).expanduser().is_file():
         return chosen(nested(flatten(read_json(pathlib.Path(reference).expanduser(), "name that of a run"))), {})

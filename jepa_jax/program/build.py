@@ -4,7 +4,6 @@ Training, description, inference and benchmarks build the same program: what one
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,9 +45,7 @@ class Program:
     factory: StateFactory
     train_step: TrainStep
     reached: set[str]  # paths of the parameters that the loss depends on; filled when the step is traced
-    useful_step: (
-        TrainStep  # the same step without recomputation (`train.remat`), whose operations MFU counts; never run
-    )
+    useful_step: TrainStep  # without the recomputation of `train.remat`: its operations count for MFU; never run
     length: Length
     mesh: Mesh
 
@@ -82,18 +79,11 @@ def build_program(
         method, tx, sample=sample, num_classes=num_classes, mesh=mesh,
         load=lambda params: initial_weights(config, method.pretrained, params),
     )  # fmt: skip
-    make_step = functools.partial(
-        make_train_step,
-        method,
-        tx,
-        factory,
-        accum_steps=config.train.accum_steps,
-        learning_rate=learning_rate,
-        mesh=mesh,
-    )
     reached: set[str] = set()
-    train_step = make_step(reached=reached)
-    useful_step = train_step if config.train.remat == "none" else make_step(remat=False)
+    fixed: dict[str, Any] = {"accum_steps": config.train.accum_steps, "learning_rate": learning_rate, "mesh": mesh}
+    useful_step = train_step = make_train_step(method, tx, factory, reached=reached, **fixed)
+    if config.train.remat != "none":
+        useful_step = make_train_step(method, tx, factory, remat=False, **fixed)
     return Program(method, factory, train_step, reached, useful_step, length, mesh)
 
 

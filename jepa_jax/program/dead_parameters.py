@@ -55,30 +55,17 @@ def dead_parameters(program: "Program", batch: Mapping[str, jax.ShapeDtypeStruct
     This traces the step, and compilation finds the same trace in JAX's cache if `batch` is laid out like that of
     training (`data.contract.abstract_on`). The online probe is left out: a method need not feed it.
     """
-    state = program.factory.abstract
+    state, groups, dead = program.factory.abstract, program.method.param_groups, []
     program.train_step.trace(state, batch)
-    params = state.params["model"]
-    left_out, dead = left_out_parameters(params, program.method.param_groups, program.length.total_steps), []
-    for path in (path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]):
-        if path in left_out:
-            dead.append(DeadParameter(path, left_out[path]))
-        elif path not in program.reached:
-            dead.append(DeadParameter(path, "the loss does not depend on it"))
-    return dead
-
-
-def left_out_parameters(params: PyTree, groups: Sequence[ParamGroup], total_steps: int) -> dict[str, str]:
-    """Returns the paths of parameters that the optimizer never moves, with the reason."""
-    if not groups:
-        return {}
-    reasons = {}
-    for path, label in jax.tree_util.tree_flatten_with_path(group_labels(params, groups))[0]:
-        group = groups[int(label)] if label else ParamGroup("")
-        if group.frozen_steps < 0 or group.frozen_steps >= total_steps:
-            reasons[path_of(path)] = f"frozen by ParamGroup({group.pattern!r})"
+    for path, label in jax.tree_util.tree_flatten_with_path(group_labels(state.params["model"], groups))[0]:
+        name, group = path_of(path), groups[int(label)] if label else ParamGroup("")
+        if group.frozen_steps < 0 or group.frozen_steps >= program.length.total_steps:
+            dead.append(DeadParameter(name, f"frozen by ParamGroup({group.pattern!r})"))
         elif group.lr == 0:
-            reasons[path_of(path)] = "the optimizer leaves it out"
-    return reasons
+            dead.append(DeadParameter(name, "the optimizer leaves it out"))
+        elif name not in program.reached:
+            dead.append(DeadParameter(name, "the loss does not depend on it"))
+    return dead
 
 
 def in_words(dead: Sequence[DeadParameter]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, read_json, remove_leftovers
+from jepa_jax.base.files import make_folder, read_json, remove_leftovers
 from jepa_jax.base.processes import only_one, same_file
 from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import differing_keys
@@ -75,10 +75,7 @@ class Workdir:
 
     def create(self) -> None:
         """Creates the folder; call it when everything that may refuse a run has been checked."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, self.path) from error
+        make_folder(self.path)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -91,17 +88,14 @@ class Workdir:
         with only_one(self.path / ".lock", refusal):
             self._descriptor = os.open(self.path, os.O_RDONLY)  # so that a new folder cannot get its number
             try:
-                self._remove_leftovers()
+                files = self.config, self.environment, self.metrics, self.summary, self.views, self.profile, self.report
+                remove_leftovers(self.path, [file.name for file in files])
+                for folder in (self.pictures, self.exhibits):
+                    remove_leftovers(folder)
                 yield
             finally:
                 os.close(self._descriptor)
                 self._descriptor = None
-
-    def _remove_leftovers(self) -> None:
-        files = (self.config, self.environment, self.metrics, self.summary, self.views, self.profile, self.report)
-        remove_leftovers(self.path, [file.name for file in files])
-        for folder in (self.pictures, self.exhibits):
-            remove_leftovers(folder)
 
     def check_still_there(self) -> None:
         """Raises UserError if the folder was removed, or replaced by another one, while it is held."""

@@ -11,14 +11,12 @@ import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, element_names, sample
+from jepa_jax.data.contract import Cropping, Grouped, Source, element_names, sample
 from jepa_jax.data.facts import DataFacts
-from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, check_pipeline, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
-from jepa_jax.program.dead_parameters import DeadParameter, dead_parameters
 from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
@@ -110,13 +108,6 @@ class Run:
             crops=self.config.loader_crops,
             warn=self.console.warn,
         )
-
-    def dead_parameters(self) -> list[DeadParameter]:
-        """Returns the parameters that training cannot change."""
-        batch = abstract_on(
-            self.program.mesh, batch_spec(self.config, self.sources[0].spec), self.config.data.batch_size
-        )
-        return dead_parameters(self.program, batch)
 
     def in_words(self) -> list[str]:
         """Returns lines that say what this run is."""

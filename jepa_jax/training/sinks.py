@@ -48,16 +48,17 @@ class MetricsFile(Sink):
     """
 
     def __init__(self, path: pathlib.Path, start_step: int, warn: Callable[[str], None]):
-        kept: list[bytes] = []
-        damaged = 0
-        if start_step:
+        lines: list[bytes] = []
+        if start_step and path.exists():
             try:
-                kept, damaged = _lines_until(path, start_step)
+                *lines, _ = path.read_bytes().split(b"\n")  # a process that is killed while writing leaves half a line
             except OSError as error:
                 aside = path.rename(path.with_name(f"damaged_{path.name}"))
                 warn(f"{path}: cannot be read ({error.strerror}); set aside as {aside.name}, and begun again")
-        if damaged:
+        steps = [_step_of(line) for line in lines]
+        if damaged := steps.count(None):
             warn(f"{path}: {damaged} damaged lines were dropped (not JSON objects with a step)")
+        kept = (line for line, step in zip(lines, steps, strict=True) if step is not None and step <= start_step)
         write_atomically(path, b"".join(line + b"\n" for line in kept))
         self._file = AppendedFile(path)
 
@@ -67,17 +68,6 @@ class MetricsFile(Sink):
 
     def close(self) -> None:
         self._file.close()
-
-
-def _lines_until(path: pathlib.Path, last_step: int) -> tuple[list[bytes], int]:
-    """Returns the lines of a file up to a step, and how many are damaged.
-
-    Half a line at the end does not count: a process that is killed while writing leaves one.
-    """
-    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    steps = [_step_of(line) for line in lines]
-    kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= last_step]
-    return kept, steps.count(None)
 
 
 def _step_of(line: bytes) -> int | None:
