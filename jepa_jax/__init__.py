@@ -7,6 +7,7 @@
 Importing this package is cheap and has no side effect: jax is imported by the functions, when they are called.
 """
 
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -28,13 +29,15 @@ __all__ = ["SELECTION_KEY", "dataset", "get_config", "load_encoder", "profile_lo
 
 
 def get_config(
-    reference: "str | Mapping[str, Any] | ConfigDict", overrides: Mapping[str, Any] | None = None, **keywords: Any
+    reference: "str | os.PathLike[str] | Mapping[str, Any] | ConfigDict",
+    overrides: Mapping[str, Any] | None = None,
+    **keywords: Any,
 ) -> "ConfigDict":
     """Returns a complete, checked config.
 
     Args:
-        reference: name of a shipped config or `FILE.py`, either with `:ARGUMENT`; the config.json of a run; or a config
-            as a ConfigDict or nested dict, in which keys may be missing.
+        reference: name of a shipped config or `FILE.py`, either with `:ARGUMENT`; the folder of a run or its
+            config.json; or a config as a ConfigDict or nested dict, in which keys may be missing.
         overrides: keys to change, e.g. `{"optim.lr": 0.1}`.
         **keywords: the same with "." written "__", e.g. `optim__lr=0.1`.
 
@@ -46,8 +49,8 @@ def get_config(
     from jepa_jax.config.recipe import read_recipe
 
     changes = {**(overrides or {}), **{k.replace("__", "."): v for k, v in keywords.items()}}
-    _checked(reference, changes)
-    recipe = read_recipe(reference) if isinstance(reference, str) else reference
+    recipe = read_recipe(os.fspath(reference)) if isinstance(reference, str | os.PathLike) else reference
+    _checked(recipe, changes)
     return overridden(recipe, changes)[0].lock()
 
 
@@ -203,7 +206,7 @@ def tune_step(
     return result
 
 
-def _checked(config: "str | Mapping[str, Any] | ConfigDict", changes: Mapping[str, Any] | None = None) -> "Config":
+def _checked(config: "Mapping[str, Any] | ConfigDict", changes: Mapping[str, Any] | None = None) -> "Config":
     """Returns a config resolved, with the statistics of its data; UserError says everything that is wrong."""
     from jepa_jax.program.config import load_config, with_set_statistics
 

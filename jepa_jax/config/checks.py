@@ -31,9 +31,9 @@ def checked(name: str, value: Any, key: Key) -> Any:
         result = converted(value, key)
     except (KeyError, TypeError, ValueError, SyntaxError):
         raise refuse(f"must be of type {key.kind.__name__}") from None
-    own_class = name.endswith(".name") and ":" in str(result)  # a class of the user's, which was found
-    if key.choices and result not in key.choices and not own_class:
-        raise refuse(f"not one of {', '.join(key.choices)}")
+    if key.choices and result not in key.choices and not (key.outside and ":" in result):
+        own = ", nor package.module:function" if key.outside else ""
+        raise refuse(f"not one of {', '.join(key.choices)}{own}")
     if key.length is not None and len(result) != key.length:
         raise refuse(f"needs {key.length} numbers")
     if key.nonempty and not result:

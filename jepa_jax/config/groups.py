@@ -107,7 +107,7 @@ class DataConfig(Group):
 class TrainConfig(Group):
     """Seeds, precision, memory and checkpoints."""
 
-    seed: int = key(0, "seed of initial weights, order of data and augmentation", least=0)
+    seed: int = key(0, "seed of initial weights, order of data and augmentation", least=0, most=2**31 - 1)
     max_steps: int = key(0, "length of the run and of its schedule in steps; 0 = optim.epochs", least=0)
     precision: str = key(
         "float32", "what the model computes in; parameters stay float32", choices=("float32", "bfloat16")

@@ -1,4 +1,4 @@
-"""Keys of the optimizer: update rules, schedule and length."""
+"""Keys of the optimizer: update rules, schedules and length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -60,6 +60,15 @@ class ScheduleFreeKeys(Group):
     def problems(self, config: "Config") -> Iterator[Problem]:
         if config.optim.end_lr:
             yield Problem("optim.end_lr", "schedule_free_adamw averages instead of decaying its rate; leave it at 0")
+        if config.optim.schedule not in ("cosine", "constant"):
+            yield Problem("optim.schedule", "schedule_free_adamw averages instead of decaying its rate; use constant")
+
+
+@dataclasses.dataclass(frozen=True)
+class WsdKeys(Group):
+    """Warm-up, stable, decay: the rate stays at its peak until a straight line takes it to `optim.end_lr`."""
+
+    decay_fraction: float = key(0.1, "fraction of the run, at its end, in which the rate decays", **PROBABILITY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +77,8 @@ class OptimConfig(Group):
 
     name: str = key(
         "adamw",
-        "update rule",
+        "update rule; or package.module:function of your own",
+        outside=True,
         variants={
             "larc": LarcKeys,
             "adamw": AdamwKeys,
@@ -82,7 +92,14 @@ class OptimConfig(Group):
     epochs: float = key(10.0, "passes over the train split", least=0)
     warmup_epochs: float = key(1.0, "linear warm-up, from the first step on", least=0)
     warmup_lr: float = key(1e-6, "rate of the first step", least=0)
-    end_lr: float = key(0.0, "rate at the end of the cosine", least=0)
+    end_lr: float = key(0.0, "rate at the end of the schedule; without effect if it is constant", least=0)
+    schedule: str = key(
+        "cosine",
+        "how the rate goes on after the warm-up; or package.module:function of your own; a finished run can be "
+        "continued to more epochs if it is constant or wsd",
+        outside=True,
+        variants={"cosine": None, "linear": None, "constant": None, "wsd": WsdKeys},
+    )
     batch_scaling: str = key("none", "how lr grows with the batch", choices=("none", "linear", "sqrt"))
     reference_batch: int = key(1, "batch that lr is meant for", least=1, default_from="data.batch_size")
     clip_norm: float = key(0.0, "largest norm of the gradient; 0 = no limit", least=0)

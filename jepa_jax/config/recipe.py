@@ -23,7 +23,7 @@ from jepa_jax.base.files import read_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.scope import Scope
 from jepa_jax.config.config_dicts import chosen
-from jepa_jax.config.schema import flatten, nested
+from jepa_jax.config.resolve import resolve
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # In a clone the recipes lie beside the package, in an installed wheel inside it.
@@ -90,10 +90,12 @@ def read_recipe(reference: str) -> ConfigDict:
     """Returns what the `get_config` of a recipe returns, complete.
 
     `reference` is the name of a shipped recipe or the path of a .py file, either with `:argument`, which is passed to
-    `get_config`; or the config.json of a run.
+    `get_config`; or a run: its folder or its config.json, perhaps of an earlier version.
     """
-    if reference.endswith(".json") and pathlib.Path(reference).expanduser().is_file():
-        return chosen(nested(flatten(read_json(pathlib.Path(reference).expanduser(), "name that of a run"))), {})
+    path = pathlib.Path(reference).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if path.suffix == ".json" and path.is_file():
+        return chosen(resolve(read_json(path, "name that of a run"), lenient=True).to_dict(), {})
     arguments = filter(None, [split_argument(reference)[1]])
     config = _from_file(reference, lambda module: module.get_config(*arguments))
     if not isinstance(config, Mapping | ConfigDict):

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Key:
       default_from: dotted key whose value is the default, e.g. "data.batch_size"; `default` where there is no such key.
       words: words that stand for a number, e.g. {"auto": -1}.
       variants: further keys by choice.
+      outside: whether "package.module:function" of the user's own is a choice too; its further keys are its `Keys`.
       members: the key lists names, and a group of this class lies beside it under each of them.
     """
 
@@ -54,6 +56,7 @@ class Key:
     default_from: str = ""
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     variants: Mapping[str, "type[Group] | None"] = dataclasses.field(default_factory=dict)
+    outside: bool = False
     members: "type[Group] | None" = None
 
     @property
@@ -152,12 +155,12 @@ def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "
     """Returns the group with the keys of the variants and with the members that `values` (or the defaults) choose.
 
     Raises:
-      UserError: a member cannot have its name; the message starts with `prefix`.
+      UserError: a choice is not there, or a member cannot have its name; the message starts with `prefix`.
     """
     chosen: list[Any] = []
     for name, declared, _ in declarations(group):
         if isinstance(declared, Key) and declared.variants:
-            variant = declared.variants.get(values.get(name, declared.default))
+            variant = variant_of(f"{prefix}{name}", declared, values.get(name, declared.default))
             chosen += [variant] if variant is not None else []
     base: Any = group
     taken = {name for name, _, _ in declarations(combined(base, *chosen))}
@@ -170,6 +173,16 @@ def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "
                 members: Any = declared.members
                 chosen.append(holding(member, members))
     return combined(base, *chosen)
+
+
+def variant_of(name: str, key: Key, choice: Any) -> "type[Group] | None":
+    """Returns the further keys of a choice, if it has any; raises UserError for a function that is not there."""
+    if not (key.outside and ":" in str(choice)):
+        return key.variants.get(choice)
+    try:
+        return getattr(find_class(name.removeprefix("config."), choice, {}), "Keys", None)
+    except UserError as error:
+        raise UserError(f"{error}, or choose from {', '.join(key.choices)}") from None
 
 
 def listed_names(value: Any) -> tuple[str, ...]:

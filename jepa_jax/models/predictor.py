@@ -42,9 +42,10 @@ class Predictor(nnx.Module):
         self.grid, self.width, self.remat = grid, width, remat
         initial = nnx.initializers.truncated_normal(0.02)
         self.embed = None if inputs == width else linear(inputs, width, dtype, rngs)
-        self.mask_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
-        self.context_token = nnx.Param(initial(rngs.params(), (1, 1, width))) if mark_context else None
-        self.position = nnx.Param(jnp.zeros((1, 1 + grid**2, width))) if stored_positions else None
+        token, table = (1, 1, width), (1, 1 + grid**2, width)
+        self.mask_token = nnx.Param(initial(rngs.params(), token), decay=False)
+        self.context_token = nnx.Param(initial(rngs.params(), token), decay=False) if mark_context else None
+        self.position = nnx.Param(jnp.zeros(table), decay=False) if stored_positions else None
         self.blocks = nnx.List([Block(width, heads, options=options, dtype=dtype, rngs=rngs) for _ in range(depth)])
         self.norm = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
         self.out = linear(width, outputs, dtype, rngs)

@@ -202,9 +202,9 @@ class ViT(nnx.Module):
         self.whitened = nnx.data(whitened)
         self.patch_embed = linear(whitened.outputs if whitened else channels * patch_size**2, width, dtype, rngs)
         if cls_token:
-            self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)))
+            self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)), decay=False)
         learned = (1, self.grid**2 + self.num_cls, width)
-        self.position = nnx.Param(initial(rngs.params(), learned)) if positions == "learned" else None
+        self.position = nnx.Param(initial(rngs.params(), learned), decay=False) if positions == "learned" else None
         rates = np.linspace(0, drop_path, depth) if depth > 1 else [drop_path]
         self.blocks = nnx.List([
             Block(width, heads, options=options, drop_path=float(p), dtype=dtype, rngs=rngs) for p in rates

@@ -17,7 +17,7 @@ from jepa_jax.data.contract import element_bytes, sample
 from jepa_jax.methods.contract import EncoderMethod, Method, build_method
 from jepa_jax.program import optim
 from jepa_jax.program.initial_weights import initial_weights
-from jepa_jax.program.step import StateFactory, TrainStep, make_train_step, state_factory
+from jepa_jax.program.step import StateFactory, TrainStep, abstract_model, make_train_step, state_factory
 
 INITIAL_ELEMENTS = 1024  # of the train split, that a method may use to initialise itself
 INITIAL_BYTES = 2**28  # that they may take; elements of 400 x 400 pixels and 20 frames have 5 MB
@@ -68,15 +68,17 @@ def build_program(
     """
     length = Length.of(config, num_train)
     method = build_method(config, total_steps=length.total_steps)
+    model = abstract_model(method, sample)
     tx, learning_rate = optim.make_optimizer(
         config.optim,
         batch_size=config.data.batch_size,
         steps_per_epoch=length.steps_per_epoch,
         total_steps=length.total_steps,
         groups=method.param_groups,
+        exempt=optim.undecayed(model),
     )
     factory = state_factory(
-        method, tx, sample=sample, num_classes=num_classes, mesh=mesh,
+        method, tx, model, sample=sample, num_classes=num_classes, mesh=mesh,
         load=lambda params: initial_weights(config, method.pretrained, params),
     )  # fmt: skip
     reached: set[str] = set()

@@ -42,7 +42,7 @@ def describe(config: Config) -> dict[str, Any]:
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.useful_step, state, trained_on) / config.data.batch_size,
         "encoder_macs_per_image": encoder_macs(program, batch) / config.data.batch_size,
-        "feature_dim": feature_width(program.method, program.factory.graphdef, abstract_model(program), batch) or None,
+        "feature_dim": feature_width(program.method, program.factory.graphdef, model_shapes(program), batch) or None,
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,
@@ -63,7 +63,7 @@ def encoder_macs(program: Program, batch: Mapping[str, Any]) -> int:
     return count_flops(features, state.params["model"], state.stats, batch, rules=PUBLISHED) // 2
 
 
-def abstract_model(program: Program) -> nnx.Module:
+def model_shapes(program: Program) -> nnx.Module:
     """Returns the model of a program with shapes instead of arrays."""
     state = program.factory.abstract
     return nnx.eval_shape(program.factory.merge, state.params["model"], state.stats)
@@ -71,7 +71,7 @@ def abstract_model(program: Program) -> nnx.Module:
 
 def fixed_parameters(program: Program) -> int:
     """Returns how many numbers of the model are neither trained nor statistics, such as whitening filters."""
-    return count(nnx.state(abstract_model(program), FIXED))
+    return count(nnx.state(model_shapes(program), FIXED))
 
 
 def parameter_table(params: Any) -> dict[str, int]:

@@ -1,26 +1,35 @@
 """Optimizers, schedules, decay masks and the EMA of a target network.
 
 The schedule is a function of the update count, evaluated inside the compiled step, so the first update already runs at
-the warm-up rate.
+the warm-up rate. Update rules and schedules of the user's own are functions:
+
+    def make_rule(optim, rate, decay, decays) -> optax.GradientTransformation
+    def make_schedule(optim, *, peak, start, end, warmup_steps, total_steps) -> optax.Schedule
+
+`optim` is the config group with the function's own `Keys`, if it has such an attribute; `rate` and `decay` are
+schedules of the learning rate and the weight decay, and `decays` returns the mask of the parameters that decay.
 """
 
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
+from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.methods.contract import ParamGroup
-from jepa_jax.methods.schedules import cosine, warmup_cosine
+from jepa_jax.methods.schedules import cosine, linear, warmed_up, warmup_cosine
 
 PyTree = Any
 EXACT = jax.lax.Precision.HIGHEST
 SMALL_LEAF = 2**14  # numbers; below it, a leaf costs more to start a kernel for than to compute with
-# Leaves that are directions or offsets rather than maps: decay would only pull them towards zero.
-UNDECAYED = ("bias", "scale", "cls_token", "mask_token", "context_token", "position")
+NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm)
+Mask = Callable[[PyTree], PyTree]  # from parameters to a tree of booleans
 
 
 def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_batch: int) -> float:
@@ -29,13 +38,23 @@ def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_bat
     return lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[scaling]
 
 
-def decay_mask(params: PyTree) -> PyTree:
-    """Returns True for weights that decay: kernels, not biases, norm scales, tokens or positions."""
+def decay_mask(params: PyTree, exempt: Collection[str] = ()) -> PyTree:
+    """Returns True for weights that decay: those of two or more dimensions whose path is not exempt."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.ndim > 1 and path_of(path) not in exempt, params)
 
-    def decays(path: Any, leaf: jax.Array) -> bool:
-        return leaf.ndim > 1 and getattr(path[-1], "key", None) not in UNDECAYED
 
-    return jax.tree_util.tree_map_with_path(decays, params)
+def undecayed(model: nnx.Module) -> frozenset[str]:
+    """Returns the paths of the parameters that decay would only pull towards zero: offsets and directions, not maps.
+
+    These are biases, everything in a norm, and what its module declares as `nnx.Param(value, decay=False)`, such as
+    tokens and tables of positions.
+    """
+    norms = {path for path, module in nnx.iter_modules(model) if isinstance(module, NORMS)}
+    return frozenset(
+        "/".join(map(str, path))
+        for path, param in nnx.to_flat_state(nnx.state(model, nnx.Param))
+        if path[-1] == "bias" or path[:-1] in norms or param.get_metadata().get("decay") is False
+    )
 
 
 def scale_by_larc(
@@ -86,6 +105,7 @@ def make_optimizer(
     steps_per_epoch: int,
     total_steps: int,
     groups: Sequence[ParamGroup] = (),
+    exempt: Collection[str] = (),
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Returns the transformation of `{"model": ..., "probe": ...}` parameters and the model's rate by step.
 
@@ -93,26 +113,30 @@ def make_optimizer(
       config: the `optim` group.
       batch_size: images per update, over all devices and accumulation steps.
       steps_per_epoch: to turn `warmup_epochs` into steps.
-      total_steps: where the cosine ends.
+      total_steps: where the schedule ends.
       groups: parameters of the model with a rate or decay of their own; the first whose pattern matches counts.
+      exempt: paths of parameters that do not decay, besides those of one dimension.
     """
     scale = scaled_learning_rate(1.0, batch_size, config.batch_scaling, config.reference_batch)
     warmup_steps = min(round(config.warmup_epochs * steps_per_epoch), total_steps)
 
     def rate_of(lr: float) -> optax.Schedule:
-        peak, share = lr * scale, lr / config.lr if config.lr else 1.0  # all of a group's schedule is in proportion
-        end = peak if config.name == "schedule_free_adamw" else share * config.end_lr
-        start = share * config.warmup_lr
-        return warmup_cosine(peak, warmup_steps=warmup_steps, total_steps=total_steps, start=start, end=end)
+        share = lr / config.lr if config.lr else 1.0  # all of a group's schedule is in proportion
+        start, end = share * config.warmup_lr, share * config.end_lr
+        return make_schedule(
+            config, peak=lr * scale, start=start, end=end, warmup_steps=warmup_steps, total_steps=total_steps
+        )
 
+    decays = functools.partial(decay_mask, exempt=exempt)
+    update_rule = functools.partial(_update_rule, config, decays=decays, total_steps=total_steps)
     rate = rate_of(config.lr)
-    model = optax.chain(*_clip(config), *_update_rule(config, rate, total_steps))
+    model = optax.chain(*_clip(config), *update_rule(rate))
     if groups:
-        rules = {"": optax.chain(*_update_rule(config, rate, total_steps))}
+        rules = {"": optax.chain(*update_rule(rate))}
         for i, group in enumerate(groups):
             lr = config.lr if group.lr is None else group.lr
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
-            rules[str(i)] = group_rule(config, group, own_rate, total_steps)
+            rules[str(i)] = group_rule(group, update_rule(own_rate, decay=group.weight_decay))
         # Excludes frozen groups from the clipping norm.
         model = optax.chain(freeze_groups(groups), *_clip(config, groups), _by_group(rules, groups))
     if config.layer_decay < 1:
@@ -242,18 +266,17 @@ def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
     return labels
 
 
-def group_rule(config: Any, group: ParamGroup, rate: optax.Schedule, total_steps: int) -> optax.GradientTransformation:
-    """Returns the update rule of a group of parameters."""
+def group_rule(group: ParamGroup, rules: list[optax.GradientTransformation]) -> optax.GradientTransformation:
+    """Returns the update rule of a group of parameters, which is frozen for some steps or for ever."""
     if group.frozen_steps < 0:
         return optax.set_to_zero()
-    rules = _update_rule(config, rate, total_steps, decay=group.weight_decay)
     if group.frozen_steps:
         rules.append(optax.scale_by_schedule(lambda count: jnp.where(count < group.frozen_steps, 0.0, 1.0)))
     return optax.chain(*rules)
 
 
 def _update_rule(
-    config: Any, rate: optax.Schedule, total_steps: int, decay: float | None = None
+    config: Any, rate: optax.Schedule, *, total_steps: int, decays: Mask, decay: float | None = None
 ) -> list[optax.GradientTransformation]:
     """Returns everything between the clipped gradient and the update; `decay` replaces the config's weight decay."""
     constant = config.weight_decay if decay is None else decay
@@ -266,20 +289,52 @@ def _update_rule(
     if config.name == "schedule_free_adamw":
         return [  # AdamW without momentum, for which averaging stands in
             optax.scale_by_rms(config.beta2, eps_in_sqrt=False, bias_correction=True),
-            optax.add_decayed_weights(constant, mask=decay_mask),
+            optax.add_decayed_weights(constant, mask=decays),
             optax.scale_by_learning_rate(rate),
         ]
-    falling = cosine(constant, config.weight_decay_end if decay is None else decay, total_steps)
+    last = getattr(config, "weight_decay_end", constant) if decay is None else decay  # a rule of the user's may lack it
+    falling = cosine(constant, last, total_steps)
     if config.name == "muon":
-        return [muon(config, rate, falling)]
-    decayed = optax.add_decayed_weights(falling, mask=decay_mask)
+        return [muon(config, rate, falling, decays)]
+    decayed = optax.add_decayed_weights(falling, mask=decays)
     if config.name == "adamw":
         return [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decayed, optax.scale_by_learning_rate(rate)]
-    momentum = optax.trace(config.momentum, nesterov=config.nesterov)
-    return [decayed, momentum, optax.scale_by_learning_rate(rate)]
+    if config.name == "sgd":
+        momentum = optax.trace(config.momentum, nesterov=config.nesterov)
+        return [decayed, momentum, optax.scale_by_learning_rate(rate)]
+    rule = find_class("optim.name", config.name, {})(config, rate, falling, decays)
+    if not isinstance(rule, optax.GradientTransformation):
+        kind = type(rule).__name__
+        raise UserError(f"config.optim.name = {config.name!r}: returns {kind}; return an optax.GradientTransformation")
+    return [rule]
 
 
-def muon(config: Any, rate: optax.Schedule, decay: optax.Schedule) -> optax.GradientTransformation:
+def make_schedule(
+    config: Any, *, peak: float, start: float, end: float, warmup_steps: int, total_steps: int
+) -> optax.Schedule:
+    """Returns what `optim.schedule` names: a rate by step, from `start` over `peak`, after the warm-up, to `end`.
+
+    Reference of wsd (warm-up, stable, decay): Hu et al., "MiniCPM", 2024.
+    """
+    rest = total_steps - warmup_steps
+    if config.schedule == "wsd":
+        fall_steps = min(round(config.decay_fraction * total_steps), rest)
+        fall = linear(peak, end, fall_steps)
+        return warmed_up(lambda count: fall(count - rest + fall_steps), start, peak, warmup_steps)
+    if config.schedule == "constant" or config.name == "schedule_free_adamw":
+        return warmed_up(linear(peak, peak, rest), start, peak, warmup_steps)
+    if config.schedule in ("cosine", "linear"):
+        after = (cosine if config.schedule == "cosine" else linear)(peak, end, rest)
+        return warmed_up(after, start, peak, warmup_steps)
+    make = find_class("optim.schedule", config.schedule, {})
+    schedule = make(config, peak=peak, start=start, end=end, warmup_steps=warmup_steps, total_steps=total_steps)
+    if not callable(schedule):
+        kind = type(schedule).__name__
+        raise UserError(f"config.optim.schedule = {config.schedule!r}: returns {kind}; return a function of the step")
+    return schedule
+
+
+def muon(config: Any, rate: optax.Schedule, decay: optax.Schedule, decays: Mask) -> optax.GradientTransformation:
     """Returns Muon for kernels, as matrices [all inputs, outputs], and AdamW without decay for the rest.
 
     References: Jordan et al., "Muon", 2024; the scale that makes rates those of AdamW: Liu et al., "Muon is Scalable
@@ -301,7 +356,7 @@ def muon(config: Any, rate: optax.Schedule, decay: optax.Schedule) -> optax.Grad
         consistent_rms=config.update_rms,
     )
     rest = optax.adam(lambda count: config.adam_lr_factor * rate(count), b1=config.beta1, b2=config.beta2)
-    return optax.partition({True: kernels, False: rest}, decay_mask)
+    return optax.partition({True: kernels, False: rest}, decays)
 
 
 def averaged_params(params: PyTree, opt_state: PyTree) -> PyTree:

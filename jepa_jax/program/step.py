@@ -20,7 +20,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.methods.contract import Batch, EncoderMethod, Method, PredictorMethod, Pretrained
+from jepa_jax.base.errors import UserError
+from jepa_jax.methods.contract import Batch, EncoderMethod, Method, Output, PredictorMethod, Pretrained
 from jepa_jax.models.heads import init_probe, probe_logits
 from jepa_jax.models.remat import without_remat
 from jepa_jax.program.dead_parameters import note_gradients
@@ -32,6 +33,8 @@ from jepa_jax.runtime.mesh import batch_sharding, replicated
 PyTree = Any
 # Splitting small arrays costs a collective each and saves nothing.
 FSDP_SMALLEST_SIZE = 2**14
+# Metrics that the step adds to the terms of a method.
+RESERVED = {"loss", "grad_norm", "update_norm", "lr", "ema_momentum", "probe_loss", "probe_accuracy"}
 # Far from the small numbers that methods fold or split into the key of a step.
 MODEL_STREAM, TARGET_STREAM = 2**31 + 1, 2**31 + 2
 
@@ -87,22 +90,32 @@ def split_model(model: nnx.Module) -> tuple[nnx.GraphDef, PyTree, PyTree, nnx.St
     return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(rest), random_state
 
 
+def shapes_of(batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in batch.items()}
+
+
+def abstract_model(method: Method, sample: Mapping[str, Any]) -> nnx.Module:
+    """Returns the model of a method with shapes instead of arrays."""
+    return nnx.eval_shape(lambda batch: method.init(jax.random.key(0), batch), shapes_of(sample))
+
+
 def state_factory(
     method: Method,
     tx: optax.GradientTransformation,
+    model: nnx.Module,
     *,
     sample: Mapping[str, Any],
     num_classes: int,
     mesh: Mesh,
-    load: Callable[[PyTree], Pretrained] | None = None,
+    load: Callable[[PyTree], Pretrained],
 ) -> StateFactory:
     """Plans the state for a sample batch (arrays or ShapeDtypeStructs) without computing it.
 
-    `load` gets the shapes of the model's trained variables and returns what replaces fresh ones; without it, that is
-    what the method loads itself.
+    Args:
+      model: what `abstract_model` returns.
+      load: gets the shapes of the model's trained variables and returns what replaces fresh ones.
     """
-    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in sample.items()}
-    model = nnx.eval_shape(lambda batch: method.init(jax.random.key(0), batch), shapes)
+    shapes = shapes_of(sample)
     graphdef, _, _, random_state = split_model(model)
     width = feature_width(method, graphdef, model, shapes) if num_classes else 0
 
@@ -130,7 +143,7 @@ def state_factory(
 
     @functools.cache
     def pretrained() -> Pretrained:
-        return load(abstract.params["model"]) if load else method.pretrained
+        return load(abstract.params["model"])
 
     def create_checked(seed: int, batch: Batch) -> TrainState:
         loaded = pretrained()[:2]
@@ -223,6 +236,19 @@ def with_mesh(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callab
     return traced
 
 
+def checked_output(method: Method, output: Any) -> Output:
+    """Returns what a loss returned; raises UserError, while the step is traced, unless it is as `Output` declares."""
+    where = f"{type(method).__name__}.loss"
+    if not isinstance(output, Output):
+        raise UserError(f"{where}: returns {type(output).__name__}; return Output(loss, terms) of methods.contract")
+    for name, value in {"loss": output.loss, **output.terms}.items():
+        if jnp.shape(value) != ():
+            raise UserError(f"{where}: {name!r} has the shape {jnp.shape(value)}; return a scalar, such as its mean")
+    if taken := RESERVED & output.terms.keys():
+        raise UserError(f"{where}: the step has a metric {min(taken)!r} of its own; give the term another name")
+    return output
+
+
 def statistics_of(state: TrainState) -> dict[str, PyTree]:
     """Returns what a forward pass may change of a state."""
     return {"model": state.stats, "target": state.target_stats}
@@ -250,7 +276,7 @@ def loss_function(
             target = jax.lax.stop_gradient({**params["model"], **state.target})
             slow = factory.merge(target, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
             drop_nothing(slow)  # it is what the model learns from
-        output = method.loss(model, slow, batch, key, state.step)
+        output = checked_output(method, method.loss(model, slow, batch, key, state.step))
         loss, metrics = output.loss, {"loss": output.loss, **output.terms}
         if "probe" in params and output.features is not None:
             probe_loss, hits = probe_objective(params["probe"], output.features, batch["label"])

@@ -10,7 +10,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import make_folder, read_json, remove_leftovers
 from jepa_jax.base.processes import only_one, same_file
 from jepa_jax.config.resolve import resolve
-from jepa_jax.config.schema import differing_keys
+from jepa_jax.config.schema import differing_keys, flatten
 from jepa_jax.program.checksums import step_folders
 
 RESUME = ("auto", "never", "must")
@@ -27,6 +27,8 @@ FREE_ON_RESUME = (
     "log.",
     "profile.",
 )
+LENGTH = ("optim.epochs", "train.max_steps")
+EXTENSIBLE = ("constant", "wsd")  # schedules whose rates before the end do not depend on where the end is
 
 
 class Workdir:
@@ -65,13 +67,22 @@ class Workdir:
 
     def _refuse_another(self, config: dict[str, Any]) -> None:
         free = tuple(f"config.{key}" for key in FREE_ON_RESUME)
+        longer = tuple(f"config.{key}:" for key in LENGTH) if self.is_longer(config) else ()
         stored = resolve(self.read_config(), lenient=True)  # perhaps of an earlier version
-        differing = [line for line in differing_keys(stored, config) if not line.startswith(free)]
+        differing = [line for line in differing_keys(stored, config) if not line.startswith((*free, *longer))]
         if differing:
             listing = "\n  ".join(differing)
+            hint = f"; a run becomes longer only if optim.schedule is {' or '.join(EXTENSIBLE)}"
             raise UserError(
-                f"{self.path}: was made by another config; use another --workdir, or the same values:\n  {listing}"
+                f"{self.path}: was made by another config; use another --workdir, or the same values"
+                f"{hint if any(key in listing for key in LENGTH) else ''}:\n  {listing}"
             )
+
+    def is_longer(self, config: dict[str, Any]) -> bool:
+        """Returns whether a config continues the run of this folder to more epochs or steps."""
+        before, after = flatten(resolve(self.read_config(), lenient=True)), flatten(config)
+        grows = [(before[key], after[key]) for key in LENGTH if before[key] != after[key]]
+        return after["optim.schedule"] in EXTENSIBLE and len(grows) == 1 and 0 < grows[0][0] < grows[0][1]
 
     def create(self) -> None:
         """Creates the folder; call it when everything that may refuse a run has been checked."""

@@ -13,12 +13,8 @@ from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted, signals_raise
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import abstract_on
-from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pictures import save_views
-from jepa_jax.models.remat import NONE, noted_remat
 from jepa_jax.program.checksums import newest_whole
-from jepa_jax.program.dead_parameters import dead_parameters, in_words
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.peers import fail_all, is_first
@@ -52,7 +48,7 @@ def train(
     folder, console = Workdir(workdir), console or QuietConsole()
     folder.check(config.to_dict(), resume)
     summary = folder.read_summary()
-    if summary and summary["status"] == "finished":
+    if summary and summary["status"] == "finished" and not folder.is_longer(config.to_dict()):
         console.line(f"{folder.path}: finished already; nothing to do")
         warn_of_damage(folder, console)
         if not folder.report.exists():
@@ -111,15 +107,8 @@ def start_folder(run: Run) -> None:
     if unused := unused_gpu():
         run.console.warn(unused)
     if not run.folder.has_checkpoint():  # a resumed run has the same ones
-        spec = batch_spec(run.config, run.sources[0].spec)
-        batch = abstract_on(run.program.mesh, spec, run.config.data.batch_size)
-        with noted_remat() as noted:
-            dead = dead_parameters(run.program, batch)
-        if dead:
-            run.console.warn(in_words(dead))
-        if run.config.train.remat != NONE and not noted:
-            ignored = f"{run.config.model.name or run.config.method.name} ignores it, so nothing is recomputed"
-            run.console.warn(f"config.train.remat = {run.config.train.remat}: {ignored}; use none")
+        for warning in run.warnings:
+            run.console.warn(warning)
     if not is_first():
         return
     run.folder.create()

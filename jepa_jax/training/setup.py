@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,12 +11,15 @@ import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Cropping, Grouped, Source, element_names, sample
+from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, element_names, sample
 from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, check_pipeline, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
+from jepa_jax.models.remat import NONE, noted_remat
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
+from jepa_jax.program.dead_parameters import dead_parameters, in_words
 from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
@@ -60,6 +63,7 @@ class Run:
     evaluation: EvaluationContext
     evaluators: Mapping[str, Evaluator]
     choice: Choice | None  # what `train.keep_best` names
+    warnings: Sequence[str]  # what tracing the step has shown
     console: Console
     hooks: Hooks
 
@@ -155,6 +159,19 @@ def prepare(
     evaluation = EvaluationContext(config, program, (train, test), validation=validation)
     evaluators = build_evaluators(evaluation)
     choice = find_choice(config, evaluators, program.length)
+    warnings, sources = step_warnings(config, program, train), (train, test)
     return Run(
-        config, folder, program, (train, test), validation, sample, evaluation, evaluators, choice, console, hooks
+        config, folder, program, sources, validation, sample, evaluation, evaluators, choice, warnings, console, hooks
     )
+
+
+def step_warnings(config: Config, program: Program, source: Source) -> list[str]:
+    """Traces the step, which raises what is wrong with a method's loss; returns what is odd about it."""
+    with noted_remat() as noted:
+        batch = abstract_on(program.mesh, batch_spec(config, source.spec), config.data.batch_size)
+        dead = dead_parameters(program, batch)
+    warnings = [in_words(dead)] if dead else []
+    if config.train.remat != NONE and not noted:
+        ignored = f"{config.model.name or config.method.name} ignores it, so nothing is recomputed"
+        warnings.append(f"config.train.remat = {config.train.remat}: {ignored}; use none")
+    return warnings

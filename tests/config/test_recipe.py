@@ -1,10 +1,16 @@
-"""Ladders of recipes: the sizes that a recipe lists beside its config."""
+"""Recipes: the sizes that they list beside their config, and configs of runs in their place."""
+
+import json
 
 import pytest
 
+import jepa_jax
 from jepa_jax.base import machine
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.recipe import LadderStep, assume_gpus, by_machine, read_ladder, read_recipe
+from jepa_jax.config.schema import flatten
+from jepa_jax.program.config import changed_config, load_config
+from tests.tiny import tiny_config
 
 RECIPE = """
 LADDER = (("small", {}, 2.7), ("large", {"data.batch_size": 32}, (12, 14)), ("wide", {"model.width": 96}))
@@ -61,3 +67,15 @@ def test_a_file_that_is_no_python_is_refused(tmp_path):
     path.write_text("{}")
     with pytest.raises(UserError, match=r"config\.yaml: no \.py file"):
         read_recipe(str(path))
+
+
+def test_the_config_of_a_run_is_a_recipe(tmp_path):
+    """By the folder or its config.json, also if an earlier version wrote a key that is no longer read."""
+    config = tiny_config(optim__lr=0.25, method__loss="sigreg")
+    stored = config.to_dict()
+    stored["train"]["forgotten"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for reference in (str(tmp_path), str(tmp_path / "config.json")):
+        assert load_config(reference) == config
+        assert load_config(reference, {"optim.lr": 0.5}) == changed_config(config, {"optim.lr": 0.5})
+    assert flatten(jepa_jax.get_config(tmp_path)) == flatten(jepa_jax.get_config(config.to_dict())) == flatten(config)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "eb_jepa.npz")
 CONFIG = types.SimpleNamespace(
     name="sgd", lr=0.1, weight_decay=0.0, weight_decay_end=0.0, warmup_epochs=0.0, warmup_lr=0.0, end_lr=0.0,
     batch_scaling="none", reference_batch=256, momentum=0.0, nesterov=False, beta1=0.9, beta2=0.999, clip_norm=0.0,
-    larc_trust=0.02, probe_lr=0.5, probe_weight_decay=0.0, layer_decay=1.0,
+    larc_trust=0.02, probe_lr=0.5, probe_weight_decay=0.0, layer_decay=1.0, schedule="cosine",
 )  # fmt: skip
 
 
@@ -76,13 +77,37 @@ def test_batch_scaling(scaling, factor):
     assert optim.scaled_learning_rate(0.3, 1024, scaling, 256) == pytest.approx(0.3 * factor)
 
 
-def test_only_kernels_decay():
-    names = ("kernel", "bias", "scale", "position")
-    params = {"layer": {name: jnp.ones((2, 2)) for name in names}, "norm": {"scale": jnp.ones(2)}}
-    assert optim.decay_mask(params) == {
-        "layer": {"kernel": True, "bias": False, "scale": False, "position": False},
-        "norm": {"scale": False},
+class Table(nnx.Module):
+    def __init__(self, rngs):
+        self.pos_embed = nnx.Param(jnp.ones((3, 4)), decay=False)
+        self.heads = nnx.LinearGeneral(4, (2, 2), rngs=rngs)  # whose bias has two dimensions
+        self.norms = nnx.vmap(lambda rngs: nnx.LayerNorm(4, rngs=rngs))(rngs.fork(split=2))
+        self.codes = nnx.Param(jnp.ones((3, 4)))
+
+
+def test_what_a_module_declares_norms_and_biases_do_not_decay():
+    model = Table(nnx.Rngs(0))
+    mask = optim.decay_mask({"model": nnx.to_pure_dict(nnx.state(model, nnx.Param))}, optim.undecayed(model))
+    assert mask["model"] == {
+        "pos_embed": False,
+        "heads": {"kernel": True, "bias": False},
+        "norms": {"scale": False, "bias": False},
+        "codes": True,
     }
+
+
+def rates_of(schedule, **keys):
+    config = types.SimpleNamespace(
+        **{**vars(CONFIG), "warmup_epochs": 1.0, "end_lr": 0.02, "schedule": schedule, **keys}
+    )
+    rate = optim.make_optimizer(config, batch_size=256, steps_per_epoch=10, total_steps=50)[1]
+    return [float(rate(step)) for step in (0, 5, 10, 30, 40, 45, 50)]
+
+
+def test_schedules_after_the_warm_up():
+    assert rates_of("constant") == pytest.approx([0, 0.05, 0.1, 0.1, 0.1, 0.1, 0.1])
+    assert rates_of("linear") == pytest.approx([0, 0.05, 0.1, 0.06, 0.04, 0.03, 0.02])
+    assert rates_of("wsd", decay_fraction=0.2) == pytest.approx([0, 0.05, 0.1, 0.1, 0.1, 0.06, 0.02])
 
 
 def test_weight_decay_follows_its_cosine():
@@ -111,7 +136,8 @@ def optim_group(name, **keys):
 
 
 def first_update(config, params, gradients, groups=()):
-    tx, _ = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=100, groups=groups)
+    length = dict(batch_size=16, steps_per_epoch=10, total_steps=100)
+    tx, _ = optim.make_optimizer(config, **length, groups=groups, exempt=["position"])
     updates, _ = tx.update({"model": gradients}, tx.init({"model": params}), {"model": params})
     return updates["model"]
 

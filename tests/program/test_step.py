@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.methods.contract import Pretrained
+from jepa_jax.methods.contract import Output, Pretrained
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import averaged_params
 from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statistics
@@ -153,3 +153,30 @@ def test_metrics_are_one_array_and_a_mapping_of_scalars():
     assert dict(metrics) == metrics.floats() == {"loss": 1.5, "hits": 3.0} and "other" not in metrics
     with pytest.raises(KeyError, match="other"):
         metrics["other"]
+
+
+class Returning(LineMethod):
+    """A method whose loss returns `result`."""
+
+    result = None
+
+    def loss(self, model, target, batch, key, step):
+        return self.result(super().loss(model, target, batch, key, step).loss)
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        (lambda loss: loss, "Returning.loss: returns .*Tracer; return Output"),
+        (lambda loss: Output(loss, {"grad_norm": loss}), "the step has a metric 'grad_norm' of its own"),
+        (lambda loss: Output(loss, {"loss": loss}), "the step has a metric 'loss' of its own"),
+        (lambda loss: Output(loss, {"parts": jnp.ones(3)}), r"'parts' has the shape \(3,\); return a scalar"),
+        (lambda loss: Output(jnp.ones(2) * loss, {}), r"'loss' has the shape \(2,\); return a scalar"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_refused_while_it_is_traced(monkeypatch, result, message):
+    monkeypatch.setattr(Returning, "result", staticmethod(result))
+    config = changed_config(LOADING, {"method.name": f"{__name__}:Returning"})
+    program = build_program(config, batch=SEQUENCES)
+    with pytest.raises(UserError, match=message):
+        program.train_step.trace(program.factory.abstract, SEQUENCES)
