@@ -20,7 +20,6 @@ def parse_config(
     """Returns the config of a recipe with overrides, parsed by config_flags.
 
     Keys that decide which keys there are (`--config.method.loss=sigreg`) are set before config_flags looks up the types
-<<<<<<< HEAD
     of the others, so that the keys of the new choice exist.
 
     Args:
@@ -30,9 +29,6 @@ def parse_config(
 
     Raises:
       UserError: lists every key and value that is wrong.
-=======
-    of the others, so that the keys of the new choice exist. UserError lists every key and value that is wrong.
->>>>>>> f333646 (Inline helpers with one caller in training, program and config)
     """
     recipe = read_recipe(reference)
     given = [key_and_text(flag) for flag in override_flags]
