@@ -22,7 +22,8 @@ Value = TypeVar("Value", bound=jax.Array)
 @contextlib.contextmanager
 def noted_remat() -> Iterator[list[str]]:
     """Notes in a list what the functions recompute that are traced inside the block, to tell who ignores `remat`."""
-    token = _noted.set(noted := [])
+    noted: list[str] = []
+    token = _noted.set(noted)
     try:
         yield noted
     finally:
