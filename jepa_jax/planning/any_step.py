@@ -21,7 +21,7 @@ from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered
 from jepa_jax.planning.absent_meshes import count_devices, lower
 from jepa_jax.planning.estimate import MemoryNeed, exchange_seconds, memory_need, verdict_of
 from jepa_jax.planning.factors import Prediction, predict, timed_kernels
-from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table
+from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table, lowering_for
 from jepa_jax.runtime.platforms import prepare_to_plan
 
 Row = Sequence[str]  # cells of a table
@@ -148,7 +148,8 @@ def plan(
         own, named = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
         return function(*own, **named)
 
-    traced = jax.make_jaxpr(lambda *arrays: call(jitted, arrays))(*arguments)
+    with lowering_for(card):
+        traced = jax.make_jaxpr(lambda *arrays: call(jitted, arrays))(*arguments)
     sharded = count_devices(traced, arguments)
     devices = sharded or 1
 
@@ -157,7 +158,8 @@ def plan(
         there = absent_devices(card, f"1x1x{devices}", unlimited)
         alone = SingleDeviceSharding(there[0])
         own = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=alone) for one in arguments]
-        lowered = lower(traced, arguments, there) if sharded else call(jitted.lower, own)
+        with lowering_for(card):
+            lowered = lower(traced, arguments, there) if sharded else call(jitted.lower, own)
         with tempfile.TemporaryDirectory(prefix="jepa_jax_plan_") as folder:
             program = compile_lowered(lowered, pathlib.Path(folder))
             text = program.as_text()

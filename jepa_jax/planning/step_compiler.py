@@ -39,7 +39,7 @@ from jepa_jax.planning.absent_gpus import (
 )
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.config import changed_config
-from jepa_jax.runtime.hardware import Gpu
+from jepa_jax.runtime.hardware import Gpu, lowering_for
 from jepa_jax.runtime.mesh import check_batch, make_mesh
 from jepa_jax.runtime.start import cache_folder
 
@@ -200,11 +200,12 @@ class StepCompiler:
             return pool.submit(self._write, kept)
         devices = absent_devices(request.gpu, request.topology, request.unlimited)
         data = request.data or self.data
-        program = program_for(request.config, data, devices)
         elements = batch_spec(request.config, request.elements or data.spec)
         batch = abstract_batch(elements, request.config.data.batch_size)
-        traced = trace_step(program, batch)
-        lowered = traced.lower()
+        with lowering_for(request.gpu):
+            program = program_for(request.config, data, devices)
+            traced = trace_step(program, batch)
+            lowered = traced.lower()
         by_program = _digest(request, lowered.as_text(), code_digest(*READERS))
         if kept := self._read(by_program):
             return pool.submit(self._write, kept, by_config)

@@ -1,10 +1,12 @@
 """GPUs as data: the table `hardware.toml` and files of the user's, searched by key or by JAX's name of a device."""
 
+import contextlib
+import contextvars
 import dataclasses
 import difflib
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
@@ -23,6 +25,7 @@ MULTIPROCESSORS = {
     (10, 0): (233472, 232448, 2048, 128),
     (12, 0): (102400, 101376, 1536, 128),
 }
+_lowered_for: "contextvars.ContextVar[Gpu | None]" = contextvars.ContextVar("lowered_for", default=None)
 _WHOLE = ("cores", "memory_bytes", "l2_bytes")
 
 
@@ -51,6 +54,29 @@ class Gpu:
     def tflops(self, precision: str) -> float:
         """Returns the rate of matrix products in `train.precision`; JAX runs float32 products as TF32 on GPUs."""
         return self.bf16_tflops if precision == "bfloat16" else self.tf32_tflops
+
+
+@contextlib.contextmanager
+def lowering_for(gpu: Gpu) -> Iterator[None]:
+    """Makes programs that are traced inside the block programs for this GPU, which need not be there."""
+    token = _lowered_for.set(gpu)
+    try:
+        yield
+    finally:
+        _lowered_for.reset(token)
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """Returns that of the GPU that programs are traced for: of `lowering_for`, or of this machine; None without one."""
+    if gpu := _lowered_for.get():
+        return gpu.compute_capability
+    import jax
+
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return None
+    major, minor = str(device.compute_capability).split(".")
+    return int(major), int(minor)
 
 
 def load_table(extra: str | pathlib.Path | None = None) -> dict[str, Gpu]:

@@ -23,7 +23,9 @@ _LIBRARY_WORDS = (
     "failed to cuda calloc", "failed to cuda host alloc",
 )  # fmt: skip
 _THREAD_WORDS = ("resource temporarily unavailable", "can't start new thread", "pthread_create")
-_HARMLESS = "not a failure"  # XLA reports an attempt that it continues without
+# XLA reports an attempt that it continues without; a kernel that needs more of a multiprocessor's shared memory than
+# there is, which a smaller batch needs as well.
+_HARMLESS = ("not a failure", "shared memory size limit exceeded")
 _GROUP, _GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
 _STATUS, _CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
 
@@ -36,7 +38,7 @@ def is_out_of_memory(message: str | BaseException) -> bool:
     text = message if isinstance(message, str) else f"{type(message).__name__}: {message}"
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     wanted = _WORDS + _LIBRARY_WORDS + (_THREAD_WORDS if is_limited else ())
-    lines = [line for line in text.lower().splitlines() if _HARMLESS not in line]
+    lines = [line for line in text.lower().splitlines() if not any(words in line for words in _HARMLESS)]
     return any(words in line for line in lines for words in wanted)
 
 

@@ -38,6 +38,8 @@ def test_messages_of_every_library_are_known(message):
 def test_other_errors_and_attempts_that_failed_harmlessly_do_not_count():
     attempted = "ran out of memory trying to allocate 2GiB. The caller indicates that this is not a failure"
     assert not is_out_of_memory(attempted) and is_out_of_memory(f"{attempted}\nRESOURCE_EXHAUSTED")
+    kernel = "RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 114944, available 101376"
+    assert not is_out_of_memory(kernel)
     assert not is_out_of_memory(RuntimeError("INTERNAL: something else"))
 
 

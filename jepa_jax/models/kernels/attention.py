@@ -1,10 +1,11 @@
 """Softmax attention that is fast everywhere, with one meaning: softmax(q k' / sqrt(d)) v for each head.
 
 Which formulation a program holds is settled when it is lowered, as for convolutions. On CPUs heads are batches of plain
-matrix products with a gradient that reuses the softmax of the forward pass; on NVIDIA GPUs self-attention is one
-fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
+matrix products with a gradient that reuses the softmax of the forward pass; on NVIDIA GPUs from Ampere on
+self-attention is one fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
 """
 
+import functools
 import math
 
 import jax
@@ -17,8 +18,11 @@ from jepa_jax.base.scope import Scope
 from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.kernels.linear import materialize
 from jepa_jax.models.remat import product
+from jepa_jax.runtime.hardware import MULTIPROCESSORS, compute_capability
 
-FUSED_LENGTH, FUSED_BLOCK = 64, 64  # tokens from which on, and in blocks of which, the kernel for GPUs works
+FUSED_LENGTH = 64  # tokens from which on the kernel for GPUs is used
+FUSED_BLOCKS = (64, 32, 16)  # tokens of a block of scores in it, the fastest first
+AMPERE = (8, 0)  # compute capability of the first GPUs that have bfloat16 and that Triton compiles for
 MASKED_SCORE = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
 # The scope in which exported programs are traced, which run without this package.
 without_gpu_kernels = Scope("without_gpu_kernels")
@@ -34,7 +38,26 @@ def attention(
     if forward_mode:
         return _plain(q, k, v, mask)
     masks = () if mask is None else (mask,)
-    return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=_on_cuda, default=_plain))
+    on_cuda = _plain
+    if (compute_capability() or AMPERE) < AMPERE:
+        on_cuda = _in_float32
+    elif not (without_gpu_kernels or masks or q.shape != k.shape or q.shape[1] < FUSED_LENGTH):
+        # A new function for each call: JAX would reuse the trace of another GPU.
+        if block := fused_block(q.shape[-1], q.dtype.itemsize):
+            on_cuda = functools.partial(_on_cuda, block=block)
+    return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=on_cuda, default=_plain))
+
+
+def fused_block(width: int, itemsize: int) -> int:
+    """Returns the tokens per block of the kernel on the GPU that the program is for; 0 if its memory is too small.
+
+    The kernel of the backward pass holds three blocks of heads and one of scores in shared memory.
+    """
+    capability = compute_capability() or (8, 6)
+    padded = 1 << (width - 1).bit_length()  # Triton's arrays are powers of two
+    limit = MULTIPROCESSORS.get(capability, MULTIPROCESSORS[8, 6])[1]
+    fitting = [block for block in FUSED_BLOCKS if block * ((3 * padded + block) * itemsize + 4) <= limit]
+    return next(iter(fitting), 0)
 
 
 def store_gradient(x: Array) -> Array:
@@ -58,6 +81,10 @@ def _plain(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     return jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[:, None, None, :])
 
 
+def _in_float32(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+    return _plain(*(x.astype(jnp.float32) for x in (q, k, v)), mask).astype(q.dtype)
+
+
 def _on_cpu(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     batch, length, heads, width = q.shape
     dtype = q.dtype
@@ -67,26 +94,25 @@ def _on_cpu(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     return jnp.swapaxes(mixed, 1, 2).astype(dtype)
 
 
-def _on_cuda(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+def _on_cuda(q: Array, k: Array, v: Array, *, block: int) -> Array:
     """Computes blocks of scores in fast memory (a Triton kernel): the matrix of all scores is never written."""
-    if without_gpu_kernels or mask is not None or q.shape != k.shape or q.shape[1] < FUSED_LENGTH:
-        return _plain(q, k, v, mask)
     mesh = jax.sharding.get_abstract_mesh()
+    fused = functools.partial(_fused, block=block)
     if mesh.size <= 1:
-        return _fused(q, k, v)
+        return fused(q, k, v)
     split = PartitionSpec(mesh.axis_names)  # XLA does not divide a kernel: each device attends to its own images
-    return jax.shard_map(_fused, in_specs=(split,) * 3, out_specs=split, check_vma=False)(q, k, v)
+    return jax.shard_map(fused, in_specs=(split,) * 3, out_specs=split, check_vma=False)(q, k, v)
 
 
-def _fused(q: Array, k: Array, v: Array, *, interpret: bool = False) -> Array:
+def _fused(q: Array, k: Array, v: Array, *, block: int, interpret: bool = False) -> Array:
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     batch, length, _, width = q.shape
-    padding = -length % FUSED_BLOCK
+    padding = -length % block
     q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
     # Tokens attend to those of their own segment, and padding is another one.
     segments = jnp.broadcast_to(jnp.arange(length + padding) < length, (batch, length + padding)).astype(jnp.int32)
-    blocks = BlockSizes(*[FUSED_BLOCK] * 6)
+    blocks = BlockSizes(*[block] * 6)
     mixed = mha(q, k, v, segments, sm_scale=1 / math.sqrt(width), block_sizes=blocks, interpret=interpret)
     return mixed[:, :length]
 

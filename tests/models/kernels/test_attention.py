@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.kernels.attention import _fused, attention
+from jepa_jax.models.kernels.attention import _fused, attention, fused_block
 from jepa_jax.models.kernels.mlp import gelu, mlp
 from jepa_jax.models.vit import Attention
 from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
 from jepa_jax.program.step import with_mesh
-from jepa_jax.runtime.hardware import load_table
+from jepa_jax.runtime.hardware import load_table, lowering_for
 from tests.arrays import create, normal
 from tests.stepping import mesh_of
 
@@ -127,19 +127,50 @@ def test_eight_devices_attend_as_one_does():
     assert not both[1][0].sharding.is_fully_replicated
 
 
-@pytest.mark.parametrize("length", [64, 65, 196])
-def test_the_kernel_for_gpus_has_the_values_and_gradients_of_the_plain_form(length):
+@pytest.mark.parametrize("length, block", [(64, 64), (65, 16), (196, 64)])
+def test_the_kernel_for_gpus_has_the_values_and_gradients_of_the_plain_form(length, block):
     arrays = heads(length, length, batch=1, width=16)
-    fused = functools.partial(_fused, interpret=True)  # the kernel's own operations, one after the other
+    fused = functools.partial(_fused, block=block, interpret=True)  # its own operations, one after the other
     assert_close(values_and_gradients(fused, *arrays), values_and_gradients(plain_attention, *arrays), 1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_no_matrix_of_scores_is_written_on_a_gpu(devices):
+@pytest.mark.parametrize(
+    "gpu, dtype, width, block",
+    [
+        ("rtx4090", jnp.float32, 64, 64),
+        ("rtx4090", jnp.float32, 80, 32),  # 64 would take 114,944 of 101,376 bytes: Triton pads widths to powers of 2
+        ("rtx4090", jnp.bfloat16, 128, 64),
+        ("rtx4090", jnp.bfloat16, 256, 32),
+        ("rtx4090", jnp.float32, 256, 16),
+        ("a100-80", jnp.float32, 128, 64),
+        ("a100-80", jnp.float32, 256, 32),
+    ],
+)
+def test_blocks_of_the_kernel_fit_the_shared_memory_of_the_gpu(gpu, dtype, width, block):
+    with lowering_for(load_table()[gpu]):
+        assert fused_block(width, jnp.dtype(dtype).itemsize) == block
+
+
+@pytest.mark.parametrize("gpu, dtype, width", [("t4", jnp.bfloat16, 16), ("rtx4090", jnp.float32, 128)])
+def test_attention_compiles_for_gpus_without_triton_and_with_little_shared_memory(compiler_options, gpu, dtype, width):
+    card = load_table()[gpu]
+    layout = SingleDeviceSharding(absent_devices(card, "1x1x1")[0])
+    x = jax.ShapeDtypeStruct((1, 64, 1, width), dtype, sharding=layout)
+    with lowering_for(card):
+        lowered = jax.jit(lambda *heads: values_and_gradients(attention, *heads)).lower(x, x, x)
+    assert ("mha_forward" in lowered.compile(compiler_options=compiler_options).as_text()) == (gpu != "t4")
+
+
+@pytest.fixture
+def compiler_options():
     try:
-        options = {"xla_gpu_cuda_data_dir": str(require_wheels())}
+        return {"xla_gpu_cuda_data_dir": str(require_wheels()), "xla_gpu_enable_triton_gemm": False}
     except UserError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_no_matrix_of_scores_is_written_on_a_gpu(compiler_options, devices):
     absent = absent_devices(load_table()["a100-80"], f"1x1x{devices}")
     mesh = jax.sharding.Mesh(np.array(absent).reshape(devices, 1), ("data", "fsdp"))
     layout = NamedSharding(mesh, PartitionSpec(("data", "fsdp"))) if devices > 1 else SingleDeviceSharding(absent[0])
@@ -149,7 +180,7 @@ def test_no_matrix_of_scores_is_written_on_a_gpu(devices):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return values_and_gradients(attention, q, k, v)
 
-    text = jax.jit(step).lower(x, x, x).compile(compiler_options=options).as_text()
+    text = jax.jit(step).lower(x, x, x).compile(compiler_options=compiler_options).as_text()
     assert "triton" in text
     for written in ("196,196]", "256,256]", "196,256]", "256,196]"):
         assert written not in text
