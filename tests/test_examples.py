@@ -3,6 +3,7 @@
 import math
 import pathlib
 
+import numpy as np
 import pytest
 
 from tests.runs import Silent, rows, run
@@ -12,6 +13,9 @@ SHORT = dict(train__max_steps=3, optim__warmup_epochs=0.0, eval__untrained=False
 # By file: the overrides of a tiny run that uses it.
 RUNS = {
     "simclr": dict(method__name="simclr:SimClr", method__projector=(16, 8), method__temperature=5.0),
+    "grain_dataset": dict(data__source="grain_dataset:dataset", data__transforms=("grain_dataset:darker",)),
+    "grain_stream": dict(data__source="grain_dataset:stream"),
+    "stored_maps": dict(data__source="stored_maps:StoredMaps", data__num_workers=1),
     "convnext": dict(model__name="convnext:ConvNeXt", model__width=8, model__depth=1, train__remat="full"),
 }
 
@@ -30,11 +34,22 @@ def test_examples_are_short_and_linked():
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_example_trains(name, tmp_path):
-    console = Silent()
-    summary = run(tmp_path, console, **SHORT | RUNS[name])
+    console, keys = Silent(), SHORT | RUNS[name]
+    if name == "stored_maps":
+        for split, count in (("train", 96), ("test", 32)):
+            images = np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
+            np.save(tmp_path / f"{split}.npy", images)
+        keys |= {"data__dir": str(tmp_path)}
+    summary = run(tmp_path / "run", console, **keys)
     assert (summary["status"], summary["steps"]) == ("finished", 3)
-    losses = [row["train/loss"] for row in rows(tmp_path) if "train/loss" in row]
+    losses = [row["train/loss"] for row in rows(tmp_path / "run") if "train/loss" in row]
     assert len(losses) == 3 and all(map(math.isfinite, losses))
     assert not [line for line in console.lines if "remat" in line or "will not be trained" in line]
     if name == "simclr":  # similarities that hardly differ: each of the 31 other views is as likely
         assert losses[0] == pytest.approx(math.log(31), abs=0.2)
+
+
+def test_a_plain_program_loads_the_same_batches_with_any_workers():
+    import load_own_data
+
+    assert load_own_data.main(workers=0) == load_own_data.main(workers=1)

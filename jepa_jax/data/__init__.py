@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 PUBLIC = {
+    "as_source": "elements",
     "dataset": "batches",
     "batch_dataset": "batches",
     "SupervisedPool": "workers",

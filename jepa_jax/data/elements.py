@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Source, Spec, sample
 from jepa_jax.data.in_memory import Arrays, InMemorySource
 
@@ -26,8 +25,13 @@ LEAST_CLASSES = 10  # so that a test split in which the last class is missing ha
 REFUSED_TYPES = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
-def as_source(given: Any, data: DataConfig, split: str) -> Source:
-    """Returns one split of anything that holds data as a source; raises UserError if it is none of what is known."""
+def as_source(given: Any, *, split: str = "train", count: int = 0) -> Source:
+    """Returns anything that holds a data set as a source; raises UserError if it is none of what is known.
+
+    Args:
+      split: what messages call it.
+      count: elements of a stream to keep in memory.
+    """
     if isinstance(given, Source):
         return given
     if isinstance(given, Mapping):
@@ -37,7 +41,6 @@ def as_source(given: Any, data: DataConfig, split: str) -> Source:
             raise UserError(f"{split} data: arrays of different lengths ({lengths}); give all of them one per element")
         return InMemorySource(lambda: arrays)
     if isinstance(given, grain.IterDataset):
-        count = data.num_train if split == "train" else data.num_test
         if not count:
             raise UserError(
                 f"config.data.num_{split} = 0: a stream has no length; say how many elements to keep in memory for "

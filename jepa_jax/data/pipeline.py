@@ -22,6 +22,7 @@ from jepa_jax.data.batches import batch_dataset, batch_order
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.workers import PoolIterator, State, SupervisedPool
 from jepa_jax.runtime.allocator import return_freed_memory
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
 def load_batches(
     dataset: grain.MapDataset | grain.IterDataset,
     *,
-    sharding: NamedSharding,
+    sharding: NamedSharding | None = None,
     start: int | State = 0,
     num_workers: int = 0,
     worker_timeout: float = 300.0,
@@ -147,7 +148,7 @@ def load_batches(
 
     Args:
       dataset: its elements are this process's parts of batches, dicts of arrays [B, ...].
-      sharding: how the arrays of the whole batch are laid out.
+      sharding: how the arrays of the whole batch are laid out; by default over all devices.
       start: number of the first element, of a dataset with random access; or the `state` of the info to go on from.
       num_workers: processes that make the elements (`SupervisedPool`); 0 makes them in a thread.
       worker_timeout: seconds without an element after which workers are restarted.
@@ -161,9 +162,9 @@ def load_batches(
         elements = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     else:
         elements = dataset
-    return TrainBatches(
-        _loaded(elements, sharding, {"next_index": start} if isinstance(start, int) else start, prefetch)
-    )
+    sharding = sharding or batch_sharding(make_mesh(jax.device_count(), 1))
+    state = {"next_index": start} if isinstance(start, int) else start
+    return TrainBatches(_loaded(elements, sharding, state, prefetch))
 
 
 def _loaded(

@@ -114,7 +114,7 @@ def _open_whole(data: DataConfig, split: str, given: Mapping[str, Any] | None = 
     opener = find_opener(data)
     try:
         opened = opener(data, split) if given is None else given[split]
-        source = as_source(opened, data, split)
+        source = as_source(opened, split=split, count=data.num_train if split == "train" else data.num_test)
         count = num_used(data, split, len(source))
         if count < len(source):
             source = subset(source, sample(len(source), count))

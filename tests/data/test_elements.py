@@ -145,7 +145,7 @@ def test_a_batch_that_is_not_as_declared_is_refused_by_name(made, message):
 def test_data_that_cannot_be_used_is_named(given, message):
     keys = config(source="python", num_train=0)
     if message is None:
-        source = as_source(given, keys, "train")
+        source = as_source(given)
         with pytest.raises(UserError, match=r"'image' of element 1 is uint8\[16, 15, 3\], and of the first one"):
             source.batch(np.array([0, 1]))
         return
@@ -154,7 +154,7 @@ def test_data_that_cannot_be_used_is_named(given, message):
 
 
 def test_a_label_beyond_the_classes_is_refused():
-    source = as_source([(np.zeros((16, 16, 3), np.uint8), label) for label in [0] * 9 + [3]], config(), "train")
+    source = as_source([(np.zeros((16, 16, 3), np.uint8), label) for label in [0] * 9 + [3]])
     source.classes = ("a", "b")
     with pytest.raises(UserError, match=r"'label' is outside 0..1; give the data set an attribute `classes`"):
         source.batch(np.arange(10))
