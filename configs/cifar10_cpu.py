@@ -34,8 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim.beta2 = 0.99
     config.optim.weight_decay = 0.0
     config.optim.adam_lr_factor = 0.5
-    config.eval.every_epochs = 0
-    config.eval.knn_every_epochs = 0
+    config.eval.every_epochs = config.eval.knn_every_epochs = 0  # measured before and after training alone
     config.eval.calibration_images = 2000
     config.eval.batch_size = 20
     return config
