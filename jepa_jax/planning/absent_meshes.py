@@ -1,7 +1,7 @@
 """Lowers a traced function for absent GPUs, with all shardings that it was written with."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,11 +10,12 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 Arguments = Sequence[jax.ShapeDtypeStruct]
+AnyMesh = Mesh | AbstractMesh
 
 
 def count_devices(traced: core.ClosedJaxpr, arguments: Arguments) -> int:
     """Returns how many devices the meshes of a function and its arguments span; 0 without a mesh."""
-    meshes = list(_meshes((traced, arguments, jax.sharding.get_abstract_mesh())))
+    meshes = _meshes(traced, arguments)
     return max([len(_device_ids(meshes)), *(mesh.size for mesh in meshes)])
 
 
@@ -23,26 +24,12 @@ def lower(traced: core.ClosedJaxpr, arguments: Arguments, devices: Sequence[Any]
 
     An argument without a sharding gets the one that the function asks for (`in_shardings`), or is on every device.
     """
-    context = jax.sharding.get_abstract_mesh()  # of `jax.set_mesh`
-    meshes = list(_meshes((traced, arguments, context)))
+    meshes = _meshes(traced, arguments)
     places = dict(zip(_device_ids(meshes), devices, strict=False))
 
-    def absent(mesh: Mesh | AbstractMesh) -> Mesh:
+    def absent(mesh: AnyMesh) -> Mesh:
         chosen = [places[one.id] for one in mesh.devices.flat] if isinstance(mesh, Mesh) else devices[: mesh.size]
         return Mesh(np.array(chosen).reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, NamedSharding) and not value.mesh.empty:
-            return NamedSharding(absent(value.mesh), value.spec)
-        if isinstance(value, Mesh) and not value.empty:
-            return absent(value)
-        if isinstance(value, core.ClosedJaxpr):
-            return core.ClosedJaxpr(moved(value.jaxpr), value.consts)
-        if isinstance(value, core.Jaxpr):
-            return value.replace(eqns=[one.replace(params=moved(one.params)) for one in value.eqns])
-        if type(value) in (tuple, list):
-            return type(value)(map(moved, value))
-        return {key: moved(part) for key, part in value.items()} if type(value) is dict else value
 
     everywhere = NamedSharding(absent(meshes[0]), PartitionSpec())
     specs = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=everywhere) for one in arguments]
@@ -56,26 +43,42 @@ def lower(traced: core.ClosedJaxpr, arguments: Arguments, devices: Sequence[Any]
                 donated += [i] if equation.params["donated_invars"][place] else []
         given = [one for one in wanted if isinstance(one, NamedSharding)]
         if given:
-            specs[i] = specs[i].update(sharding=moved(given[0]))
+            specs[i] = specs[i].update(sharding=_with_meshes(given[0], absent))
+    moved = core.jaxpr_as_fun(_with_meshes(traced, absent))
+    context = jax.sharding.get_abstract_mesh()
     with contextlib.nullcontext() if context.empty else jax.set_mesh(absent(context)):
-        return jax.jit(core.jaxpr_as_fun(moved(traced)), donate_argnums=donated).lower(*specs)
+        return jax.jit(moved, donate_argnums=donated).lower(*specs)
 
 
-def _device_ids(meshes: Sequence[Mesh | AbstractMesh]) -> list[int]:
+def _device_ids(meshes: Sequence[AnyMesh]) -> list[int]:
     return sorted({one.id for mesh in meshes if isinstance(mesh, Mesh) for one in mesh.devices.flat})
 
 
-def _meshes(value: Any) -> Iterator[Mesh | AbstractMesh]:
-    """Yields the meshes of a jaxpr, of arguments, and of the shardings in them."""
-    if isinstance(value, NamedSharding):
-        value = value.mesh
-    if isinstance(value, Mesh | AbstractMesh):
-        yield from [] if value.empty else [value]
-    elif isinstance(value, jax.ShapeDtypeStruct):
-        yield from _meshes(value.sharding)
-    elif isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-        for equation in value.eqns:
-            yield from _meshes(equation.params)
-    elif isinstance(value, tuple | list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _meshes(part)
+def _meshes(traced: core.ClosedJaxpr, arguments: Arguments) -> list[AnyMesh]:
+    """Returns the meshes of a function, of its arguments and of `jax.set_mesh`."""
+    found: list[AnyMesh] = []
+
+    def note(mesh: AnyMesh) -> AnyMesh:
+        found.append(mesh)
+        return mesh
+
+    _with_meshes((traced, [one.sharding for one in arguments]), note)
+    context = jax.sharding.get_abstract_mesh()
+    return found if context.empty else [*found, context]
+
+
+def _with_meshes(value: Any, change: Callable[[AnyMesh], AnyMesh]) -> Any:
+    """Returns a jaxpr, a sharding or a tree of them with other meshes in its shardings and calls."""
+    if isinstance(value, NamedSharding) and not value.mesh.empty:
+        return NamedSharding(change(value.mesh), value.spec)
+    if isinstance(value, Mesh) and not value.empty:
+        return change(value)
+    if isinstance(value, core.ClosedJaxpr):
+        return core.ClosedJaxpr(_with_meshes(value.jaxpr, change), value.consts)
+    if isinstance(value, core.Jaxpr):
+        return value.replace(eqns=[one.replace(params=_with_meshes(one.params, change)) for one in value.eqns])
+    if type(value) in (tuple, list):
+        return type(value)(_with_meshes(part, change) for part in value)
+    if type(value) is dict:
+        return {key: _with_meshes(part, change) for key, part in value.items()}
+    return value

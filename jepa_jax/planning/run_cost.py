@@ -53,13 +53,15 @@ def run_cost(plan: Plan, context: PlanContext) -> RunCost:
     hosts, rate = num_hosts(plan.request.topology), context.loader_images_per_sec
     loading = 0.0 if rate is None or config.data.pipeline == "device" else 1 / (rate * hosts)  # per image
     forward = FORWARD_SHARE / max(1, flatten(config).get("method.views") or 1)  # of training: one view, forward only
+    every, epochs = config.train.checkpoint_every_steps, config.optim.epochs
+    saves = length.total_steps / every if every else max(1, epochs / config.train.checkpoint_every_epochs)
     totals = []
     for images_per_sec in (speed.images_per_sec, *reversed(speed.predicted)):
         image = 1 / images_per_sec
         totals.append({
             "training": length.total_steps * batch * max(image, loading),
             "evaluation": evaluated_images(plan, context.data, length) * max(image * forward, loading),
-            "checkpoints": checkpoints(plan, length) * plan.estimate.facts.state_bytes / DISK_BYTES_PER_SECOND,
+            "checkpoints": math.ceil(saves) * plan.estimate.facts.state_bytes / DISK_BYTES_PER_SECOND,
             "compilation": 2 * COMPILE_SECONDS,
         })  # fmt: skip
     fast, slow = (sum(parts.values()) for parts in totals[1:])
@@ -80,14 +82,6 @@ def evaluated_images(plan: Plan, data: DataFacts, length: Length) -> float:
     limit = evals.max_images or data.num_train
     train, test = min(limit, data.num_train), min(limit, TEST_SHARE * data.num_train)
     return tests * test + neighbours * (train + test)
-
-
-def checkpoints(plan: Plan, length: Length) -> int:
-    """Returns how many checkpoints a run writes."""
-    config = plan.request.config
-    epochs = max(1, math.ceil(config.optim.epochs / config.train.checkpoint_every_epochs))
-    every = config.train.checkpoint_every_steps
-    return math.ceil(length.total_steps / every) if every else epochs
 
 
 def evaluation_bytes(plan: Plan, context: PlanContext) -> int:
