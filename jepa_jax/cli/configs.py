@@ -21,10 +21,6 @@ ABOUT_REFERENCE = """Prints a Markdown page with every config key: default, mean
 """
 
 
-def add_no_flags(parser: Parser) -> None:
-    """Leaves the parser as it is."""
-
-
 def list_configs(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.config.recipe import shipped_recipes, summary_of
 
@@ -32,10 +28,6 @@ def list_configs(arguments: Arguments, console: Console) -> Result:
     width = max(map(len, summaries))
     lines = [f"{name:<{width}}  {summary}" for name, summary in summaries.items()]
     return Result([{"configs": summaries}], "\n".join(lines))
-
-
-def add_describe_flags(parser: Parser) -> None:
-    parser.add_config()
 
 
 def run_describe(arguments: Arguments, console: Console) -> Result:
@@ -74,6 +66,6 @@ def print_reference(arguments: Arguments, console: Console) -> Result:
     return Result([], config_reference())
 
 
-CONFIGS = Command("configs", ABOUT_CONFIGS, add_no_flags, list_configs, uses_jax=False)
-REFERENCE = Command("reference", ABOUT_REFERENCE, add_no_flags, print_reference)
-DESCRIBE = Command("describe", ABOUT_DESCRIBE, add_describe_flags, run_describe)
+CONFIGS = Command("configs", ABOUT_CONFIGS, lambda parser: None, list_configs, uses_jax=False)
+REFERENCE = Command("reference", ABOUT_REFERENCE, lambda parser: None, print_reference)
+DESCRIBE = Command("describe", ABOUT_DESCRIBE, Parser.add_config, run_describe)

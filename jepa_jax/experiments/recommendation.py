@@ -52,6 +52,7 @@ class SettingsChoice:
       tied: rows other than the leader that are as fast within noise and MOST_LOSS.
       gain: speed of the leader over the config; None if it is the config, or the config was not measured.
       verdict: SHOWN | KEEP | AS_GIVEN | NO_CONFIG.
+      compared: how many other rows could have been chosen.
     """
 
     best: SweepRow
@@ -59,6 +60,7 @@ class SettingsChoice:
     tied: tuple[SweepRow, ...]
     gain: SpeedRatio | None
     verdict: str
+    compared: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +176,9 @@ def choose_settings(
         light = row.memory_bytes <= EQUAL_MEMORY * least
         return not light, 0.0 if light else row.memory_bytes, row.combination.num_workers, -model.effect(row)
 
-    leader = min(tied, key=preference)
-    gain = None
+    leader, gain, compared = min(tied, key=preference), None, max(others, comparisons or 0)
     if given is not None and given.combination != leader.combination:
-        gain = compare_speeds(leader, given, model, bonferroni_level(max(others, comparisons or 1)))
+        gain = compare_speeds(leader, given, model, bonferroni_level(compared))
     can_keep = given is not None and any(row.combination == given.combination for row in candidates)
     if not can_keep:
         verdict = NO_CONFIG
@@ -186,7 +187,7 @@ def choose_settings(
     else:
         verdict = SHOWN if gain.verdict == FASTER else KEEP
     best = given if verdict == KEEP and given is not None else leader
-    return SettingsChoice(best, leader, tuple(row for row in tied if row is not leader), gain, verdict)
+    return SettingsChoice(best, leader, tuple(row for row in tied if row is not leader), gain, verdict, compared)
 
 
 def rate(row: SweepRow) -> str:
@@ -209,7 +210,8 @@ def choice_sentences(
         return [f"No significant speed-up: keep {given} ({label}): {rate(best)}.", leader]
     sentences = [f"Use {label}: {rate(best)}."]
     if verdict == AS_GIVEN:
-        sentences = [f"Keep {given} ({label}): {rate(best)}. No other usable combination is faster."]
+        others = "No other usable combination is faster." if choice.compared else "No other combination was measured."
+        sentences = [f"Keep {given} ({label}): {rate(best)}. {others}"]
     elif verdict == SHOWN:
         sentences.append(f"That is {gain} the speed of {given}; the interval holds for all comparisons together.")
     else:

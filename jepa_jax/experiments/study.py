@@ -20,7 +20,6 @@ from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import duration, number, percent
 from jepa_jax.config.flags import parse_config
-from jepa_jax.config.groups import Config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Header, TaskProgress, explain_exit
 from jepa_jax.experiments.rows import (
@@ -105,12 +104,9 @@ def check(study: Study, runs: Sequence[StudyRow], resume: bool = True) -> None:
     for override in study.overrides:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
-    check_probe(load_config(parse_config(study.config, study.overrides)))
     load_rows(study, resume)
-
-
-def check_probe(config: Config) -> None:
-    """Rejects a config whose runs cannot be compared, because they have no linear probe on held-out train images."""
+    # Runs are compared by their linear probe on held-out train images.
+    config = load_config(parse_config(study.config, study.overrides))
     evaluators = build_method(config, total_steps=1).evaluators
     if any(":" in name for name in evaluators):
         return  # evaluators of the user's own may measure it
