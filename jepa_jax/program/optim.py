@@ -12,7 +12,7 @@ schedules of the learning rate and the weight decay, and `decays` returns the ma
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -132,13 +132,13 @@ def make_optimizer(
     rate = rate_of(config.lr)
     model = optax.chain(*_clip(config), *update_rule(rate))
     if groups:
-        rules = {"": optax.chain(*update_rule(rate))}
+        rules, labels = {"": optax.chain(*update_rule(rate))}, functools.partial(group_labels, groups=groups)
         for i, group in enumerate(groups):
             lr = config.lr if group.lr is None else group.lr
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
             rules[str(i)] = group_rule(group, update_rule(own_rate, decay=group.weight_decay))
         # Excludes frozen groups from the clipping norm.
-        model = optax.chain(freeze_groups(groups), *_clip(config, groups), _by_group(rules, groups))
+        model = optax.chain(freeze_groups(groups), *_clip(config, groups), optax.partition(rules, labels))
     if config.layer_decay < 1:
         model = optax.chain(model, scale_by_layer(config.layer_decay))
     if config.name == "schedule_free_adamw":
@@ -233,17 +233,10 @@ def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.Gra
     return counted(update)
 
 
-def _by_group(
-    rules: Mapping[str, optax.GradientTransformation], groups: Sequence[ParamGroup]
-) -> optax.GradientTransformation:
-    """Returns the rule that treats each parameter by the rule of its label."""
-    return optax.partition(rules, lambda params: group_labels(params, groups))
-
-
 def freeze_groups(groups: Sequence[ParamGroup]) -> optax.GradientTransformation:
     """Returns the rule that zeroes the updates of frozen groups and passes the rest."""
     rules = {str(i): optax.set_to_zero() if g.frozen_steps < 0 else optax.identity() for i, g in enumerate(groups)}
-    return _by_group({"": optax.identity(), **rules}, groups)
+    return optax.partition({"": optax.identity(), **rules}, functools.partial(group_labels, groups=groups))
 
 
 def path_of(path: Any) -> str:
