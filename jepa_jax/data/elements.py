@@ -137,11 +137,12 @@ class ElementSource:
     def _class_names(self) -> tuple[str, ...]:
         info = getattr(self._elements, "dataset_info", self._elements)  # of TFDS
         features = getattr(info, "features", None) or {}
-        names = getattr(self._elements, "classes", None) or getattr(features.get("label"), "names", None)
+        labels = [features[name] for name in ("label", "labels", "fine_label") if name in features]
+        names = getattr(self._elements, "classes", None) or (labels and getattr(labels[0], "names", None))
         if names:
             return tuple(map(str, names))
-        labels = [int(self._element(int(index))["label"]) for index in sample(len(self), COUNTED)]
-        return tuple(map(str, range(max(LEAST_CLASSES, 1 + max(labels)))))
+        highest = max(int(self._element(int(index))["label"]) for index in sample(len(self), COUNTED))
+        return tuple(map(str, range(max(LEAST_CLASSES, 1 + highest))))
 
 
 def _words(found: tuple[tuple[int, ...], np.dtype] | None) -> str:

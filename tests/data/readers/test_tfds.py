@@ -8,6 +8,7 @@ from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import image_spec
+from jepa_jax.data.elements import as_source
 from jepa_jax.data.readers.tfds import TfdsSource
 from tests.data.opening import assert_survives_pickling, config, everything, opened
 
@@ -43,6 +44,18 @@ def prepared_tfds(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tfds")
     TinyPictures(data_dir=str(directory), file_format="array_record").download_and_prepare()
     return directory, images
+
+
+def test_a_data_source_of_tfds_is_taken_as_it_is(prepared_tfds):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    directory, images = prepared_tfds
+    builder = tfds.builder("tiny_pictures", data_dir=str(directory))
+    source = as_source(builder.as_data_source(split="train", decoders={"image": tfds.decode.SkipDecoding()}))
+    assert (len(source), source.classes, set(source.spec)) == (6, ("a", "b"), {"label"})  # bytes are left out
+    source = as_source(builder.as_data_source(split="train"))
+    assert (source.spec, source.classes) == (image_spec(16), ("a", "b"))
+    found = source.batch(np.arange(6))["image"]
+    assert sorted(image.tobytes() for image in found) == sorted(image.tobytes() for image in images["train"])
 
 
 def test_tfds_reads_prepared_array_records(prepared_tfds):
