@@ -49,7 +49,7 @@ class FineTune(EncoderEvaluator):
             start=start,
             on_step=self.context.progress.advance,
         )
-        return accuracy_figures(result["accuracy"], train, test, len(encoder.classes)) | result
+        return accuracy_figures(result["accuracy"], train, test, len(encoder.train.classes)) | result
 
 
 def fine_tune(

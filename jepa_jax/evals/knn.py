@@ -24,7 +24,7 @@ class NearestNeighbours(EncoderEvaluator):
     title = "k-NN"
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
-        (train, test), classes = encoder.features(level), len(encoder.classes)
+        (train, test), classes = encoder.features(level), len(encoder.train.classes)
         start(len(train.labels) // 10 + len(test.labels))
         sweep = knn_sweep(train, test, classes, self.context.progress.advance)
         fixed = knn_accuracy(train, test, classes, k=FIXED_K, temperature=FIXED_TEMPERATURE)

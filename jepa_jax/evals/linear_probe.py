@@ -35,33 +35,18 @@ MOST_CLASSES = 100  # whose confusion matrix is written out
 Weights = Mapping[str, Any]  # "kernel" [F, classes] and "bias" [classes]
 
 
-class ProbeResult(NamedTuple):
-    """Accuracies in percent on the test split, and the penalty that the held-out part chose."""
-
-    accuracy: float
-    penalty: float
-    held_out_accuracy: float
-    top5_accuracy: float
-    confusion: np.ndarray  # [true, predicted], images of the test split
-
-
 class LinearProbe(EncoderEvaluator):
     """Accuracy of a linear probe."""
 
     title = "linear probe"
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
-        (train, test), classes = encoder.features(level), len(encoder.classes)
+        (train, test), classes = encoder.features(level), len(encoder.train.classes)
         start(FITS)
-        check_classes(train.labels, test.labels, encoder.classes)
+        check_classes(train.labels, test.labels, encoder.train.classes)
         result = linear_probe(train, test, classes, self.context.progress.advance)
-        figures = accuracy_figures(result.accuracy, train, test, classes) | {
-            "top5_accuracy": result.top5_accuracy,
-            "penalty": result.penalty,
-            "held_out_accuracy": result.held_out_accuracy,
-            "solver": f"L-BFGS; penalty of {', '.join(f'{p:g}' for p in PENALTIES)} chosen on held-out train images",
-        }
-        return figures | ({"confusion": result.confusion.tolist()} if classes <= MOST_CLASSES else {})
+        solver = f"L-BFGS; penalty of {', '.join(f'{p:g}' for p in PENALTIES)} chosen on held-out train images"
+        return accuracy_figures(result["accuracy"], train, test, classes) | result | {"solver": solver}
 
 
 class Standard(NamedTuple):
@@ -80,8 +65,11 @@ class Standard(NamedTuple):
         return (features - self.mean) * self.scale
 
 
-def linear_probe(train: Split, test: Split, num_classes: int, on_fit: OnCount = ignore) -> ProbeResult:
-    """Fits on `train` and scores on `test`; calls `on_fit(1)` after each of FITS fits."""
+def linear_probe(train: Split, test: Split, num_classes: int, on_fit: OnCount = ignore) -> Figures:
+    """Fits on `train` and scores on `test`, in percent; calls `on_fit(1)` after each of FITS fits.
+
+    The confusion matrix [true, predicted] is left out of the result for more than MOST_CLASSES classes.
+    """
     standard = Standard.of(train.features)
     x_train, x_test = standard(train.features), standard(test.features)
     gram = gram_matrix(x_train)
@@ -89,13 +77,14 @@ def linear_probe(train: Split, test: Split, num_classes: int, on_fit: OnCount = 
     weights = fit_softmax(x_train, train.labels, num_classes, penalty, gram, weights)
     logits = probe_logits(weights, x_test)
     on_fit(1)
-    return ProbeResult(
-        top1(weights, x_test, test.labels),
-        penalty,
-        held_out_accuracy,
-        top_k(logits, test.labels, 5),
-        confusion_matrix(test.labels, np.argmax(logits, axis=1), num_classes),
-    )
+    figures = {
+        "accuracy": top1(weights, x_test, test.labels),
+        "top5_accuracy": top_k(logits, test.labels, 5),
+        "penalty": penalty,
+        "held_out_accuracy": held_out_accuracy,
+    }
+    confusion = confusion_matrix(test.labels, np.argmax(logits, axis=1), num_classes)
+    return figures | ({"confusion": confusion.tolist()} if num_classes <= MOST_CLASSES else {})
 
 
 def held_out_accuracy(train: Split, num_classes: int, on_fit: OnCount = ignore) -> float:
@@ -138,9 +127,11 @@ def gram_matrix(x: np.ndarray) -> np.ndarray:
 def fit_softmax(
     x: Any, labels: np.ndarray, num_classes: int, penalty: float, gram: np.ndarray, start: Weights | None = None
 ) -> Weights:
-    """Minimises mean cross-entropy + penalty / 2 |kernel|^2 with L-BFGS in `Whitened` variables.
+    """Minimises mean cross-entropy + penalty / 2 |kernel|^2 with L-BFGS, in variables that whiten the problem.
 
-    Iterates until what is `left_to_gain` is below TOLERANCE; warns if MOST_ITERATIONS do not suffice.
+    The Hessian of the cross-entropy is near c (I - 11' / classes) x Gram, where c is the curvature of the softmax. The
+    variables are L' kernel, with L L' = c Gram + penalty I, and sqrt(c) bias, in one flat array. Iterates until what is
+    `left_to_gain` is below TOLERANCE; warns if MOST_ITERATIONS do not suffice.
 
     Args:
       x: standardised features [N, F] in float32.
@@ -150,14 +141,23 @@ def fit_softmax(
     x, targets = jnp.asarray(x, jnp.float32), jnp.asarray(labels, jnp.int32)
     if start is None:
         start = {"kernel": np.zeros((x.shape[1], num_classes)), "bias": np.zeros(num_classes)}
-    whitened = Whitened.at(gram, penalty, max(float(_curvature(start, x)), LEAST_CURVATURE))
-    gradient = np.zeros(0)
+    curvature = max(float(_curvature(start, x)), LEAST_CURVATURE)
+    factor = scipy.linalg.cholesky(curvature * gram + penalty * np.eye(len(gram)), lower=True)  # L [F, F]
+    bias_scale, gradient = curvature**0.5, np.zeros(0)
+    first = np.append(factor.T @ np.asarray(start["kernel"]), bias_scale * np.asarray(start["bias"]))
+
+    def weights_of(variables: np.ndarray) -> Weights:
+        kernel = variables[:-num_classes].reshape(-1, num_classes)
+        kernel = scipy.linalg.solve_triangular(factor, kernel, lower=True, trans="T")
+        return {"kernel": kernel, "bias": variables[-num_classes:] / bias_scale}
 
     def objective(variables: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal gradient
-        weights = whitened.weights(variables)
+        weights = weights_of(variables)
         losses, kernel_slope, bias_slope = jax.device_get(_cross_entropy(weights, x, targets))
-        gradient = whitened.gradient(kernel_slope.T + penalty * weights["kernel"], bias_slope)
+        kernel_slope = kernel_slope.T + penalty * weights["kernel"]
+        kernel_slope = scipy.linalg.solve_triangular(factor, kernel_slope, lower=True)
+        gradient = np.append(kernel_slope, bias_slope / bias_scale)
         return losses.mean(dtype=np.float64) + penalty / 2 * np.sum(weights["kernel"] ** 2), gradient
 
     def stop_when_solved(intermediate_result: scipy.optimize.OptimizeResult) -> None:
@@ -166,7 +166,7 @@ def fit_softmax(
 
     options = {"maxiter": MOST_ITERATIONS, "maxfun": 2 * MOST_ITERATIONS, "ftol": 0, "gtol": 1e-8}
     found = scipy.optimize.minimize(
-        objective, whitened.variables(start), method="L-BFGS-B", jac=True, callback=stop_when_solved, options=options
+        objective, first, method="L-BFGS-B", jac=True, callback=stop_when_solved, options=options
     )
     if (left := left_to_gain(found.fun, found.jac)) > TOLERANCE:
         warnings.warn(
@@ -174,44 +174,12 @@ def fit_softmax(
             f"{left:.1g} of the objective is left to gain",
             stacklevel=2,
         )
-    return whitened.weights(found.x)
+    return weights_of(found.x)
 
 
 def left_to_gain(objective: float, gradient: np.ndarray) -> float:
     """Returns which part of the objective a quadratic model with the identity as its Hessian would still gain."""
     return float(np.sum(np.square(gradient))) / 2 / max(objective, LEAST_OBJECTIVE)
-
-
-class Whitened(NamedTuple):
-    """Variables in which the Hessian is near the identity, however correlated the features are.
-
-    The Hessian of the cross-entropy is near c (I - 11' / classes) x Gram, where c is the curvature of the softmax. The
-    variables are L' kernel, with L L' = c Gram + penalty I, and sqrt(c) bias, in one flat array.
-    """
-
-    factor: np.ndarray  # L [F, F]
-    bias_scale: float
-
-    @classmethod
-    def at(cls, gram: np.ndarray, penalty: float, curvature: float) -> "Whitened":
-        matrix = curvature * gram + penalty * np.eye(len(gram))
-        return cls(scipy.linalg.cholesky(matrix, lower=True), curvature**0.5)
-
-    def variables(self, weights: Weights) -> np.ndarray:
-        return np.append(self.factor.T @ np.asarray(weights["kernel"]), self.bias_scale * np.asarray(weights["bias"]))
-
-    def weights(self, variables: np.ndarray) -> Weights:
-        rows = len(self.factor)
-        classes = len(variables) // (rows + 1)
-        kernel = variables[: rows * classes].reshape(rows, classes)
-        kernel = scipy.linalg.solve_triangular(self.factor, kernel, lower=True, trans="T")
-        return {"kernel": kernel, "bias": variables[rows * classes :] / self.bias_scale}
-
-    def gradient(self, kernel_slope: np.ndarray, bias_slope: np.ndarray) -> np.ndarray:
-        """Returns the gradient with respect to the variables, from that with respect to the weights."""
-        return np.append(
-            scipy.linalg.solve_triangular(self.factor, kernel_slope, lower=True), bias_slope / self.bias_scale
-        )
 
 
 @jax.jit

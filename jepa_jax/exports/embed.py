@@ -1,6 +1,7 @@
 """Features of all images of a folder, by name; an interrupted computation is continued from its finished parts."""
 
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -21,7 +22,7 @@ from jepa_jax.base.files import file_digest, make_folder, write_atomically
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.folder import EXTENSIONS
-from jepa_jax.evals.features import delayed_by_one
+from jepa_jax.evals.features import FeatureCache, Split, delayed_by_one
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.weights.load import Geometry, load_model
@@ -132,22 +133,20 @@ def embed_folder(
     folder = file.with_name(f".{file.name}.parts")  # what is finished, so that it survives an interruption
     make_folder(folder)
     size = max(1, PART_IMAGES // embedder.batch_size) * embedder.batch_size
-    parts, reused = [], 0
+    cache, parts, reused = FeatureCache(folder, identity), [], 0
     console.start("features", len(names))
     for start in range(0, len(names), size):
-        own, part = names[start : start + size], folder / f"{start:09d}.npz"
-        if (stored := read_features(part)) and stored[0] == identity:
-            parts.append(stored[1:])
-            reused += len(stored[1])
+        own, hits = names[start : start + size], cache.hits
+        part = cache.get(f"{start:09d}", functools.partial(_computed, embedder, root, own, skip, console))
+        if cache.hits > hits:
+            reused += len(part.labels)
             console.advance(len(own))
-        else:
-            parts.append(_computed(embedder, root, own, skip, console))
-            write_features(part, identity, *parts[-1])
+        parts += [part] if len(part.labels) else []
     console.stop()
-    kept = [name for own, _ in parts for name in own]
-    if not kept:
+    if not parts:
         raise UserError(f"--input={root}: none of its {len(names)} images can be read; check the files")
-    features = np.concatenate([values for own, values in parts if own])
+    kept = [name for part in parts for name in part.labels.tolist()]
+    features = np.concatenate([part.features for part in parts])
     write_features(file, identity, kept, features)
     shutil.rmtree(folder, ignore_errors=True)
     return Embedded(file, kept, features, sorted(set(map(shown, names)) - set(kept)), reused)
@@ -168,10 +167,8 @@ def list_images(root: pathlib.Path) -> list[str]:
     return sorted(found)
 
 
-def _computed(
-    embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip: bool, console: Console
-) -> tuple[list[str], np.ndarray]:
-    """Returns names and features of the images that can be read; a batch is decoded while another is encoded."""
+def _computed(embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip: bool, console: Console) -> Split:
+    """Returns features of the images that can be read, with names as labels; decodes a batch while another encodes."""
 
     def read(name: str) -> np.ndarray | None:
         try:
@@ -196,7 +193,7 @@ def _computed(
                 kept += [name for name, _ in readable]
                 features.append(embedder.encode(np.stack([image for _, image in readable])))
             console.advance(len(own))
-    return kept, np.concatenate(features[1:] or features)
+    return Split(np.concatenate(features[1:] or features), np.array(kept, str))
 
 
 def check_output(file: pathlib.Path) -> None:

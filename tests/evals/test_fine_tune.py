@@ -45,7 +45,7 @@ def test_the_encoder_changes(tuned):
 
 def test_it_beats_the_linear_probe(tuned):
     _, _, result, probe = tuned
-    assert result["accuracy"] > probe.accuracy
+    assert result["accuracy"] > probe["accuracy"]
 
 
 def test_the_epoch_is_the_best_on_held_out_images(tuned):
