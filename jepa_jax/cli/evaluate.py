@@ -1,6 +1,6 @@
 """Evaluates the newest checkpoint of a run: linear probe, k-NN, feature quality, fine-tuning and few-shot.
 
-  jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0]
+  jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0] [--attention]
 
 Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there (with
 --pool, in a folder of its own such as eval_grid2/). The same command continues an evaluation that was interrupted.
@@ -19,6 +19,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
     parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8, least=1)
     parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000, least=0)
+    parser.add_switch("attention", "also show what the last block of a ViT attends to, beside PCA of its patches")
     parser.add_switch("untrained", "also measure the encoder as it was before its first step", default=True)
 
 
@@ -38,6 +39,7 @@ def run_evaluate(arguments: Arguments, console: Console) -> Result:
             fine_tune_images=arguments.fine_tune_images,
             untrained=arguments.untrained,
         ),
+        attention=arguments.attention,
         console=console,
     )
     write_evaluation(evaluation)

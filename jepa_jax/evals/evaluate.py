@@ -10,7 +10,7 @@ import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,15 @@ PROTOCOLS: Mapping[str, type[EncoderEvaluator]] = {
 }
 LARGE = ("confusion", "sweep", "spectrum")  # parts of results that no terminal shows
 FEWEST_POINTS = 10  # of a scatter plot
+PICTURED_IMAGES = 8  # whose attention is shown
+
+
+class Examples(NamedTuple):
+    """What an encoder makes of the patches of some test images."""
+
+    images: np.ndarray  # [N, H, W, C] in uint8
+    patches: np.ndarray  # features [N, rows, columns, F]
+    attention: np.ndarray  # of the last block [N, heads, rows, columns]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Evaluation:
     levels: Sequence[int]  # that were measured now
     protocols: Sequence[str]  # that were measured now
     points: Mapping[int, Split]  # level -> features of some test images
+    examples: Examples | None = None  # if they were asked for
 
 
 def evaluate(
@@ -68,19 +78,24 @@ def evaluate(
     data_dir: str | None = None,
     pool: str | None = None,
     limits: Limits | None = None,
+    attention: bool = False,
     console: Console,
 ) -> Evaluation:
-    """Measures the newest checkpoint of a run.
+    """Measures the newest checkpoint of a run; with `attention`, also shows what its last block attends to.
 
-    Raises:
-      UserError: an unknown protocol or level, no checkpoint, data that is missing.
+    Raises UserError for an unknown protocol or level, for missing data, and for an encoder without attention.
     """
     started = time.perf_counter()
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
     run = load_run(workdir, data_dir=data_dir, pool=pool)
     encoder = run.encoder
-    names = parse_protocols(protocols, labelled=bool(encoder.classes))
-    chosen = parse_levels(levels, encoder.levels)
+    names = parse_protocols(protocols, labelled=bool(encoder.train.classes))
+    chosen = parse_levels(levels, encoder.program.method.levels)
+    examples = None
+    if attention:
+        images = encoder.test.batch(sample(len(encoder.test), PICTURED_IMAGES))["image"]
+        maps = encoder.attention_maps(images)  # refuses an encoder that has none
+        examples = Examples(images, encoder.patch_tokens(images), maps)
     measurement = Measurement(run, names, limits or Limits(), console)
     for level in chosen:
         measurement.measure_level(level)
@@ -93,7 +108,7 @@ def evaluate(
         shown = sample(len(encoder.test), measurement.limits.pictured_points)
         points = {level: encoder.test_features(level).part(shown) for level in chosen}
     measurement.write(complete=True, seconds=time.perf_counter() - started)
-    return Evaluation(run.results, measurement.record, chosen, names, points)
+    return Evaluation(run.results, measurement.record, chosen, names, points, examples)
 
 
 def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
@@ -153,7 +168,7 @@ class Measurement:
             "level_names": list(encoder.program.method.level_names),
             "step": int(run.state.step),
             "params_sha256": params_sha256(encoder.params),
-            "classes": list(encoder.classes),
+            "classes": list(encoder.train.classes),
             "train_images": len(encoder.train),
             "test_images": len(encoder.test),
             "data_identity": run.data,
@@ -175,7 +190,7 @@ class Measurement:
         if is_same:
             self.record |= {"notes": found["notes"], "levels": found["levels"]}
         else:
-            for path in run.results.glob("*.svg"):  # figures of another checkpoint
+            for path in (*run.results.glob("*.svg"), *run.results.glob("*.png")):  # figures of another checkpoint
                 path.unlink()
 
     def write(self, **changes: Any) -> None:
@@ -194,8 +209,8 @@ class Measurement:
         if not evaluators:
             return
         train, test = self._extract(encoder, level, "features")
-        if encoder.classes:
-            for sentence in class_notes(train, test, encoder.classes):
+        if encoder.train.classes:
+            for sentence in class_notes(train, test, encoder.train.classes):
                 if sentence not in self.record["notes"]:
                     self.record["notes"].append(sentence)
                     self.console.warn(sentence)

@@ -25,7 +25,7 @@ from jepa_jax.evals.features import (
     ignore,
     part_of,
 )
-from jepa_jax.methods.contract import Batch, EncoderMethod, PatchMethod, build_method
+from jepa_jax.methods.contract import AttentionMethod, Batch, EncoderMethod, PatchMethod, build_method
 from jepa_jax.program.build import Program, initial_sample
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
@@ -81,13 +81,9 @@ class FrozenModel:
 
         A batch is read while the next one computes.
         """
-        batches = eval_batches(
-            source,
-            self.config.eval.batch_size,
-            batch_sharding(self.program.mesh),
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
+        sharding, size = batch_sharding(self.program.mesh), self.config.eval.batch_size
+        own = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+        batches = eval_batches(source, size, sharding, **own)
         made = ((function(self.params, self.stats, batch), batch, valid) for batch, valid in batches)
         for outputs, batch, valid in delayed_by_one(made):
             yield np.asarray(outputs)[:valid], batch, valid
@@ -116,16 +112,18 @@ class FrozenModel:
         """
         mesh, forward = self.program.mesh, evaluated_forward(self.program.method)
         size = min(self.config.eval.batch_size, len(source)) // mesh.size * mesh.size
-        if num_images == 0 or size == 0 or forward is None or not self._has_batch_statistics():
+        if num_images == 0 or size == 0 or forward is None:
+            return self
+        model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
+        if not jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
             return self
         statistics = self.once(
             "statistics", lambda: make_statistics_step(self.program.method, self.program.factory, mesh)
         )
-        order, seen = fixed_order(len(source)), []
+        order, seen, sharding = fixed_order(len(source)), [], batch_sharding(mesh)
         for start in range(0, num_images, size):
             indices = order[np.arange(start, start + size) % len(source)]
             own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
-            sharding = batch_sharding(mesh)
             batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}
             # One at a time: CPU devices that wait for each other in many programs at once can starve.
             seen.append(jax.block_until_ready(statistics(self.params, self.stats, batch)))
@@ -137,10 +135,6 @@ class FrozenModel:
         )
         return self.with_weights(self.params, with_variables(self.stats, pooled))
 
-    def _has_batch_statistics(self) -> bool:
-        model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
-        return bool(jax.tree.leaves(nnx.state(model, nnx.BatchStat)))
-
 
 @dataclasses.dataclass(frozen=True)
 class FrozenEncoder(FrozenModel):
@@ -150,7 +144,7 @@ class FrozenEncoder(FrozenModel):
     Given the splits that it is evaluated on, it also has their features, which `store` keeps.
     """
 
-    splits: tuple[Source, Source] | None = None  # train and test
+    splits: tuple[Source, ...] = ()  # train and test
     store: FeatureMemory = dataclasses.field(default_factory=FeatureMemory)
 
     @property
@@ -177,6 +171,17 @@ class FrozenEncoder(FrozenModel):
             raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
         return self.in_batches(self.once("patches", lambda: jax.jit(self._feature_map)), self._checked(images))
 
+    def attention_maps(self, images: np.ndarray) -> np.ndarray:
+        """Returns how much of each patch the heads of the last block read: [N, heads, rows, columns] in float32.
+
+        The weights are those of the CLS token where there is one, else the mean over all patches. They sum to 1 over
+        the patches, but for the weight that the CLS token gives to itself.
+        """
+        if jax.eval_shape(self._attention, self.params, self.stats, self._abstract_batch()) is None:
+            name = self.config.model.name
+            raise UserError(f"attention: model.name = {name} has no attention to patches; use a run with a ViT")
+        return self.in_batches(self.once("attention", lambda: jax.jit(self._attention)), self._checked(images))
+
     def with_weights(self, params: Any, stats: Any) -> Self:
         """Returns the encoder with other weights, without any features yet."""
         return dataclasses.replace(self, params=params, stats=stats, store=FeatureMemory())
@@ -193,22 +198,12 @@ class FrozenEncoder(FrozenModel):
     @property
     def train(self) -> Source:
         """The train split that it is evaluated on."""
-        assert self.splits is not None
         return self.splits[0]
 
     @property
     def test(self) -> Source:
         """The test split that it is evaluated on."""
-        assert self.splits is not None
         return self.splits[1]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.train.classes
-
-    @property
-    def levels(self) -> int:
-        return self.program.method.levels
 
     def train_features(self, level: int = 0, on_images: OnCount = ignore) -> Split:
         """Returns the features of the train split."""
@@ -247,6 +242,12 @@ class FrozenEncoder(FrozenModel):
         if not isinstance(method, PatchMethod):
             return None
         return method.feature_map(self.program.factory.merge(params, stats), batch)
+
+    def _attention(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
+        method = self.program.method
+        if not isinstance(method, AttentionMethod):
+            return None
+        return method.attention_maps(self.program.factory.merge(params, stats), batch)
 
     def _features(self, level: int, normalised: bool) -> Function:
         program = self.program
@@ -303,9 +304,7 @@ class TrainedRun:
 def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str | None = None) -> TrainedRun:
     """Returns the encoder of a run with its data, of its best checkpoint if it keeps one, or else of its newest.
 
-    Args:
-      data_dir: the new place of the data if it moved.
-      pool: what features are made of, instead of the run's `eval.pool`.
+    `data_dir` is the new place of data that moved, `pool` what features are made of instead of the run's `eval.pool`.
     """
     keep_freed_memory()
     config, mesh, folder = encoder_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
@@ -323,13 +322,8 @@ def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: 
         program = dataclasses.replace(program, method=method)
     params, stats = evaluated_variables(state, config.eval.weights)
     data = {"train": fingerprint(train), "test": fingerprint(test)}
-    identity = {
-        "step": int(state.step),
-        "encoder": params_sha256({"params": params, "stats": stats}),
-        **data,
-        "pool": config.eval.pool,
-        "augment": config.to_dict()["data"]["augment"],
-    }
+    encoder_digest = params_sha256({"params": params, "stats": stats})
+    identity = [int(state.step), encoder_digest, data, config.eval.pool, config.to_dict()["data"]["augment"]]
     try:
         cache = FeatureCache(results / "features", identity)
     except OSError as error:

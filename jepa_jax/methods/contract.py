@@ -154,6 +154,15 @@ class PatchMethod(Protocol):
 
 
 @runtime_checkable
+class AttentionMethod(Protocol):
+    """A method whose model may have attention to patches."""
+
+    def attention_maps(self, model: Any, batch: Batch) -> Float[Array, "b heads rows columns"] | None:
+        """Returns how much of each patch the heads of the last block read; None for an encoder without attention."""
+        ...
+
+
+@runtime_checkable
 class PredictorMethod(Protocol):
     """A method whose model is evaluated by its predictions."""
 

@@ -21,7 +21,7 @@ from jepa_jax.data.augment import (
 from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, PoolingEncoder, pooled
-from jepa_jax.models.registry import DTYPES, PatchEncoder, build_encoder
+from jepa_jax.models.registry import DTYPES, AttentionEncoder, PatchEncoder, build_encoder
 
 Images = UInt8[Array, "b H W c"]
 Features = Float[Array, "b f"]
@@ -143,6 +143,12 @@ class ImageMethod(Method):
         if not isinstance(model.encoder, PatchEncoder):
             return None
         return model.encoder.outputs(self.whole(batch["image"], self.view_size)).cells.astype(jnp.float32)
+
+    def attention_maps(self, model: Any, batch: Batch) -> Float[Array, "b heads rows columns"] | None:
+        """Returns how much of each patch the heads of the last block read; None for an encoder without attention."""
+        if not isinstance(model.encoder, AttentionEncoder):
+            return None
+        return model.encoder.attention_maps(self.whole(batch["image"], self.view_size))
 
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
         """Returns two random views of each image."""

@@ -54,6 +54,15 @@ class PatchEncoder(PoolingEncoder, Protocol):
 
 
 @runtime_checkable
+class AttentionEncoder(Protocol):
+    """An encoder of square patches whose attention can be shown."""
+
+    def attention_maps(self, images: Float[Array, "b h w c"]) -> Float[Array, "b heads rows columns"]:
+        """Returns how much of each patch the heads of the last block read."""
+        ...
+
+
+@runtime_checkable
 class StructuredEncoder(Protocol):
     """An encoder class that knows which of its keys decide which weights fit it."""
 

@@ -123,10 +123,19 @@ class Attention(nnx.Module):
         self.out = linear(width, width, dtype, rngs)
 
     def __call__(self, x: Tokens) -> Tokens:
+        return self.out(attention(*self._projected(x)).reshape(x.shape))
+
+    def weights(self, x: Tokens) -> Float[Array, "b heads n n"]:
+        """Returns how much of each token (last axis) every token reads, per head; the weights of a token sum to 1."""
+        q, k, _ = self._projected(x)
+        scores = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32)
+        return jax.nn.softmax(scores / math.sqrt(q.shape[-1]), axis=-1)
+
+    def _projected(self, x: Tokens) -> list[Float[Array, "b n heads per_head"]]:
+        """Returns queries, keys and values."""
         batch, length, width = x.shape
         projected = store_gradient(self.qkv(x))
-        q, k, v = jnp.split(projected.reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
-        return self.out(attention(q, k, v).reshape(batch, length, width))
+        return jnp.split(projected.reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
 
 
 class Block(nnx.Module):
@@ -273,13 +282,23 @@ class ViT(nnx.Module):
 
     def encode(self, tokens: Tokens, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
         """Returns outputs for embedded tokens, that of CLS in front if there is one."""
-        x = tokens
-        if self.num_cls:
-            position = 0 if self.position is None else self.position[:, :1]
-            cls = (self.cls_token[...] + position).astype(tokens.dtype)
-            x = jnp.concatenate([jnp.broadcast_to(cls, (tokens.shape[0], *cls.shape[1:])), tokens], axis=1)
-        x = run_blocks(self.blocks, x, remat=self.remat, train=train)
+        x = run_blocks(self.blocks, self._with_cls(tokens), remat=self.remat, train=train)
         return self.norm(x) if normalised else x
+
+    def _with_cls(self, tokens: Tokens) -> Float[Array, "b m d"]:
+        if not self.num_cls:
+            return tokens
+        position = 0 if self.position is None else self.position[:, :1]
+        cls = (self.cls_token[...] + position).astype(tokens.dtype)
+        return jnp.concatenate([jnp.broadcast_to(cls, (tokens.shape[0], *cls.shape[1:])), tokens], axis=1)
+
+    def attention_maps(self, images: Images) -> Float[Array, "b heads rows columns"]:
+        """Returns how much of each patch the last block reads, per head: for CLS, or else as the mean over patches."""
+        *blocks, last = self.blocks
+        x = run_blocks(blocks, self._with_cls(self.embed(images)), remat="none")
+        weights = last.attention.weights(last.norm1(x))
+        read = weights[:, :, 0, 1:] if self.num_cls else jnp.mean(weights, axis=2)
+        return read.reshape(*read.shape[:2], images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)
 
     def patches(
         self, images: Images, *, described: Float[Array, "b all numbers"] | None = None, train: bool = False

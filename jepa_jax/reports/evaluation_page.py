@@ -8,13 +8,15 @@ import numpy as np
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import number, percent, short
-from jepa_jax.evals.evaluate import Evaluation
+from jepa_jax.data.pictures import grid, png
+from jepa_jax.evals.evaluate import Evaluation, Examples
 from jepa_jax.evals.features import Split
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
 from jepa_jax.reports.page import embed_file, write_figure, write_page
 from jepa_jax.reports.tables import markdown_table
 
+ATTENTION = "attention.png"
 PERPLEXITY = 30.0
 TSNE_COMPONENTS = 50  # principal components keep the relevant distances and make them cheap
 
@@ -143,8 +145,27 @@ def write_evaluation(evaluation: Evaluation) -> None:
         write_figure(folder / f"scatter_level{level}.svg", scatter_charts(split, record["classes"]))
     if spectrum := spectrum_chart(record):
         write_figure(folder / "spectrum.svg", [spectrum])
+    if evaluation.examples:
+        write_atomically(folder / ATTENTION, png(attention_picture(evaluation.examples)))
     write_atomically(folder / "eval.md", evaluation_markdown(record))
     write_page(folder / "eval.html", evaluation_page(record, folder))
+
+
+def attention_picture(examples: Examples) -> np.ndarray:
+    """Returns one row per image as uint8 RGB: the image, PCA of its patches, and the attention of each head.
+
+    The first three principal components of all patches are red, green and blue. A map is scaled to its largest weight.
+    """
+    patches = examples.patches
+    components = pca(patches.reshape(-1, patches.shape[-1]), 3)[0]
+    low, high = np.percentile(components, [1, 99], axis=0)
+    colours = np.clip((components - low) / np.maximum(high - low, 1e-12), 0, 1).reshape(*patches.shape[:3], -1)
+    maps = examples.attention / np.maximum(examples.attention.max(axis=(2, 3), keepdims=True), 1e-12)
+    rows = [
+        [image, *(np.round(255 * part).astype(np.uint8) for part in (colour, *heads[..., None]))]
+        for image, colour, heads in zip(examples.images, colours, maps, strict=True)
+    ]
+    return grid(rows)
 
 
 def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, parts.Card]:
@@ -227,6 +248,7 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
         parts.Section("Figures", [parts.Card("", [table], _conditions(record))]),
         *(level_figures(record, folder, level) for level in levels),
         parts.Section("Spectrum", [spectrum] if spectrum else []),
+        parts.Section("Attention", [_attention_card(folder)] if (folder / ATTENTION).exists() else []),
     ]
     return parts.Page(
         heading=folder.resolve().parent.name,
@@ -234,6 +256,15 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
         subtitle=f"{record['method']} · {record['model']} · {record['data']} · step {record['step']:,} · {features}",
         sections=[section for section in sections if section.parts],
     )
+
+
+def _attention_card(folder: pathlib.Path) -> parts.Card:
+    title = "Patches and attention of the last block"
+    note = (
+        "Each row: a test image, the first three principal components of its patches as red, green and blue, and what "
+        "each head of the last block reads: weights of the CLS token where there is one, else the mean over patches."
+    )
+    return parts.Card(title, [embed_file(folder / ATTENTION, title, "picture")], note, wide=True)
 
 
 def leading_level(levels: Mapping[str, LevelResults]) -> str:

@@ -155,8 +155,12 @@ def test_features_are_computed_once(run, record, monkeypatch):
 def test_levels_of_a_hierarchy(tmp_path):
     config = tiny_masked_config("hjepa", data__num_train=64, data__num_test=40, method__level_weights=(1.0, 0.5))
     write_run(config, tmp_path / "run")
-    found = evaluate(tmp_path / "run", protocols="knn,feature_quality", limits=LIMITS, console=quiet())
+    found = evaluate(tmp_path / "run", protocols="knn,feature_quality", limits=LIMITS, attention=True, console=quiet())
     assert list(found.record["levels"]) == ["0", "1"]
+    images, patches, attention = found.examples
+    assert images.shape == (8, 16, 16, 3) and patches.shape[:3] == (8, 8, 8) and attention.shape[2:] == (8, 8)
+    read = attention.sum(axis=(2, 3))
+    assert (read < 1).all() and (read > 0.9).all()  # the CLS token also reads itself
     with pytest.raises(UserError, match="--levels=2.*levels 0, 1"):
         evaluate(tmp_path / "run", protocols="knn", levels="2", console=quiet())
 
@@ -181,6 +185,12 @@ def test_names_are_checked():
         parse_protocols("k-nn")
     with pytest.raises(UserError, match="'x' is no level.*level 0 alone"):
         parse_levels("x", 1)
+
+
+def test_an_encoder_without_attention_is_refused_before_anything_is_measured(run, capsys):
+    assert main(["evaluate", f"--workdir={run}", "--attention"]) == 2
+    message = "attention: model.name = patchnet has no attention to patches; use a run with a ViT"
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):

@@ -1,14 +1,16 @@
 """The results of an evaluation: files, figures and pages from a record, with or without every protocol."""
 
+import dataclasses
 import sys
 
 import numpy as np
 import pytest
 
-from jepa_jax.evals.evaluate import Evaluation
+from jepa_jax.evals.evaluate import Evaluation, Examples
 from jepa_jax.evals.features import Split
 from jepa_jax.reports.evaluation_page import (
     accuracy_bars,
+    attention_picture,
     evaluation_markdown,
     evaluation_page,
     evaluation_table,
@@ -122,6 +124,20 @@ def test_an_evaluation_without_labels_has_a_page(tmp_path):
     write_evaluation(Evaluation(tmp_path / "eval", record, [0], ["feature_quality"], points))
     page = (tmp_path / "eval" / "eval.html").read_text()
     assert "No accuracy was measured." in page and "Features of test images" in page and "Collapsed" not in page
+
+
+def test_attention_is_drawn_beside_the_image_and_its_patches(evaluation):
+    attention = np.zeros((2, 3, 4, 4))
+    attention[0, 1, 2, 3] = 0.25  # the largest weight of its map: white
+    images = RNG.integers(0, 256, (2, 16, 16, 3), np.uint8)
+    examples = Examples(images, RNG.normal(size=(2, 4, 4, 5)), attention)
+    picture = attention_picture(examples)
+    assert picture.shape == (2 * 100 + 4, 5 * 100 + 4, 3)  # tiles of 96 pixels and 4 between them
+    (head,) = np.argwhere(picture[4:100, 304:400, 0].reshape(4, 24, 4, 24).mean(axis=(1, 3)) == 255)
+    assert head.tolist() == [2, 3] and picture[4:100, 204:300].max() == 0
+    np.testing.assert_array_equal(picture[4:100:6, 4:100:6], images[0])
+    write_evaluation(dataclasses.replace(evaluation, examples=examples))
+    assert "attention of the last block" in (evaluation.folder / "eval.html").read_text()
 
 
 def test_pca_finds_the_axes_of_an_ellipse():
