@@ -4,11 +4,12 @@ A method names the evaluators of its runs; the training loop knows them only thr
 `jepa-jax evaluate` are `EncoderEvaluator`s, which also serve as parts of those of runs.
 """
 
+import abc
 import dataclasses
 import enum
 import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.console import QuietConsole
+from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, EvalConfig
 from jepa_jax.data.contract import Source
 from jepa_jax.data.sources import OnSkipped
@@ -33,6 +35,7 @@ EVALUATORS = ClassTable(
         "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
     },
 )
+ALWAYS_STATED = ("classification", "collapse")  # whose fields every summary has; null if a method is judged otherwise
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
 SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch
 
@@ -101,18 +104,7 @@ class Progress(Protocol):
 
 
 class EvaluationContext:
-    """What evaluators are made from.
-
-    Attributes:
-      config: the config of the run.
-      program: its method, model structure and mesh.
-      train, test: its data, or the part of it that is evaluated.
-      validation: what is held out of training, or the part of it that is evaluated; None if nothing is.
-      progress: where evaluators report their progress; a run sets it.
-      on_skipped: called with the names of unreadable images; a run sets it.
-      limits: see `Limits`.
-      smoke: whether the run ends within its first epoch, so that its accuracies mean nothing.
-    """
+    """What evaluators are made from: config and program of a run, and its data or the part of it that is evaluated."""
 
     def __init__(
         self,
@@ -125,18 +117,19 @@ class EvaluationContext:
         limits: Limits | None = None,
     ):
         self.config, self.program = config, program
-        self.progress = progress or QuietConsole()
-        self.on_skipped: OnSkipped = lambda names: None
+        self.progress = progress or QuietConsole()  # where evaluators report their progress; a run sets it
+        self.on_skipped: OnSkipped = lambda names: None  # called with the names of unreadable images; a run sets it
         self.limits = limits or Limits()
-        self.smoke = program.length.total_steps < program.length.steps_per_epoch
+        self.smoke = program.length.total_steps < program.length.steps_per_epoch  # its accuracies mean nothing
         limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
-        self.train, self.test = (part_of(source, limit, self._note_skipped) for source in sources)
-        self.validation = None if validation is None else part_of(validation, limit, self._note_skipped)
+
+        def part(source: Source) -> Source:
+            return part_of(source, limit, lambda names: self.on_skipped(names))
+
+        self.train, self.test = map(part, sources)
+        self.validation = None if validation is None else part(validation)  # what is held out of training
         self._compiled: dict[Any, Any] = {}
         self._encoders: list[tuple[TrainState, int, FrozenEncoder]] = []
-
-    def _note_skipped(self, names: Iterable[str]) -> None:
-        self.on_skipped(names)
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""
@@ -175,8 +168,11 @@ class EvaluationContext:
         return None if all(a is b for a, b in zip(jax.tree.leaves(stats), own, strict=True)) else stats
 
 
-class Evaluator:
-    """Base class of evaluators; a user's own may be named "package.module:Class".
+class Evaluator(Protocol):
+    """What a run asks of an evaluator; a class of one's own inherits from it and has `due` and `run`.
+
+    A method names it as "package.module:Class" in its `evaluators`. An exception of an evaluator does not end a run:
+    the state is saved, the run goes on, and `failed_evaluators` of summary.json has the reason.
 
     Attributes:
       group: of its figures in the metrics.
@@ -185,20 +181,34 @@ class Evaluator:
         measured without test data. An instance may set it, depending on its context.
     """
 
-    group = "eval"
-    logs_untrained = False
+    group: str = "eval"
+    logs_untrained: bool = False
     choosable: Mapping[str, str] = types.MappingProxyType({})
 
     def __init__(self, context: EvaluationContext):
         self.context = context
 
+    @abc.abstractmethod
     def due(self, moment: Moment) -> bool:
         """Returns whether to evaluate at this moment."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def run(self, state: TrainState, moment: Moment) -> Figures:
-        """Returns figures by name; those of the final stage go to summary.json."""
-        raise NotImplementedError
+        """Returns figures by name: numbers of Python, numpy or jax, or None for what could not be measured.
+
+        Figures of the final stage go to summary.json, where they may also be text, lists and dicts; so do figures
+        before training that are named "untrained_...".
+        """
+
+    @classmethod
+    def fields(cls, config: Config, *, finished: bool, warning: str | None) -> Figures:
+        """Returns this evaluator's fields of summary.json, with what they hold until it has measured them.
+
+        Args:
+          finished: whether the run came to its end.
+          warning: what `warning` returned at the last evaluation.
+        """
+        return {}
 
     def exhibits(self) -> Mapping[str, np.ndarray]:
         """Returns arrays of the final run that are worth showing; the run keeps them in exhibits/NAME.npz."""
@@ -222,21 +232,54 @@ def build_evaluators(context: EvaluationContext) -> dict[str, Evaluator]:
     """Returns the evaluators that the method of a run names, and the loss of what is held out."""
     held_out = () if context.validation is None else ("validation_loss",)
     names = (*context.program.method.evaluators, *held_out)
-    return {name: find_class("method.evaluators", name, EVALUATORS)(context) for name in names}
+    classes = {name: find_class("method.evaluators", name, EVALUATORS) for name in names}
+    for name, cls in classes.items():
+        if missing := [part for part in ("due", "run") if getattr(cls, part, None) in (None, getattr(Evaluator, part))]:
+            fix = "inherit from jepa_jax.evals.evaluators.Evaluator and define it"
+            raise UserError(f"method.evaluators = {name!r}: has no {' and no '.join(missing)}; {fix}")
+    return {name: cls(context) for name, cls in classes.items()}
+
+
+def checked_figures(name: str, figures: Any, *, final: bool) -> Figures:
+    """Returns the figures of an evaluator as Python values; raises TypeError that names evaluator and key.
+
+    A figure is a number (bool, int, float, or a scalar of numpy or jax) or None; a final one may also be text, or a
+    list or dict of figures.
+    """
+
+    def plain(key: str, value: Any) -> Any:
+        if isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0:
+            value = value.item()
+        if value is None or isinstance(value, bool | int | float) or (final and isinstance(value, str)):
+            return value
+        if final and isinstance(value, list | tuple):
+            return [plain(key, part) for part in value]
+        if final and isinstance(value, dict):
+            return {str(name): plain(key, part) for name, part in value.items()}
+        shape = f" of shape {value.shape}" if isinstance(value, np.ndarray | jax.Array) else ""
+        raise TypeError(f"evaluator {name}: {key} is {type(value).__name__}{shape}; a figure is a number or None")
+
+    if not isinstance(figures, Mapping):
+        raise TypeError(f"evaluator {name}: run returned {type(figures).__name__}; return a dict of figures by name")
+    return {str(key): plain(str(key), value) for key, value in figures.items()}
+
+
+def summary_fields(
+    config: Config, evaluators: Mapping[str, Evaluator], warnings: Mapping[str, str | None], *, finished: bool
+) -> Figures:
+    """Returns the fields of summary.json that belong to evaluators, with what they hold until they are measured."""
+    stated = {name: find_class("method.evaluators", name, EVALUATORS) for name in ALWAYS_STATED}
+    every = stated | {name: type(evaluator) for name, evaluator in evaluators.items()}
+    fields = (cls.fields(config, finished=finished, warning=warnings.get(name)) for name, cls in every.items())
+    return {name: value for own in fields for name, value in own.items()}
 
 
 class EncoderEvaluator(Evaluator):
-    """Base class of evaluators of an encoder at one level of its features: those that `jepa-jax evaluate` offers.
+    """Base class of evaluators of an encoder at one level of its features: those that `jepa-jax evaluate` offers."""
 
-    Attributes:
-      title: what the terminal calls it.
-      needs_labels: whether it needs images of several classes.
-      has_reference: whether the untrained encoder is measured too.
-    """
-
-    title = ""
-    needs_labels = True
-    has_reference = True
+    title = ""  # what the terminal calls it
+    needs_labels = True  # images of several classes
+    has_reference = True  # whether the untrained encoder is measured too
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
         """Returns what eval.json holds of a level of an encoder; calls `start` with the units of progress it takes."""
@@ -260,4 +303,4 @@ class EncoderEvaluator(Evaluator):
 
 def level_words(encoder: FrozenEncoder, level: int) -> str:
     """Returns what to add to a title; "" for an encoder of one level."""
-    return "" if encoder.levels == 1 else f" (level {level})"
+    return "" if encoder.program.method.levels == 1 else f" (level {level})"

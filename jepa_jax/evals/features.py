@@ -6,8 +6,8 @@ import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,6 @@ from jepa_jax.data.sources import OnSkipped, Subset, subset
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64
 MOST_NAMED = 10  # classes in a message
-# Ridge regression on all of CIFAR-10, test accuracy in percent, measured with profiling/bench_baselines.py.
-CIFAR10_BASELINES = {
-    "raw pixels": 39.4,
-    "untrained whitened patches, pooled to 512 numbers": 60.6,
-}
 
 OnCount = Callable[[int], None]  # called with the amount of work done; may raise to interrupt it
 Item = TypeVar("Item")
@@ -100,11 +95,6 @@ def check_classes(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -
         )
 
 
-def measured_baselines(source: str) -> dict[str, float]:
-    """Returns accuracies on a data source that need no learning, by name; empty if none were measured."""
-    return dict(CIFAR10_BASELINES) if source in ("cifar10", "tfds:cifar10") else {}
-
-
 def class_notes(train: Split, test: Split, classes: Sequence[str]) -> list[str]:
     """Returns sentences about classes that the train or the test images lack."""
     if not labels_differ(train, test):
@@ -131,16 +121,11 @@ def delayed_by_one(items: Iterable[Item]) -> Iterator[Item]:
 
 
 class FeatureMemory:
-    """Splits that are computed once and stay in memory.
-
-    Attributes:
-      known: those in memory.
-      hits: how often features were there already.
-    """
+    """Splits that are computed once and stay in memory."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Split] = {}
-        self.hits = 0
+        self.known: dict[str, Split] = {}  # those in memory
+        self.hits = 0  # how often features were there already
 
     def get(self, name: str, compute: Callable[[], Split]) -> Split:
         """Returns the split of this name; computes it if it is not there."""
@@ -154,7 +139,7 @@ class FeatureMemory:
 class FeatureCache(FeatureMemory):
     """Splits in a folder instead of memory, all of one encoder on one data set; removes those of any other."""
 
-    def __init__(self, folder: pathlib.Path, identity: Mapping[str, Any]):
+    def __init__(self, folder: pathlib.Path, identity: Any):
         super().__init__()
         text = json.dumps(identity, sort_keys=True, default=str)
         self._folder, self._prefix = folder, hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -163,7 +148,7 @@ class FeatureCache(FeatureMemory):
             if not path.name.startswith(self._prefix):
                 path.unlink(missing_ok=True)
 
-    def renamed(self, prefix: str) -> "FeatureCache":
+    def renamed(self, prefix: str) -> Self:
         """Returns the cache of a variant of the encoder: the same folder, names that begin with `prefix`."""
         variant = copy.copy(self)
         variant._prefix, variant.hits = f"{self._prefix}_{prefix}", 0

@@ -15,9 +15,9 @@ from jepa_jax.runtime.mesh import batch_sharding
 class ValidationLoss(Evaluator):
     """The mean loss of what is held out of training, with the weights as trained, without dropout.
 
-    Measured if `train.keep_best` names it. Batches have the size that the training step sees; the last one is filled up
-    with the first elements and counts less. What a method draws itself, such as masks, is drawn alike each time, and
-    batch norm works as in training.
+    Measured at the end, and between steps when tests are due. Batches have the size that the training step sees; the
+    last one is filled up with the first elements and counts less. What a method draws itself, such as masks, is drawn
+    alike each time, and batch norm works as in training.
     """
 
     choosable = types.MappingProxyType({"validation_loss": "min"})
@@ -32,8 +32,7 @@ class ValidationLoss(Evaluator):
         self._loss = jax.jit(loss_of)
 
     def due(self, moment: Moment) -> bool:
-        named = self.context.config.train.keep_best == "validation_loss"
-        return named and (moment.stage == Stage.FINAL or moment.is_test(self.context.config.eval))
+        return moment.stage == Stage.FINAL or moment.is_test(self.context.config.eval)
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         config = self.context.config

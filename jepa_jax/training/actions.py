@@ -1,18 +1,21 @@
 """What happens between steps: evaluation, pictures, checkpoints and recordings. Each action knows when it is due."""
 
+import contextlib
 import functools
 import io
-from collections.abc import Sequence
+import pathlib
+import traceback
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jepa_jax.base.console import Console
-from jepa_jax.base.errors import Collapsed
+from jepa_jax.base.errors import Collapsed, DataLost, Diverged
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.pictures import png, view_grid
-from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage, moment_after
+from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage, checked_figures, moment_after
 from jepa_jax.profiling.sections import Section
 from jepa_jax.program.step import evaluated_variables
 from jepa_jax.runtime.peers import is_first
@@ -68,6 +71,32 @@ class Evaluate(Action):
         return may_be and self._evaluator.due(moment_after(step, self._run.length.steps_per_epoch))
 
     def run(self, loop: Loop) -> None:
+        figures: Figures = {}
+        with self._reported(loop):
+            figures = self._evaluate(loop)
+        if loop.step and self._choice and self._choice.figure in figures:
+            self._choose(loop, self._choice, figures[self._choice.figure])
+
+    @contextlib.contextmanager
+    def _reported(self, loop: Loop) -> Iterator[None]:
+        """Saves the state and reports an exception of the evaluator, so that the run goes on."""
+        try:
+            yield
+        except (DataLost, Diverged):
+            raise
+        except Exception as error:
+            if jax.process_count() > 1:
+                raise  # the others may wait for this process
+            loop.progress.done[self.name] = loop.step  # a run that resumes from here does not fail again
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({pathlib.Path(place.filename).name}, line {place.lineno})"
+            loop.progress.failed[self.name] = f"step {loop.step}: {reason}"
+            if loop.step:
+                self._saver.save(loop)
+            self._recorder.show_training(loop)  # instead of the bar of the evaluator
+            self._run.console.warn(f"step {loop.step}: the evaluator {self.name} failed, the run goes on: {reason}")
+
+    def _evaluate(self, loop: Loop) -> Figures:
         figures = self._measure(loop, moment_after(loop.step, self._run.length.steps_per_epoch))
         untrained = loop.progress.untrained
         if loop.step == 0:
@@ -81,14 +110,13 @@ class Evaluate(Action):
             begin = [f"epoch {'/'.join(epochs)}", self._recorder.in_words()] if loop.step else [fresh]
             self._run.console.line("  ".join([*filter(None, begin), words]))
         if not loop.step:
-            return
+            return figures
         warning = loop.progress.warnings[self.name] = self._evaluator.warning(figures, untrained.get(self.name))
         if warning and self._run.config.train.stop_on_collapse:
             raise Collapsed(f"step {loop.step}: {warning}")
         if warning:
             self._run.console.warn(f"step {loop.step}: {warning}")
-        if self._choice and self._choice.figure in figures:
-            self._choose(loop, self._choice, figures[self._choice.figure])
+        return figures
 
     def _choose(self, loop: Loop, choice: Choice, value: Any) -> None:
         epoch, before = loop.step // self._run.length.steps_per_epoch, loop.progress.best
@@ -102,8 +130,13 @@ class Evaluate(Action):
     def final(self, loop: Loop) -> Figures:
         """Returns the figures of the trained model, for the summary."""
         moment = Moment(Stage.FINAL, loop.step, loop.step // self._run.length.steps_per_epoch)
-        if not self._evaluator.due(moment):
-            return {}
+        figures: Figures = {}
+        if self._evaluator.due(moment):
+            with self._reported(loop):
+                figures = self._finish(loop, moment)
+        return figures
+
+    def _finish(self, loop: Loop, moment: Moment) -> Figures:
         figures = self._measure(loop, moment)
         measured = {name: value for name, value in figures.items() if isinstance(value, float)}
         self._recorder.log(loop.step, self._evaluator.group, measured)
@@ -122,6 +155,7 @@ class Evaluate(Action):
     def _measure(self, loop: Loop, moment: Moment) -> Figures:
         with self._recorder.timeline.section(Section.VALIDATION):
             figures = self._evaluator.run(loop.state, moment)
+            figures = checked_figures(self.name, figures, final=moment.stage == Stage.FINAL)
         self._recorder.show_training(loop)  # instead of the bar of the evaluator
         return figures
 

@@ -23,6 +23,7 @@ class Progress:
       done: the step after which each action was last done.
       untrained: figures of each evaluator before training.
       warnings: what each evaluator found wrong at its last run, if anything.
+      failed: where and why each evaluator failed last, of those that did.
       best: figure, value, step and epoch of the best state so far; None before `train.keep_best` has chosen one.
       patience_reference: the figure that was the last improvement for `train.patience`.
       not_improved: evaluations since then.
@@ -37,6 +38,7 @@ class Progress:
     done: dict[str, int] = dataclasses.field(default_factory=dict)
     untrained: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
     best: dict[str, Any] | None = None
     patience_reference: float | None = None
     not_improved: int = 0

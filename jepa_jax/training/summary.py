@@ -5,20 +5,14 @@ import pathlib
 from typing import Any
 
 from jepa_jax.base.files import write_json
-from jepa_jax.base.selection import SELECTION_KEY
-from jepa_jax.evals.features import fingerprint, measured_baselines
+from jepa_jax.evals.evaluators import summary_fields
+from jepa_jax.evals.features import fingerprint
 from jepa_jax.profiling.speed import peak_memory_bytes
 from jepa_jax.program.checksums import step_folders
 from jepa_jax.runtime.peers import is_first
 from jepa_jax.training.progress import Loop
 from jepa_jax.training.recorder import Recorder
 from jepa_jax.training.setup import Run
-
-# Final figures that every summary has; null if the data or the method does not provide them.
-FINAL_FIGURES = (
-    "probe_accuracy", SELECTION_KEY, "knn_accuracy", "online_probe_accuracy", "feature_dim", "probe_train_images",
-    "probe_test_images", "chance_accuracy", "effective_rank", "lidar",
-)  # fmt: skip
 
 
 def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more: Any) -> dict[str, Any]:
@@ -29,7 +23,7 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
     summary = {
         "status": status,
         **({"init_from": config.init_from} if config.init_from else {}),
-        **dict.fromkeys(f"untrained_{name}" for name in ("probe_accuracy", SELECTION_KEY, "knn_accuracy")),
+        **summary_fields(config, run.evaluators, progress.warnings, finished=status == "finished"),
         **progress.untrained_figures(),
         "images_per_sec": recorder.images_per_sec(progress),
         **recorder.totals(),
@@ -38,14 +32,12 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
         "peak_memory_bytes": peak_memory_bytes(),
         "checkpoint_bytes": checkpoint_bytes(run.folder.checkpoints),
         "compilations": recorder.train_step.count,
-        "collapse_warning": progress.warnings.get("collapse"),
+        "failed_evaluators": progress.failed,
         "skipped_images": len(progress.skipped_images),
         "host_seconds": recorder.timeline.seconds(),
         "num_classes": len(run.sources[0].classes),
         "data_identity": dict(zip(("train", "test"), map(fingerprint, run.sources), strict=True)),
-        "baselines": measured_baselines(config.data.source),
         **progress.choice(config.train.keep_best),
-        **(dict.fromkeys(FINAL_FIGURES) if status == "finished" else {}),
         **more,
     }
     recorder.close_epoch(loop.step)  # a run that did not get to the end of one

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepa_jax.base.errors import Collapsed
-from jepa_jax.evals.collapse import collapse_warning, effective_rank, feature_spread, singular_values
+from jepa_jax.evals.feature_quality import collapse_warning, effective_rank, feature_spread, singular_values
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.training.run import train
 from tests.runs import Silent

@@ -1,7 +1,9 @@
 """Evaluators: those that a method names, figures with and without labels, and whose batch statistics they read."""
 
 import dataclasses
+import json
 import math
+import pathlib
 
 import flax.nnx as nnx
 import jax
@@ -12,12 +14,13 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.classification import Classification
-from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Moment, Stage, build_evaluators
+from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Moment, Stage, build_evaluators, checked_figures
 from jepa_jax.evals.feature_quality import CollapseWatch
 from jepa_jax.methods.contract import Output
 from jepa_jax.methods.image_method import EncoderWith, ImageMethod
 from jepa_jax.program.step import with_evaluated_statistics
-from tests.runs import one_class, rows, run, unlabelled
+from jepa_jax.training.saver import Saver
+from tests.runs import Silent, one_class, rows, run, unlabelled
 from tests.stepping import build_program
 from tests.tiny import tiny_config, tiny_masked_config
 
@@ -163,6 +166,74 @@ def test_a_run_logs_the_figures_of_a_users_evaluator(tmp_path):
     assert set(logged) == {12} and summary["mean_length"] == pytest.approx(logged[12], rel=1e-6)
     assert summary["not_measured"] is None
     assert summary["probe_accuracy"] is None and summary["effective_rank"] >= 1  # judged without classification
+
+
+class Fragile(Evaluator):
+    """A user's evaluator that fails after the third epoch, and returns numbers of every kind otherwise."""
+
+    group = "fragile"
+
+    def due(self, moment):
+        return moment.stage != Stage.UNTRAINED
+
+    def run(self, state, moment):
+        if moment.stage == Stage.EPOCH and moment.epoch == 3:
+            raise RuntimeError("too hot")
+        return {"numpy": np.float32(0.5), "jax": jnp.asarray(2), "flag": np.bool_(True), "python": moment.epoch}
+
+
+class FragileMethod(Quiet):
+    evaluators = ("collapse", f"{__name__}:Fragile")
+
+
+def test_a_failing_evaluator_does_not_end_a_run(tmp_path, monkeypatch):
+    name, events, save = f"{__name__}:Fragile", [], Saver.save
+    monkeypatch.setattr(Saver, "save", lambda saver, loop: (events.append(loop.step), save(saver, loop)))
+    console = Silent(lambda text: events.append("failed") if "failed" in text else None)
+    options = dict(method__name=f"{__name__}:FragileMethod", profile__enabled=False, optim__epochs=5.0)
+    summary = run(tmp_path, console, train__checkpoint_every_steps=100, **options)
+    assert summary["status"] == "finished" and summary["steps"] == 30
+    (reason,) = (summary["failed_evaluators"].pop(name), *summary["failed_evaluators"].values())
+    assert reason.startswith("step 18: RuntimeError: too hot (test_evaluators.py, line ")
+    assert events == [18, "failed", 30]  # saved first
+    assert [line for line in console.lines if "failed" in line][0].startswith(f"step 18: the evaluator {name} failed")
+    logged = {row["step"]: row["fragile/python"] for row in rows(tmp_path) if "fragile/python" in row}
+    assert logged == {6: 1, 12: 2, 24: 4, 30: 5}
+    assert [summary[key] for key in ("numpy", "jax", "flag", "python")] == [0.5, 2, True, 5]
+    assert json.loads((tmp_path / "summary.json").read_text())["flag"] is True
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), jnp.zeros((1,)), "text", [1.0], 1j, object()])
+def test_figures_that_are_no_numbers_are_refused_by_name(value):
+    with pytest.raises(TypeError, match="evaluator mine: spread is .*; a figure is a number or None"):
+        checked_figures("mine", {"rank": 1, "spread": value}, final=False)
+    with pytest.raises(TypeError, match="evaluator mine: run returned NoneType"):
+        checked_figures("mine", None, final=False)
+    assert checked_figures("mine", {"fires": ({"id": "a", "area": np.float64(2)},)}, final=True) == {
+        "fires": [{"id": "a", "area": 2.0}]
+    }
+
+
+def test_an_evaluator_without_run_is_refused_before_training():
+    class Idle(Evaluator):
+        def due(self, moment):
+            return True
+
+    context, _ = context_of(tiny_config(method__name=QUIET))
+    context.program.method.evaluators = ("idle",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jepa_jax.evals.evaluators.find_class", lambda *_: Idle)
+        with pytest.raises(UserError, match="method.evaluators = 'idle': has no run; inherit from"):
+            build_evaluators(context)
+
+
+def test_the_example_of_the_docs_runs_as_an_outside_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "docs" / "examples"))
+    summary = run(tmp_path, method__name="evaluator:WatchedJepa", profile__enabled=False)
+    logged = [row["sphere/uniformity"] for row in rows(tmp_path) if "sphere/uniformity" in row]
+    assert len(logged) == 3 and summary["uniformity"] == pytest.approx(logged[-1])  # two epochs, and the end
+    assert -8 <= summary["uniformity"] < 0 < summary["alignment"] <= 4  # squared distances lie in 0..4
+    assert summary["failed_evaluators"] == {} and summary["probe_accuracy"] is not None
 
 
 def test_without_labels_accuracies_are_none_and_spread_is_measured(tmp_path):

@@ -10,7 +10,7 @@ from jepa_jax.data.contract import image_spec, sample
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals import fine_tune as fine_tune_module
 from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Limits, Moment, Stage, build_evaluators
-from jepa_jax.evals.feature_quality import WATCHED_IMAGES
+from jepa_jax.evals.feature_quality import WATCHED_IMAGES, FeatureQuality
 from jepa_jax.evals.features import Split, check_classes
 from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder
@@ -100,6 +100,16 @@ def test_every_batch_that_calibrates_statistics(program):
         source = SortedByClass(length)
         encoder.calibrated(source, images)
         assert [len(batch) for batch in source.read] == [64, 64] and all(map(all_classes, source.read))
+
+
+def test_lidar_does_not_depend_on_the_size_of_batches(program):
+    sources, found = open_splits(tiny_config().data), []
+    state = program.factory.create(0, sources[0].batch(np.arange(64)))
+    for size in (64, 7):
+        config, limits = tiny_config(mesh__data=1, eval__batch_size=size), Limits(lidar_images=20, lidar_views=3)
+        context = EvaluationContext(config, program, sources, limits=limits)
+        found.append(FeatureQuality(context).lidar(context.encoder(state, 0), 0, lambda total: None)["lidar"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_the_images_of_the_collapse_watch_and_of_lidar(program):

@@ -27,6 +27,7 @@ SUMMARY_KEYS = {
     "feature_dim", "images_per_sec", "wall_seconds", "cpu_seconds", "steps", "epochs", "peak_memory_bytes",
     "checkpoint_bytes",
     "compilations", "params_sha256", "status", "effective_rank", "lidar", "collapse_warning", "skipped_images",
+    "failed_evaluators",
     "host_seconds", "num_classes", "baselines", "data_identity", "probe_train_images", "probe_test_images",
     "chance_accuracy",
 }  # fmt: skip
