@@ -13,6 +13,10 @@ from jepa_jax.training.run import train
 from tests.tiny import tiny_config
 
 
+class KillNine(BaseException):
+    """Ends a run where `kill -9` would: no handler of exceptions sees it."""
+
+
 class Silent(Console):
     """Remembers lines, warnings and the names of progress bars; calls `on_text` with each of them."""
 

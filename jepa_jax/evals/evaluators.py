@@ -184,6 +184,7 @@ class Evaluator(Protocol):
     group: str = "eval"
     logs_untrained: bool = False
     choosable: Mapping[str, str] = types.MappingProxyType({})
+    context: EvaluationContext
 
     def __init__(self, context: EvaluationContext):
         self.context = context

@@ -20,7 +20,7 @@ from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.best import Choice, judge
 from jepa_jax.training.progress import Loop, Progress
-from tests.runs import Silent, rows, run, unlabelled
+from tests.runs import KillNine, Silent, rows, run, unlabelled
 from tests.sequence_methods import LineMethod
 from tests.tiny import tiny_config
 
@@ -50,7 +50,7 @@ class Breaking(Evaluator):
 
     def run(self, state, moment):
         if moment.epoch == Breaking.breaks_after:
-            raise Killed
+            raise KillNine
         return {"epochs_seen": float(moment.epoch)}
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_pat
 
     if way == "killed":
         monkeypatch.setattr(Breaking, "breaks_after", 2)  # the best state is on disk, and nothing else
-        with pytest.raises(Killed):
+        with pytest.raises(KillNine):
             run(tmp_path, **SEQUENCES, **BEST)
         assert not list((tmp_path / "checkpoints").glob("step_*"))
         monkeypatch.undo()

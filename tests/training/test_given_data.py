@@ -6,7 +6,7 @@ import jepa_jax
 from jepa_jax.base.errors import UserError
 from jepa_jax.program.workdir import Workdir
 from tests.data.foreign import KINDS, arrays
-from tests.runs import Silent, rows
+from tests.runs import KillNine, Silent, rows
 from tests.tiny import tiny_config
 
 SHORT = dict(mesh__data=1, eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0)
@@ -22,7 +22,7 @@ class Killed(Silent):
     def advance(self, amount=1, note=None):
         self._steps -= 1
         if not self._steps:
-            raise ZeroDivisionError
+            raise KillNine
 
 
 def train(workdir, console=None, data=None, **overrides):
@@ -48,7 +48,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_data_trains_and_resumes_after_a_kill(whole, tmp_path, kind):
     data = {split: KINDS[kind](split) for split in ("train", "test")}
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(KillNine):
         train(tmp_path, Killed(8), data)
     assert Workdir(tmp_path).has_checkpoint()
     console = Silent()
@@ -65,7 +65,7 @@ def test_a_function_of_the_config_gives_the_same_run(whole, tmp_path):
 
 
 def test_a_run_on_given_data_asks_for_it_again(tmp_path):
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(KillNine):
         train(tmp_path, Killed(5), {split: arrays(split) for split in ("train", "test")})
     with pytest.raises(UserError, match="data.source = python: this data was given to jepa_jax.train"):
         train(tmp_path, data__source="python")
