@@ -60,13 +60,12 @@ def batch_dataset(
     again and again. Batches of a Bucketed source have the size of their bucket. With `crops` (`config.loader_crops`),
     they have crops of full photographs instead of "image".
     """
-    steps = steps_per_epoch(len(source), batch_size)
-    part = Part(seed, crops or {}, process_index, process_count)
+    steps, how = steps_per_epoch(len(source), batch_size), (seed, crops or {}, process_index, process_count)
     if isinstance(source, StreamSource):
         elements = grain.experimental.RepeatIterDataset(source.stream).batch(batch_size, batch_fn=list)
-        return elements.map_with_index(ReadElements(source.made, part))
+        return elements.map_with_index(ReadBatch(source.made, 1, *how))
     order = batch_order(len(source), batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
-    return order.map_with_index(ReadIndices(source, steps, part))
+    return order.map_with_index(ReadBatch(source, steps, *how))
 
 
 def batch_order(num_samples: int, batch_size: int, seed: int, buckets: np.ndarray | None = None) -> grain.MapDataset:
@@ -132,50 +131,35 @@ class BucketedOrder(grain.MapDataset):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """Which part of a batch this process reads, and how."""
+class ReadBatch:
+    """Reads this process's part of batch n, given the sample numbers or the elements of the whole batch.
 
+    Attributes:
+      source: what sample numbers count; or, of a stream, what makes a source of elements.
+      steps_per_epoch: 1 for a stream.
+    """
+
+    source: Source | Callable[[Sequence[Any]], Source]
+    steps_per_epoch: int
     seed: int
     crops: Mapping[str, Crops]
     process_index: int
     process_count: int
 
-    def read(self, source: Source, indices: np.ndarray, epoch: int) -> Batch:
-        """Reads this process's part of some elements of a source."""
+    def __call__(self, n: int, chosen: Any) -> Batch:
+        source, indices = self.source, chosen
+        if not isinstance(source, Source):
+            source, indices = source(chosen), np.arange(len(chosen))
         if isinstance(source, Bucketed):  # the bucket of the whole batch: every process has the same shapes
             source = source.in_bucket(int(source.buckets[indices].max()))
         if isinstance(source, Cropping) and self.crops:
-            source = source.cropped(self.crops, self.seed, epoch)
+            source = source.cropped(self.crops, self.seed, n // self.steps_per_epoch)
         local = len(indices) // self.process_count
-        own = indices[self.process_index * local : (self.process_index + 1) * local]
         try:
-            loaded = source.batch(own)
+            loaded = source.batch(indices[self.process_index * local : (self.process_index + 1) * local])
         except OSError as error:
             what = f"{error.filename or 'config.data.dir'}: cannot be read any more ({error.strerror or error})"
             raise DataLost(f"{what}; check the file and the disk it is on") from error
         check_arrays(loaded, source.spec, local)
         skipped = list(loaded.get("skipped", ()))
         return {key: loaded[key] for key in source.spec} | ({"skipped": skipped} if skipped else {})
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadIndices:
-    """Reads batch n of a source, given the sample numbers."""
-
-    source: Source
-    steps_per_epoch: int
-    part: Part
-
-    def __call__(self, n: int, indices: np.ndarray) -> Batch:
-        return self.part.read(self.source, indices, n // self.steps_per_epoch)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadElements:
-    """Makes batch n of elements of a stream."""
-
-    made: Callable[[Sequence[Any]], Source]
-    part: Part
-
-    def __call__(self, n: int, elements: Sequence[Any]) -> Batch:
-        return self.part.read(self.made(elements), np.arange(len(elements)), n)

@@ -278,7 +278,12 @@ def _gathered(
     jax.block_until_ready(resident)
     del host
     return_freed_memory()
-    gather = jax.jit(_take, out_shardings=dict.fromkeys(resident, sharding))
+    gather = jax.jit(
+        lambda resident, indices: {
+            key: values.at[indices].get(mode="promise_in_bounds") for key, values in resident.items()
+        },
+        out_shardings=dict.fromkeys(resident, sharding),
+    )
     # The first batch reports the reading of the set; the others cost nothing.
     read, copied = loaded - start, time.perf_counter() - loaded
     for chosen in numbers:
@@ -307,10 +312,6 @@ def _read_all(source: Source) -> tuple[dict[str, np.ndarray], list[str]]:
             array[first : first + LOAD_CHUNK] = part[key]
         skipped += part.get("skipped", ())
     return arrays, skipped
-
-
-def _take(resident: DeviceBatch, indices: jax.Array) -> DeviceBatch:
-    return {key: values.at[indices].get(mode="promise_in_bounds") for key, values in resident.items()}
 
 
 def _check_room(num_bytes: int, sharding: NamedSharding) -> None:

@@ -72,13 +72,7 @@ class PoolIterator(grain.DatasetIterator):
       seconds: that the newest element took to make.
     """
 
-    def __init__(
-        self,
-        parent: grain.MapDataset | grain.IterDataset,
-        count: int,
-        timeout: float,
-        warn: Callable[[str], object],
-    ):
+    def __init__(self, parent: Any, count: int, timeout: float, warn: Callable[[str], object]):
         super().__init__()
         self._dataset = cloudpickle.dumps(parent)  # also classes of a notebook
         self._state: State = {"next_index": 0} if isinstance(parent, grain.MapDataset) else None
@@ -168,7 +162,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.index = index
         self.connection, theirs = context.Pipe()
-        self._memory = _Memory(_anonymous_file())
+        self._memory = _Memory()
         arguments = (theirs, self._memory, dataset, state, index, count)
         self.process = context.Process(target=_work, args=arguments, daemon=True, name=f"data-worker-{index}")
         self.process.start()
@@ -190,11 +184,15 @@ class _Worker:
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
-            raise self._death() from None
-        if message is None:
-            return None
+            self.process.join(KILL_SECONDS)
+            code = self.process.exitcode
+            end = f"ended with exit code {code}" if (code or 0) >= 0 else f"was ended by {signal.Signals(-code).name}"
+            fix = "if memory ran out, use fewer config.data.num_workers or a smaller config.data.batch_size"
+            raise _Lost(end, fix) from None
         if isinstance(message, BaseException):
             raise message
+        if message is None:
+            return None
         leaves, tree, state, seconds = message
         leaves = [self._memory.array(*leaf).copy() if isinstance(leaf, _Place) else leaf for leaf in leaves]
         try:
@@ -202,14 +200,6 @@ class _Worker:
         except OSError:
             pass  # it died, which the next call finds out; this element is whole
         return jax.tree.unflatten(tree, leaves), state, seconds
-
-    def _death(self) -> _Lost:
-        self.process.join(KILL_SECONDS)
-        code = self.process.exitcode
-        fix = "if memory ran out, use fewer config.data.num_workers or a smaller config.data.batch_size"
-        if code is None or code >= 0:
-            return _Lost(f"ended with exit code {code}", fix)
-        return _Lost(f"was ended by {signal.Signals(-code).name}", fix)
 
 
 class _Place(tuple[tuple[int, ...], np.dtype, int]):
@@ -219,9 +209,15 @@ class _Place(tuple[tuple[int, ...], np.dtype, int]):
 class _Memory:
     """Memory that two processes share through a file without a name; it grows to what is asked for."""
 
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
+    def __init__(self, inherited: Any = None):
         self._mapped: mmap.mmap | None = None
+        if inherited is not None:
+            self._descriptor = inherited.detach()
+        elif hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("jepa_jax-batch", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._descriptor = os.dup(file.fileno())
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
         """Returns the array at an offset in bytes; it is only valid until the memory is used again."""
@@ -233,21 +229,10 @@ class _Memory:
         return np.ndarray(shape, dtype, self._mapped, offset) if end else np.empty(shape, dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inherited_memory, (reduction.DupFd(self._descriptor),)
+        return _Memory, (reduction.DupFd(self._descriptor),)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self._descriptor)
-
-
-def _inherited_memory(duplicate: Any) -> _Memory:
-    return _Memory(duplicate.detach())
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("jepa_jax-batch", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 # --- in the worker ---

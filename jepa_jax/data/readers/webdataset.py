@@ -4,6 +4,7 @@ A sample is a run of members whose names are equal up to the first dot: 0017.jpg
 class if the set has labels. Other members are ignored.
 """
 
+import functools
 import pathlib
 import tarfile
 from typing import Any
@@ -40,17 +41,8 @@ def open_webdataset(data: DataConfig, split: str) -> StreamSource:
     )
     if split == "train":
         stream = grain.experimental.WindowShuffleIterDataset(stream, window_size=WINDOW, seed=data.seed % 2**32)
-    return StreamSource(stream, _Photos(data), (data.num_train if split == "train" else data.num_test) or None)
-
-
-class _Photos:
-    """Makes sources of samples."""
-
-    def __init__(self, data: DataConfig):
-        self._data = data
-
-    def __call__(self, samples: list[Sample], kind: Kind | None = None) -> "SampledPhotos":
-        return SampledPhotos(self._data, samples, kind)
+    count = (data.num_train if split == "train" else data.num_test) or None
+    return StreamSource(stream, functools.partial(SampledPhotos, data), count)
 
 
 class SampledPhotos(PhotoSource):
@@ -59,7 +51,7 @@ class SampledPhotos(PhotoSource):
     fix = "write the shard again, or set data.on_error = skip"
     threaded = True  # a stream has one worker at most
 
-    def __init__(self, data: DataConfig, samples: list[Sample], kind: Kind | None):
+    def __init__(self, data: DataConfig, samples: list[Sample], kind: Kind | None = None):
         self._samples = samples
         labels = np.array([label for _, _, label in samples], np.int32)
         super().__init__(data, labelled=bool((labels >= 0).all()) if kind is None else "label" in kind.spec)
