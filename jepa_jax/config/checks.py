@@ -31,7 +31,8 @@ def checked(name: str, value: Any, key: Key) -> Any:
         result = converted(value, key)
     except (KeyError, TypeError, ValueError, SyntaxError):
         raise refuse(f"must be of type {key.kind.__name__}") from None
-    if key.choices and result not in key.choices and not (key.outside and ":" in result):
+    found_by_class = name in ("method.name", "model.name")  # a class of the user's own keeps the keys of its parent
+    if key.choices and result not in key.choices and not ((key.outside or found_by_class) and ":" in result):
         own = ", nor package.module:function" if key.outside else ""
         raise refuse(f"not one of {', '.join(key.choices)}{own}")
     if key.length is not None and len(result) != key.length:

@@ -25,6 +25,9 @@ class StepMetrics(Mapping[str, jax.Array]):
             raise KeyError(name)
         return self.packed[self.names.index(name)]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names  # also where the metrics are abstract
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 

@@ -221,7 +221,7 @@ def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     values = flatten(needed(config, "model", origin))
     if "drop_path" in values:
         values["drop_path"] = 0.0
-    group: Any = with_variants(named_group("model", values["name"]), values)(**nested(values))
+    group: Any = with_variants(named_group("model", {"model.name": values["name"]}), values)(**nested(values))
     view_size, channels = needed(config, "view_size", origin), needed(config, "channels", origin)
     cls, dtype = find_class("model.name", group.name, MODELS), DTYPES[config.get("precision", "float32")]
 

@@ -107,12 +107,12 @@ def test_batches_follow_the_plan_and_resume_exactly(name, kind):
 
 
 def test_the_dataset_of_a_config_is_what_steps_see():
-    config = tiny_config(data__num_workers=2, train__seed=2**40)
+    config = tiny_config(data__num_workers=2, train__seed=2**31 - 1)
     batches = jepa_jax.dataset(config, "train")
     assert isinstance(batches, grain.MapDataset)
     extended = batches.map(lambda batch: batch["label"].sum())
     source, sharding = open_source(config.data, "train"), over_batch()
-    with train_batches(config.data, source, seed=2**40, sharding=sharding, start_step=7) as loaded:
+    with train_batches(config.data, source, seed=2**31 - 1, sharding=sharding, start_step=7) as loaded:
         for n in (7, 8, 9):
             batch = jax.device_get(next(loaded)[0])
             assert_equal(batch, batches[n])

@@ -103,7 +103,9 @@ def assert_equal_states(name: str, one: pathlib.Path, other: pathlib.Path) -> No
     a, b = (jax.device_get(final_state(name, folder)) for folder in (one, other))
 
     def close(x: np.ndarray, y: np.ndarray) -> None:
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * max(1.0, float(np.abs(x).max())))
+        # Sums in another order round differently, and an activation at the kink of a ReLU may then fall on its other
+        # side; a wrong slice of the batch or a missing part of the gradient changes the first digit.
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-3 * max(1.0, float(np.abs(x).max())))
 
     jax.tree.map(close, (a.params, a.stats, a.target), (b.params, b.stats, b.target))
 

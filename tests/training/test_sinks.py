@@ -150,7 +150,7 @@ class FakeWandb(types.ModuleType):
 
     def __init__(self):
         super().__init__("wandb")
-        self.settings, self.logged, self.ended = {}, [], False
+        self.settings, self.logged, self.alerts, self.ended = {}, [], [], False
 
     def init(self, **settings):
         self.settings = settings
@@ -158,6 +158,9 @@ class FakeWandb(types.ModuleType):
 
     def log(self, values, *, step):
         self.logged.append((step, values))
+
+    def alert(self, title, text, level):
+        self.alerts.append((title, text, level))
 
     def Image(self, image):
         return ("image", image.shape)
@@ -187,15 +190,13 @@ def test_wandb_gets_every_name_and_a_resumed_run_keeps_its_id(tmp_path, monkeypa
     assert ids[0] == ids[1] and ids[0].startswith(tmp_path.name)
 
 
-def test_an_offline_run_of_wandb_keeps_alerts(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    warnings = []
+def test_alerts_reach_wandb_as_warnings(tmp_path, monkeypatch):
+    warnings, fake = [], FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
     sink = open_sinks(Workdir(tmp_path), tiny_config(log__wandb_project="mine"), 0, warnings.append)[-1]
     sink.alert("data_generation (epoch 1)", "input-bound: data wait is 41 % of the epoch")
-    sink.close()
-    (stored,) = tmp_path.rglob("*.wandb")
-    assert not warnings and b"input-bound: data wait is 41 % of the epoch" in stored.read_bytes()
+    assert fake.alerts == [("data_generation (epoch 1)", "input-bound: data wait is 41 % of the epoch", "WARN")]
+    assert not warnings
 
 
 def test_a_missing_wandb_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
