@@ -127,12 +127,6 @@ def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
         run(tmp_path / "file" / "run")
 
 
-@pytest.mark.parametrize("pipeline, workers", [("device", 0), ("grain", 1)])
-def test_the_pipeline_does_not_change_the_result(finished, tmp_path, pipeline, workers):
-    other = run(tmp_path / "run", data__pipeline=pipeline, data__num_workers=workers)
-    assert other["params_sha256"] == finished[1]["params_sha256"]
-
-
 def test_tests_are_due_by_steps_and_checkpoints_by_epochs(finished, tmp_path):
     checkpoints = dict(train__checkpoint_every_steps=0, train__checkpoint_every_epochs=2, train__checkpoint_keep=9)
     other = run(tmp_path / "run", eval__every_steps=4, eval__knn_every_epochs=1, **checkpoints)
