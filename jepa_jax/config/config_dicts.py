@@ -157,17 +157,12 @@ def with_choices_of(config: ConfigDict, values: Mapping[str, Any], known: Mappin
 def dropped_values(config: ConfigDict, overrides: Mapping[str, Any]) -> list[str]:
     """Returns `key = value` for each value, other than a default, that another method drops from the method's keys."""
     given, _ = filled(config)
-    before, after = known_keys(given), known_keys({**given, **overrides})
-
-    def is_default(name: str) -> bool:
-        key = before[name].key
-        return given[name] in (key.default, given.get(key.default_from))
-
+    known, dropped = known_keys(given), dropped_keys(given, overrides) - overrides.keys()
     return [
         f"{name} = {value}"
         for name, value in given.items()
-        if name.startswith("method.") and name in before and name not in overrides and not is_default(name)
-        if before[name].owner is not (after[name].owner if name in after else None)
+        if name in dropped and name.startswith("method.")
+        if value not in (known[name].key.default, given.get(known[name].key.default_from))
     ]
 
 

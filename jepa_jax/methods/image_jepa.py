@@ -1,7 +1,8 @@
 """Image JEPA: augmented views of an image agree in embedding space, and a second term prevents collapse.
 
 One encoder, one projector, no target network and no predictor. Losses: VICReg, SIGReg (LeJEPA), BCS (EB-JEPA), InfoNCE,
-TCR (EMP-SSL). Further groups of views have their own size, augmentation and role (multi-crop).
+TCR (EMP-SSL), or a function of the user's own. Further groups of views have their own size, augmentation and role
+(multi-crop).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jepa_jax.base.classes import find_class
 from jepa_jax.config.augment import Operations, ViewGroup
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, following, key
@@ -79,7 +81,9 @@ class ImageJepaConfig(NamedGroup):
     )
     per_view_statistics: bool = key(True, "whether batch norm sees one view at a time, or all views of a size at once")
     projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1, nonempty=True)
-    loss: str = key("vicreg", "what keeps embeddings from collapsing", variants=LOSSES)
+    loss: str = key(
+        "vicreg", "what keeps embeddings from collapsing; or package.module:function", variants=LOSSES, outside=True
+    )
 
     @property
     def num_views(self) -> int:  # type: ignore[override]
@@ -166,11 +170,15 @@ class ImageJepa(ProjectorMethod):
         return features[0], jnp.swapaxes(z.reshape(*of_images.shape[:2], -1), 0, 1)
 
     def _objective(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
+        """Returns the loss and its terms; the key is equal on all devices, so that all draw the same slices."""
         config = self.config
-        if config.loss in WITHOUT_SLICES:
-            weights = {field.name: getattr(config, field.name) for field in dataclasses.fields(LOSSES[config.loss])}
-            return WITHOUT_SLICES[config.loss](z, roles=self._roles, **weights)
-        # The key is equal on all devices, so that all draw the same slices.
-        slices = random_slices(key, z.shape[-1], config.num_slices)
-        loss = {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss]
-        return loss(z, slices, weight=config.sigreg_weight, roles=self._roles)
+        if config.loss in ("sigreg", "bcs"):
+            slices = random_slices(key, z.shape[-1], config.num_slices)
+            loss = {"sigreg": sigreg_loss, "bcs": bcs_loss}[config.loss]
+            return loss(z, slices, weight=config.sigreg_weight, roles=self._roles)
+        own = find_class("method.loss", config.loss, {}) if ":" in config.loss else None
+        keys = LOSSES[config.loss] if own is None else getattr(own, "Keys", Group)
+        weights = {field.name: getattr(config, field.name) for field in dataclasses.fields(keys)}
+        if own is not None:
+            return own(z, key=key, roles=self._roles, **weights)
+        return WITHOUT_SLICES[config.loss](z, roles=self._roles, **weights)

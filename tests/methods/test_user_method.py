@@ -11,7 +11,7 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import NamedGroup
-from jepa_jax.config.schema import key
+from jepa_jax.config.schema import Group, key
 from jepa_jax.methods.contract import Output, ParamGroup
 from jepa_jax.methods.image_method import ImageMethod
 from jepa_jax.models.vit import ViT
@@ -238,3 +238,26 @@ def test_dropout_in_stacked_layers_of_an_encoder_of_the_users_own():
     program = build_program(tiny_config(**names))
     state, metrics = program.train_step(program.factory.create(0, BATCH), BATCH)
     assert np.isfinite(metrics["loss"]) and state.params["probe"]["kernel"].shape == (3, 10)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadKeys(Group):
+    spread_weight: float = key(2.0, "weight of the spread", least=0)
+
+
+def spread_loss(z, *, key, roles, spread_weight):
+    """A loss of the user's own: views agree, and images differ."""
+    agreement, spread = jnp.mean(jnp.var(z, axis=0)), jnp.mean(jnp.std(z, axis=1))
+    return agreement - spread_weight * spread, {"agreement": agreement, "spread": spread}
+
+
+spread_loss.Keys = SpreadKeys
+
+
+def test_image_jepa_takes_a_loss_of_the_users_own():
+    program = build_program(tiny_config(method__loss=f"{__name__}:spread_loss", method__spread_weight=3.0))
+    batch = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in BATCH.items()}
+    _, metrics = jax.eval_shape(program.train_step, program.factory.abstract, batch)
+    assert {"agreement", "spread"} <= set(metrics.names)
+    with pytest.raises(UserError, match="config.method.loss.*has no .*nothing.*choose from vicreg"):
+        tiny_config(method__loss=f"{__name__}:nothing")

@@ -123,5 +123,6 @@ def test_an_evaluation_gives_the_same_figures_again(measured):
 def test_the_batch_of_an_evaluation_changes_no_figure(measured):
     first, other = measured["first"], measured["other batches"]
     numbers = {name: value for name, value in first.items() if not isinstance(value, str)}
-    assert {name: other[name] for name in numbers} == pytest.approx(numbers, rel=1e-5)
+    # LiDAR inverts a covariance, which magnifies rounding; views that depended on the batch would move it by percents.
+    assert {name: other[name] for name in numbers} == pytest.approx(numbers, rel=1e-3)
     assert any("lidar" in name for name in numbers) and first.keys() == other.keys()
