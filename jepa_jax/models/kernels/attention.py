@@ -82,7 +82,9 @@ def _plain(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
 
 
 def _in_float32(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    return _plain(*(x.astype(jnp.float32) for x in (q, k, v)), mask).astype(q.dtype)
+    dtype = q.dtype
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    return _plain(q, k, v, mask).astype(dtype)
 
 
 def _on_cpu(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
