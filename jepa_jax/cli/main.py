@@ -19,7 +19,7 @@ COMMANDS = {
     "show-summary": "runs.SHOW_SUMMARY",
     "compare": "runs.COMPARE",
     "compare-profiles": "runs.COMPARE_PROFILES",
-    "checkpoint": "runs.CHECKPOINT",
+    "checkpoint": "runs.VERIFY_CHECKPOINT",
     "configs": "configs.CONFIGS",
     "reference": "configs.REFERENCE",
     "describe": "configs.DESCRIBE",

@@ -125,4 +125,4 @@ def verify_checkpoints(arguments: Arguments, console: Console) -> Result:
 SHOW_SUMMARY = Command("show-summary", ABOUT_SUMMARY, add_workdir, show_summary, uses_jax=False)
 COMPARE = Command("compare", ABOUT_COMPARE, add_compare_flags, compare_runs)
 COMPARE_PROFILES = Command("compare-profiles", ABOUT_PROFILES, add_profile_flags, run_compare_profiles, uses_jax=False)
-CHECKPOINT = Command("checkpoint", ABOUT_CHECKPOINT, add_checkpoint_flags, verify_checkpoints)
+VERIFY_CHECKPOINT = Command("checkpoint", ABOUT_CHECKPOINT, add_checkpoint_flags, verify_checkpoints)

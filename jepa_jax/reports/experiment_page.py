@@ -11,6 +11,7 @@ from typing import Any
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.text import GIB, gib, number, percent, short
+from jepa_jax.experiments.engine import Document
 from jepa_jax.experiments.findings import Findings, RowGroup, group_rows, seed_noise, sort_rows
 from jepa_jax.experiments.recommendation import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.experiments.rows import StudyRow
@@ -21,7 +22,6 @@ from jepa_jax.reports.page import write_figure, write_page
 from jepa_jax.reports.parts import Card, Cell, KeyFigure, Page, Section
 from jepa_jax.reports.tables import Column, cells_markdown, cells_table, table_cells
 
-Document = Mapping[str, Any]  # the header, rows and conclusion of a sweep, as its JSON file holds them
 JsonRow = Mapping[str, Any]  # one of the rows
 Measure = Callable[[JsonRow], float | None]
 
