@@ -38,6 +38,7 @@ from jepa_jax.profiling.bottlenecks import DATA_WAIT
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.config import load_config
+from jepa_jax.program.step_metrics import StepMetrics
 from jepa_jax.training import actions, setup
 from jepa_jax.training.run import train
 from jepa_jax.training.steps import Steps
@@ -135,10 +136,10 @@ def build_slow(step_seconds: float, spans: list[Span], *args: Any, **kwargs: Any
     program = build_program(*args, **kwargs)
     sleep = slowly(np.float32, step_seconds, spans)
 
-    def train_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def train_step(state: Any, batch: Any) -> tuple[Any, StepMetrics]:
         figure = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), np.float32), state.step)
         names = ("loss", "grad_norm", "update_norm", "lr")
-        return dataclasses.replace(state, step=state.step + 1), dict.fromkeys(names, figure)
+        return dataclasses.replace(state, step=state.step + 1), StepMetrics.of(dict.fromkeys(names, figure))
 
     return dataclasses.replace(program, train_step=jax.jit(train_step, donate_argnums=0))
 
@@ -226,9 +227,7 @@ def check_pauses(folder: pathlib.Path, step_seconds: float) -> Iterator[Comparis
     changes = {"optim.epochs": 4.0, "train.checkpoint_every_steps": 0, "log.pictures_every_epochs": 1}
     watch = Watch()
     with (
-        mock.patch.object(
-            actions, "build_evaluators", lambda _: {"sleepy": SleepyEvaluator(spans["validation_epoch"])}
-        ),
+        mock.patch.object(setup, "build_evaluators", lambda _: {"sleepy": SleepyEvaluator(spans["validation_epoch"])}),
         mock.patch.object(actions.DrawPictures, "_pictures", lambda self, params, stats, batch: batch["image"][None]),
         mock.patch.object(actions, "view_grid", slow_grid),
         mock.patch.object(Checkpoints, "save", lambda *args: slow_save(*args)),
