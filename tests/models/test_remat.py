@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jepa_jax.compiled.flops import count_flops
+from jepa_jax.models.remat import noted_remat
 from jepa_jax.models.resnet import ResNet
 from jepa_jax.models.vit import ViT
 from tests.arrays import create, normal
@@ -46,3 +47,12 @@ def test_light_computes_few_products_again_and_full_all_of_the_forward_pass(name
         function, *args = gradient(BUILDERS[name], remat)
         flops[remat] = count_flops(function, *args)
     assert flops["none"] <= flops["light"] < 1.1 * flops["none"] < 1.15 * flops["none"] < flops["full"]
+
+
+def test_what_is_recomputed_is_noted():
+    def noted(remat):
+        with noted_remat() as found:
+            jax.eval_shape(lambda: BUILDERS["vit"](remat)(jnp.zeros((1, 16, 16, 3))))
+        return found
+
+    assert noted("full") == ["full"] and noted("none") == []

@@ -262,3 +262,11 @@ def test_without_labels_everything_but_accuracies_is_measured(tmp_path, channels
     assert {name for name, value in summary.items() if value is None} == missing
     assert summary["effective_rank"] > 1 and summary["lidar"] > 1 and summary["num_classes"] == 0
     assert {row["step"] for row in rows(tmp_path / "run") if "collapse/relative_spread" in row} == {0, 6, 12}
+
+
+@pytest.mark.slow
+def test_an_encoder_that_ignores_remat_is_named(tmp_path):
+    encoder, console = "tests.methods.test_user_method:MeanColour", Silent()
+    run(tmp_path, console, model__name=encoder, train__remat="full", train__max_steps=2, eval__untrained=False)
+    expected = f"config.train.remat = full: {encoder} ignores it, so nothing is recomputed; use none"
+    assert console.lines.count(expected) == 1
