@@ -186,7 +186,7 @@ class _Worker:
         except (EOFError, OSError):
             self.process.join(KILL_SECONDS)
             code = self.process.exitcode
-            end = f"ended with exit code {code}" if (code or 0) >= 0 else f"was ended by {signal.Signals(-code).name}"
+            end = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
             fix = "if memory ran out, use fewer config.data.num_workers or a smaller config.data.batch_size"
             raise _Lost(end, fix) from None
         if isinstance(message, BaseException):
