@@ -20,6 +20,7 @@ from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batches import batch_dataset, batch_order
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
+from jepa_jax.data.elements import StreamSource
 from jepa_jax.data.workers import PoolIterator, State, SupervisedPool
 from jepa_jax.runtime.allocator import return_freed_memory
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
@@ -79,6 +80,8 @@ def check_pipeline(
 ) -> None:
     """Raises UserError if the set does not fit on the device, or if the loader cannot crop its images."""
     if data.pipeline == "device":
+        if isinstance(source, StreamSource):
+            raise UserError("config.data.pipeline = device: a stream cannot stay on the device; use grain")
         _check_room(len(source) * element_bytes(source.spec), sharding)
     elif crops and not isinstance(source, Cropping):
         raise UserError(

@@ -7,13 +7,16 @@ class if the set has labels. Other members are ignored.
 import functools
 import pathlib
 import tarfile
+from collections.abc import Mapping
 from typing import Any
 
 import grain
 import numpy as np
 
 from jepa_jax.base.errors import DataLost, UserError
+from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import Cropping, Source
 from jepa_jax.data.elements import LEAST_CLASSES, Kind, StreamSource
 from jepa_jax.data.photos.source import PhotoSource
 from jepa_jax.data.readers.bounded import open_regular
@@ -42,7 +45,16 @@ def open_webdataset(data: DataConfig, split: str) -> StreamSource:
     if split == "train":
         stream = grain.experimental.WindowShuffleIterDataset(stream, window_size=WINDOW, seed=data.seed % 2**32)
     count = (data.num_train if split == "train" else data.num_test) or None
-    return StreamSource(stream, functools.partial(SampledPhotos, data), count)
+    return PhotoStream(stream, functools.partial(SampledPhotos, data), count)
+
+
+class PhotoStream(StreamSource):
+    """A stream of photographs, out of which a loader can cut crops."""
+
+    _head: Cropping
+
+    def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Source:
+        return self._head.cropped(crops, seed, epoch)
 
 
 class SampledPhotos(PhotoSource):

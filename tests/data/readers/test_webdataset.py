@@ -13,8 +13,10 @@ from jepa_jax.config.augment import CropConfig, Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batches import batch_dataset
 from jepa_jax.data.contract import image_spec
+from jepa_jax.data.pipeline import train_batches
 from jepa_jax.data.readers.webdataset import TarSamples
 from jepa_jax.data.sources import open_splits
+from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
 CROPS = {"crops": Crops(2, 12, CropConfig())}
 
@@ -71,6 +73,16 @@ def test_it_goes_on_from_any_state(folder, crops):
         again.set_state(seen[start][1])
         for batch, _ in seen[start + 1 :]:
             jax.tree.map(np.testing.assert_array_equal, next(again), batch)
+
+
+def test_the_loader_crops_a_stream_that_does_not_stay_on_the_device(folder):
+    source, sharding = open_splits(config(folder))[0], batch_sharding(make_mesh(1, 1, jax.devices()[:1]))
+    data = config(folder, batch_size=4)
+    wanted = next(iter(batch_dataset(source, 4, seed=1, crops=CROPS)))
+    with train_batches(data, source, seed=1, sharding=sharding, crops=CROPS) as batches:
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(next(batches)[0]), wanted)
+    with pytest.raises(UserError, match="data.pipeline = device: a stream cannot stay on the device"):
+        train_batches(config(folder, pipeline="device"), source, seed=1, sharding=sharding)
 
 
 def test_samples_of_one_file_go_on_from_any_state(folder):
