@@ -32,7 +32,12 @@ def test_examples_are_short_and_linked():
         assert f"examples/{file.name}" in pages, f"{file.name}: not in docs/guides"
 
 
-@pytest.mark.parametrize("name", RUNS)
+FAST = ("simclr", "grain_dataset")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_an_example_trains(name, tmp_path):
     console, keys = Silent(), SHORT | RUNS[name]
     if name == "stored_maps":

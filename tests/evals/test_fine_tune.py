@@ -36,6 +36,7 @@ def tuned():
     return encoder.params, params, result, linear_probe(train, test, 10)
 
 
+@pytest.mark.slow
 def test_the_encoder_changes(tuned):
     before, params, result, _ = tuned
     kernels = jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), before, params)["encoder"])
@@ -43,11 +44,13 @@ def test_the_encoder_changes(tuned):
     assert result["encoder_change"] > 1e-3
 
 
+@pytest.mark.slow
 def test_it_beats_the_linear_probe(tuned):
     _, _, result, probe = tuned
     assert result["accuracy"] > probe["accuracy"]
 
 
+@pytest.mark.slow
 def test_the_epoch_is_the_best_on_held_out_images(tuned):
     _, _, result, _ = tuned
     assert len(result["held_out_accuracies"]) == EPOCHS

@@ -43,6 +43,7 @@ def test_its_features_are_those_that_evaluations_read(run):
     np.testing.assert_allclose(load_encoder(run)(images), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_gives_what_was_evaluated(tmp_path):
     """Trained on crops of 8 of 16 pixels, and interrupted: its batch statistics are not those of crops."""
 

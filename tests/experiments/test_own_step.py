@@ -36,6 +36,7 @@ def request_of(make):
     return TrialRequest({}, GIVEN, max_batches=3, warmup_batches=1, make=make)
 
 
+@pytest.mark.slow
 def test_a_process_imports_and_measures_the_users_step(outside, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
     result = run_trial(outside / "trials" / "0", request_of("tune_own_step:make"), time_limit=300)

@@ -74,6 +74,7 @@ def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(finis
     assert losses[0] == losses[1] and len(losses[0]) == 12
 
 
+@pytest.mark.slow
 def test_the_slow_copy_is_evaluated_with_its_own_statistics(finished):
     workdir, summary = finished
     found = evaluate(workdir, protocols="linear_probe,knn,feature_quality", console=Console(io.StringIO()))
@@ -90,6 +91,7 @@ def test_the_slow_copy_is_evaluated_with_its_own_statistics(finished):
     assert found.record["params_sha256"] != summary["params_sha256"]  # of the trained weights
 
 
+@pytest.mark.slow
 def test_it_is_profiled(finished):
     profile = json.loads((finished[0] / "profile.json").read_text())
     assert [epoch["steps"] for epoch in profile["epochs"]] == [6, 6]

@@ -41,6 +41,7 @@ def test_levels_are_named_after_what_they_read():
     assert build_program(tiny_config()).method.level_names == ("level 0",)
 
 
+@pytest.mark.slow
 def test_a_vit_is_evaluated_at_the_size_that_is_asked_for():
     """Enlarged first, the image gives the features that it gives when the evaluation enlarges it."""
     at_32 = tiny_config(eval__image_size=32, **VIT)

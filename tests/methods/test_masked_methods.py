@@ -120,6 +120,7 @@ def test_a_level_is_an_area_of_the_image():
     np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_features_of_a_level_do_not_depend_on_the_basis_of_the_predictor():
     program = build_program(tiny_masked_config("hjepa"))
     model, changed = model_of(program), model_of(program)
@@ -200,6 +201,7 @@ def test_fusion_carries_coarse_levels_down(fusion):
     np.testing.assert_array_equal(reach, expected)
 
 
+@pytest.mark.slow
 def test_the_regulariser_compares_an_image_with_itself():
     # Images of one colour each: two masks of one of them look alike, two of them do not.
     config = changed_config(tiny_masked_config("hjepa", method__regulariser="vicreg"), STILL)
@@ -232,6 +234,7 @@ def test_reconstructions_keep_what_was_visible(norm_pix):
     assert not np.allclose(np.asarray(patchify(view, 2))[~shown], np.asarray(patchify(painted, 2))[~shown])
 
 
+@pytest.mark.slow
 def test_the_cls_output_of_an_autoencoder_is_trained():
     program = build_program(tiny_masked_config("mae", model__pool="cls"))
     state = program.factory.create(0, BATCH)

@@ -53,7 +53,7 @@ def test_barlow_twins_of_equal_views_has_only_redundancy_left():
     assert output.terms["invariance"] < 1e-3 < output.terms["redundancy"]
 
 
-@pytest.mark.parametrize("method", ["byol", "dino"])
+@pytest.mark.parametrize("method", [pytest.param("byol", marks=pytest.mark.slow), "dino"])
 def test_the_slow_copy_follows_by_half_a_cosine(method):
     program = build_program(rival_config(method, method__ema_start=0.9, optim__warmup_lr=1e-2))
     momentum, total = program.method.ema.momentum, program.length.total_steps

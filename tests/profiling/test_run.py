@@ -212,6 +212,7 @@ def test_a_broken_profile_is_said_in_words_or_left_out(tmp_path, content):
     assert "Profile" in write_report(tmp_path).read_text()
 
 
+@pytest.mark.slow
 def test_the_profiler_can_be_switched_off(tmp_path):
     summary, console = profiled(tmp_path / "run", profile__enabled=False)
     assert summary["status"] == "finished" and not profile_rows(tmp_path / "run")
@@ -219,6 +220,7 @@ def test_the_profiler_can_be_switched_off(tmp_path):
     assert not [line for line in console.lines if "batches/hour" in line]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_epochs_before_and_starts_inside_one(tmp_path):
     def interrupt(text):
         if text.startswith("time of epoch 1: "):

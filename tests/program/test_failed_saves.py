@@ -34,6 +34,7 @@ def run_two(script: str, folder: pathlib.Path) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_on_one_process_fails_on_all_and_the_next_succeeds(tmp_path):
     for text in run_two("tests/program/run_saves.py", tmp_path):
         figures = re.findall(r"^\d: (\d) (\d) (\d)$", text, re.MULTILINE)

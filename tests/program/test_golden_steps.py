@@ -21,7 +21,9 @@ SMALL = {
 # What the numbers of a recipe were recorded with, where it has changed since, or where they are steadier: with seed 0
 # a value lies so close to a threshold that the order of additions decides about it.
 RECORDED = {
+    # Seeds with which rounding does not grow within three steps.
     "quickstart": {"train.seed": 1},
+    "simsiam_quickstart": {"train.seed": 2},
     "hjepa_cifar10_cpu": {
         "method.level_weights": (1.0, 0.5, 0.25), "method.mask.target_scale": (0.15, 0.25),
         "method.mask.min_context": 10, "model.width": 64, "model.depth": 3, "model.heads": 2, "model.patch_size": 4,

@@ -77,6 +77,7 @@ def stop_after_first_epoch(text):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_the_library_weights():
     config = ijepa()
     source, mesh = open_source(config.data, "train"), make_mesh(1, 1)

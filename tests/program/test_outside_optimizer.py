@@ -75,6 +75,7 @@ def test_lion_is_planned():
     assert plan.estimate.verdict == FITS
 
 
+@pytest.mark.slow
 def test_a_finished_run_continues_to_more_epochs_if_its_schedule_allows_it(tmp_path):
     def config(epochs, schedule="constant"):
         return tiny_config(**QUICK, optim__schedule=schedule, optim__epochs=epochs)

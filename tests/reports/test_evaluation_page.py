@@ -117,6 +117,7 @@ def test_the_level_that_leads_is_chosen_on_held_out_images(tmp_path):
     assert "frozen encoder, level 1" in page and ">Level 0<" in page
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_labels_has_a_page(tmp_path):
     record = make_record({"0": {"feature_quality": RESULTS["feature_quality"] | {"collapse": None}}}) | {"classes": []}
     points = {0: Split(RNG.normal(size=(40, 8)), np.zeros(40))}

@@ -53,6 +53,7 @@ def test_a_process_ends_with_a_message_when_another_is_gone():
     assert code == EXIT_PROCESS_LOST and "error: process 0 is gone" in errors and "same command again" in errors
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_code_and_the_words_of_one_that_failed():
     peer = Peer("wait")
     peer.connection.sendall(json.dumps({"process": 2, "why": "ended: no such file", "code": 2}).encode() + b"\n")

@@ -45,7 +45,12 @@ def whole(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("kind", KINDS)
+FAST = ("torch", "stream")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_every_kind_of_data_trains_and_resumes_after_a_kill(whole, tmp_path, kind):
     data = {split: KINDS[kind](split) for split in ("train", "test")}
     with pytest.raises(KillNine):
@@ -59,6 +64,7 @@ def test_every_kind_of_data_trains_and_resumes_after_a_kill(whole, tmp_path, kin
     assert summary["probe_accuracy"] is not None
 
 
+@pytest.mark.slow
 def test_a_function_of_the_config_gives_the_same_run(whole, tmp_path):
     summary = train(tmp_path, data__source="tests.data.foreign:map_dataset")
     assert (losses(tmp_path), summary["params_sha256"]) == whole["arrays"]

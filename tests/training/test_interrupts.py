@@ -82,6 +82,7 @@ def signalled(workdir: pathlib.Path, marker: str, signum: signal.Signals) -> int
     return process.returncode
 
 
+@pytest.mark.slow
 def test_processes_that_are_signalled_or_killed_resume_bit_for_bit(tmp_path, tiny_run):
     assert signalled(tmp_path / "cut", "epoch 1/2", signal.SIGKILL) == -signal.SIGKILL
     assert signalled(tmp_path / "cut", "bar: linear probe", signal.SIGTERM) == 143

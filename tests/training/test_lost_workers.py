@@ -63,6 +63,7 @@ def summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_workers_that_die_again_and_again_end_the_run_with_advice_and_a_checkpoint(tmp_path, start):
     process = start(tmp_path, "tests.data.failing_shapes:KilledShapes")
     _, errors = process.communicate(timeout=PATIENCE)

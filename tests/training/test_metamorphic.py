@@ -81,6 +81,7 @@ def test_a_killed_run_resumes_with_other_workers_bit_for_bit(tiny_run, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data, fsdp", [(8, 1), (2, 4)])
+@pytest.mark.slow
 def test_devices_and_split_parameters_change_rounding_alone(tiny_run, tmp_path, data, fsdp):
     train(tiny_config(mesh__data=data, mesh__fsdp=fsdp, **SHORT), tmp_path, console=Silent())
     np.testing.assert_allclose(losses(tmp_path), losses(tiny_run[0]), rtol=ROUNDING)

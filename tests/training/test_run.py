@@ -137,6 +137,7 @@ def test_tests_are_due_by_steps_and_checkpoints_by_epochs(finished, tmp_path):
     assert other["params_sha256"] == finished[1]["params_sha256"]
 
 
+@pytest.mark.slow
 def test_another_seed_changes_the_result(finished, tmp_path):
     other = run(tmp_path / "run", train__seed=1, eval__untrained=False, profile__enabled=False)
     assert other["params_sha256"] != finished[1]["params_sha256"]
@@ -227,6 +228,7 @@ def test_inputs_that_are_not_images_are_trained_resumed_and_judged(tmp_path):
     assert run(tmp_path / "cut", **sequences)["params_sha256"] == whole["params_sha256"]
 
 
+@pytest.mark.slow
 def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):
     class Bars(Silent):
         overrun = ()

@@ -63,7 +63,7 @@ def test_a_pass_has_every_sample_once_with_its_label(folder):
     assert len(set(drawn[:50])) > 25
 
 
-@pytest.mark.parametrize("crops", [None, CROPS])
+@pytest.mark.parametrize("crops", [None, pytest.param(CROPS, marks=pytest.mark.slow)])
 def test_it_goes_on_from_any_state(folder, crops):
     batches = batch_dataset(open_splits(config(folder))[0], 7, seed=3, crops=crops)
     iterator = iter(batches)

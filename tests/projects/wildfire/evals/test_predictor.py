@@ -75,6 +75,7 @@ def test_padding_does_not_matter(predictor, histories, expected):
             np.testing.assert_allclose(predictor(given), expected[index : index + 1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_best_state_and_its_evaluated_statistics_are_used(tmp_path):
     config = tiny_fire_config(data__validation=0.25, train__keep_best="validation_loss")
     state = write_run(config, tmp_path / "run")
