@@ -88,7 +88,7 @@ sys.exit(1)
 """
     root = pathlib.Path(__file__).parents[2]
     result = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=1200
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -26,7 +26,7 @@ def run_two(script: str, folder: pathlib.Path) -> list[str]:
             for index in range(2):
                 place = environment | {"JAX_COORDINATOR_ADDRESS": address, "JAX_PROCESS_ID": str(index)}
                 started.append(subprocess.Popen(command, cwd=ROOT, env=place, text=True, **pipes))
-            said = [process.communicate(timeout=240)[0] for process in started]  # Orbax would wait for 1200 s
+            said = [process.communicate(timeout=900)[0] for process in started]  # Orbax would wait for 1200 s
         finally:
             for process in started:
                 process.kill()

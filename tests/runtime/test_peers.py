@@ -39,7 +39,7 @@ class Peer:
         assert self.process.stdout.readline() == "up\n"
 
     def end(self):
-        _, errors = self.process.communicate(timeout=120)
+        _, errors = self.process.communicate(timeout=1200)
         return self.process.returncode, errors
 
     def said(self):

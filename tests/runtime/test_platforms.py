@@ -19,7 +19,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     variables = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS" and not k.startswith("JAX_")}
     root = pathlib.Path(__file__).parents[2]
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=variables, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=root, env=variables, capture_output=True, text=True, timeout=1200
     )
 
 

@@ -18,7 +18,7 @@ from tests.tiny import tiny_config
 
 class Waiting(Console):
     def line(self, text: str) -> None:
-        handler, deadline = signal.getsignal(signal.SIGTERM), time.monotonic() + 60
+        handler, deadline = signal.getsignal(signal.SIGTERM), time.monotonic() + 1200
         super().line(text)
         # The first signal puts the former handlers back.
         while text.startswith(sys.argv[2]) and signal.getsignal(signal.SIGTERM) == handler:

@@ -32,7 +32,7 @@ def small_disk(tmp_path):
 def train_on(disk: pathlib.Path, *markers: str) -> tuple[int, str]:
     """Trains on a disk that fills up at a line; returns the exit code and what was said."""
     command = [sys.executable, "tests/training/run_full_disk.py", str(disk / "run"), *markers]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, result.stderr
 

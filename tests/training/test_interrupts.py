@@ -17,7 +17,7 @@ from jepa_jax.program.workdir import Workdir
 from tests.runs import Silent, rows, run
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATIENCE = 300  # seconds for a process to get anywhere on a busy machine
+PATIENCE = 1200  # seconds for a process to get anywhere on a busy machine
 
 
 class Stops(Silent):

@@ -15,7 +15,7 @@ import pytest
 from jepa_jax.program.workdir import Workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATIENCE = 300  # seconds for a process to get anywhere on a busy machine
+PATIENCE = 1200  # seconds for a process to get anywhere on a busy machine
 
 
 def command(workdir, source="shapes", **data):
