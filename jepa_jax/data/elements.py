@@ -37,8 +37,8 @@ def as_source(given: Any, *, split: str = "train", count: int = 0) -> Source:
     if isinstance(given, Mapping):
         arrays = element_arrays(given)
         lengths = {key: len(array) for key, array in arrays.items() if array.ndim}
-        if len(lengths) < len(arrays) or len(set(lengths.values())) != 1:
-            raise UserError(f"{split} data: arrays of different lengths ({lengths}); give all of them one per element")
+        if len(lengths) < len(arrays) or len(set(lengths.values())) != 1 or not all(lengths.values()):
+            raise UserError(f"{split} data: arrays of lengths {lengths}; give all of them one row per element")
         return InMemorySource(lambda: arrays)
     if isinstance(given, grain.IterDataset):
         if not count:
@@ -61,6 +61,8 @@ def element_arrays(element: Any) -> Arrays:
     """Returns an element as arrays by name."""
     if not isinstance(element, Mapping):
         parts = element if isinstance(element, tuple | list) else (element,)
+        if not 1 <= len(parts) <= 2:
+            raise UserError(f"data: an element has {len(parts)} parts; give (image, label), or a dict of arrays")
         element = dict(zip(("image", "label"), parts, strict=len(parts) > 1))
     return {
         OTHER_NAMES.get(name, name): _array(OTHER_NAMES.get(name, name), value)

@@ -166,7 +166,11 @@ def load_batches(
     else:
         elements = dataset
     sharding = sharding or batch_sharding(make_mesh(jax.device_count(), 1))
-    state = {"next_index": start} if isinstance(start, int) else start
+    if start and isinstance(start, int) and not isinstance(dataset, grain.MapDataset):
+        raise UserError(f"start = {start}: a stream has no numbers; give the `state` of an info to go on from")
+    state = start or None
+    if isinstance(dataset, grain.MapDataset):
+        state = {"next_index": start} if isinstance(start, int) else start
     return TrainBatches(_loaded(elements, sharding, state, prefetch))
 
 

@@ -98,7 +98,8 @@ class PoolIterator(grain.DatasetIterator):
                 raise StopIteration
             element, self._state, self.seconds = message
             self._taken += 1
-            return element
+            if element is not None:  # Grain's mark of one that was filtered out
+                return element
 
     def get_state(self) -> State:
         return self._state
@@ -244,7 +245,7 @@ def _work(pipe: connection.Connection, memory: _Memory, dataset: bytes, state: S
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
     try:
         start, is_first = time.perf_counter(), True
-        for element, after in _elements(cloudpickle.loads(dataset), state, index, count):
+        for element, after in _told_apart(_elements(cloudpickle.loads(dataset), state, index, count)):
             seconds = time.perf_counter() - start
             leaves, tree = jax.tree.flatten(element)
             if not is_first:
@@ -257,6 +258,14 @@ def _work(pipe: connection.Connection, memory: _Memory, dataset: bytes, state: S
         return  # the main process has closed its end
     except BaseException as error:
         pipe.send(_sendable(error))
+
+
+def _told_apart(elements: Iterator[Any]) -> Iterator[Any]:
+    """Yields elements; raises another error where theirs would look like a closed pipe."""
+    try:
+        yield from elements
+    except (EOFError, ConnectionError) as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _elements(dataset: Any, state: State, index: int, count: int) -> Iterator[tuple[Any, State]]:

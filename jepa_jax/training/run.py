@@ -112,6 +112,8 @@ def start_folder(run: Run) -> None:
     if not is_first():
         return
     run.folder.create()
+    if (run.folder.read_summary() or {}).get("status") == "finished":
+        run.folder.summary.unlink()  # of a shorter run: beside the new config it would say that all is done
     write_json(run.folder.config, run.config.to_dict())
     write_json(run.folder.environment, environment())
     if run.folder.views.exists():

@@ -133,7 +133,9 @@ def test_a_batch_that_is_not_as_declared_is_refused_by_name(made, message):
     ("given", "message"),
     [
         ({"image": arrays("train")["image"] / 255}, "'image' is float64, .*; convert it to float32"),
-        (arrays("train") | {"label": np.zeros(3, int)}, "arrays of different lengths"),
+        (arrays("train") | {"label": np.zeros(3, int)}, "arrays of lengths"),
+        ({name: array[:0] for name, array in arrays("train").items()}, "arrays of lengths"),
+        ([(np.zeros((16, 16, 3), np.uint8), 1, 2)] * 3, "an element has 3 parts"),
         ({"image": arrays("train")["image"].transpose(0, 3, 1, 2)}, "images of 3 x 16 pixels; .*channels last"),
         ([(np.zeros((16, 16, 3), np.uint8), 0), (np.zeros((16, 15, 3), np.uint8), 0)], None),
         (map_dataset(None, "train").repeat(), "a dataset without end; leave out `repeat`"),

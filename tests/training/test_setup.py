@@ -20,6 +20,14 @@ def test_a_run_says_of_how_many_groups_its_sequences_are(tmp_path):
     assert any(expected in line for line in console.lines), console.lines
 
 
+def test_a_run_that_is_continued_is_not_finished_until_it_ends(tmp_path):
+    folder = Workdir(tmp_path / "run")
+    folder.create()
+    folder.summary.write_text('{"status": "finished"}')  # of fewer epochs
+    start_folder(prepare(tiny_config(), folder, Silent(), NO_HOOKS))
+    assert folder.config.exists() and not folder.summary.exists()
+
+
 def test_test_images_of_classes_that_no_train_image_shows_are_refused_before_training(tmp_path):
     overrides = unlabelled(tmp_path)
     with np.load(tmp_path / "data.npz") as stored:

@@ -5,6 +5,7 @@ class if the set has labels. Other members are ignored.
 """
 
 import functools
+import itertools
 import pathlib
 import tarfile
 from collections.abc import Mapping
@@ -36,6 +37,11 @@ def open_webdataset(data: DataConfig, split: str) -> StreamSource:
         raise UserError(f"config.data.dir = {data.dir!r}: no {SPLIT_FOLDERS[split][0]}-*.tar there")
     if split == "train" and not data.num_train:
         raise UserError("config.data.num_train = 0: tar files have no length; say how many samples count as an epoch")
+    if not any(True for file in files for _ in itertools.islice(TarSamples(str(file)), 1)):
+        raise UserError(
+            f"config.data.dir = {data.dir!r}: no images in {files[0].name} and the like; known are "
+            f"{', '.join(sorted(EXTENSIONS))}"
+        )
     shards = grain.MapDataset.source([str(file) for file in files])
     if split == "train":
         shards = shards.shuffle(seed=data.seed % 2**32).repeat()
@@ -70,6 +76,13 @@ class SampledPhotos(PhotoSource):
         if "label" in self.spec:
             self.labels = labels
             self.classes = kind.classes if kind else tuple(map(str, range(max(LEAST_CLASSES, labels.max() + 1))))
+            outside = (labels < 0) | (labels >= len(self.classes))
+            if outside.any():
+                place, _, label = samples[int(np.argmax(outside))]
+                raise UserError(
+                    f"{place}: label {label} (-1: it has no .cls) is not one of the {len(self.classes)} classes of the "
+                    "first config.data.num_train samples: raise it, or shuffle the shards"
+                )
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -123,6 +136,9 @@ class TarIterator(grain.DatasetIterator):
             self._offset = self._tar.offset if self._member is None else self._member.offset
             if images := [content for ending, content in parts.items() if f".{ending}" in EXTENSIONS]:
                 return f"{self._file}, {name}", images[0], int(parts.get("cls", -1))
+        self._tar.fileobj.seek(self._offset)
+        if self._tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("no end of the archive")  # tarfile takes a damaged header for the end
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:

@@ -115,3 +115,26 @@ def test_a_truncated_file_is_named(folder, tmp_path):
     (tmp_path / "train-0.tar").write_bytes(content[: len(content) // 2 - 100])
     with pytest.raises(DataLost, match=f"{tmp_path}/train-0.tar: damaged at byte"):
         list(TarSamples(str(tmp_path / "train-0.tar")))
+
+
+@pytest.mark.parametrize("damage", ["header", "boundary"])
+def test_a_tar_that_ends_too_early_is_damaged_and_not_just_shorter(tmp_path, damage):
+    write_tar(tmp_path / "a.tar", range(4))
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        place = tar.getmember("photos/0002.cls").offset
+    content[place : place + 20] = b"\xff" * 20
+    (tmp_path / "a.tar").write_bytes(content if damage == "header" else content[:place])
+    with pytest.raises(DataLost, match="no end of the archive"):
+        list(TarSamples(str(tmp_path / "a.tar")))
+
+
+def test_tars_without_images_and_labels_that_are_no_class_are_refused(tmp_path, folder):
+    with tarfile.open(tmp_path / "train-000000.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("0.bin"), io.BytesIO())
+    with pytest.raises(UserError, match=r"no images in train-000000.tar"):
+        open_splits(config(tmp_path))
+    train = open_splits(config(folder))[0]
+    for label in (50, -1):
+        with pytest.raises(UserError, match=f"a.tar, 1: label {label} .*is not one of the 10 classes"):
+            train.made([("a.tar, 1", b"", label)])
