@@ -166,11 +166,13 @@ def load_batches(
     else:
         elements = dataset
     sharding = sharding or batch_sharding(make_mesh(jax.device_count(), 1))
-    if start and isinstance(start, int) and not isinstance(dataset, grain.MapDataset):
+    state: State = None
+    if not isinstance(start, int):
+        state = start
+    elif isinstance(dataset, grain.MapDataset):
+        state = {"next_index": start}
+    elif start:
         raise UserError(f"start = {start}: a stream has no numbers; give the `state` of an info to go on from")
-    state = start or None
-    if isinstance(dataset, grain.MapDataset):
-        state = {"next_index": start} if isinstance(start, int) else start
     return TrainBatches(_loaded(elements, sharding, state, prefetch))
 
 
