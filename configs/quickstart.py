@@ -2,8 +2,8 @@
 
     jepa-jax train --config=quickstart --workdir=runs/quickstart
 
-Cost: 2 to 3 CPU-minutes, 1 min 20 s to 2 min 45 s on 2 cores. Linear probe 66 %, untrained 20 % (one run; 71 to 82 %
-in five runs with other initial weights, builds or orders of the data).
+Cost: 2 to 3 CPU-minutes, 1 min 20 s to 2 min 45 s on 2 cores. Linear probe 66 and 75 % (seeds 0 and 1), untrained
+20 %.
 """
 
 import ml_collections
