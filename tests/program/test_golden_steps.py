@@ -21,7 +21,6 @@ SMALL = {
 # What the numbers of a recipe were recorded with, where it has changed since, or where they are steadier: with seed 0
 # a value lies so close to a threshold that the order of additions decides about it.
 RECORDED = {
-    # Seeds with which rounding does not grow within three steps.
     "quickstart": {"train.seed": 1},
     "simsiam_quickstart": {"train.seed": 2},
     "hjepa_cifar10_cpu": {
