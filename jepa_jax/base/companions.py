@@ -18,6 +18,7 @@ from jepa_jax.base.processes import POLL_SECONDS, has_ended, kill_group
 
 # Which of several processes this is: address of the first one, how many there are, number of this one.
 PLACE_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+TOKEN_VARIABLE = "JEPA_JAX_TOKEN"  # a secret that all processes of a run share; others are not let in
 LOOPBACK = "127.0.0.1"
 ASKED_AFTER = 0.25  # of the grace time: then those that are left are asked to stop
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when the one that started it is gone
@@ -27,7 +28,7 @@ PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when the one that 
 def local_address() -> Iterator[str]:
     """Yields an address for the first process on this machine; its port is kept from others inside the block."""
     with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as JAX's coordinator does: both may bind
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the first process does: it may bind and listen
         held.bind((LOOPBACK, 0))
         yield f"{LOOPBACK}:{held.getsockname()[1]}"
 

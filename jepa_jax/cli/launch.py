@@ -14,13 +14,14 @@ or reaches its time limit saves a checkpoint and is queued again (docs/guides/ma
 
 import os
 import pathlib
+import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jepa_jax.base.companions import PLACE_VARIABLES, local_address, run_companions
+from jepa_jax.base.companions import PLACE_VARIABLES, TOKEN_VARIABLE, local_address, run_companions
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.processes import has_ended, wait_until
@@ -56,9 +57,11 @@ def run_launch(arguments: Arguments, console: Console) -> Result:
         raise UserError(f"-n {count} --devices={arguments.devices}: this machine has {gpus} GPUs; use fewer")
     if idle := max(0, gpus - share * count):
         console.warn(f"-n {count}: {idle} GPUs are not used; choose a number that divides them")
+    token = {TOKEN_VARIABLE: secrets.token_hex(16)}  # nobody else can join
     with local_address() as address:
         environments = [
-            dict(zip(PLACE_VARIABLES, (address, str(count), str(index)), strict=True))
+            token
+            | dict(zip(PLACE_VARIABLES, (address, str(count), str(index)), strict=True))
             | devices_of(index, share, are_gpus=gpus > 0)
             for index in range(count)
         ]

@@ -205,14 +205,16 @@ class MeshConfig(Group):
     """How devices share the work."""
 
     data: int = key(-1, "devices that split the batch; -1 = all that are left", least=-1)
-    fsdp: int = key(1, "devices that also split the parameters; -1 = all that are left", least=-1)
+    fsdp: int = key(
+        1,
+        "devices that also split the parameters; -1 = all that are left; both -1 = those of a machine",
+        least=-1,
+    )
 
     def problems(self, config: "Config") -> Iterator[Problem]:
         for name in ("data", "fsdp"):
             if getattr(self, name) == 0:
                 yield Problem(f"mesh.{name}", "use -1 for all devices that are left, or a number of devices")
-        if self.data == self.fsdp == -1:
-            yield Problem("mesh.fsdp", "mesh.data is -1 too; give one of them a number of devices")
 
 
 @dataclasses.dataclass(frozen=True)

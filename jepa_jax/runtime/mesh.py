@@ -1,6 +1,7 @@
 """The device mesh: its axes, and the layout of batches on it."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
+from jepa_jax.runtime.peers import hosts
 
 BATCH_AXES = ("data", "fsdp")  # every device holds a part of the batch
 
@@ -20,10 +22,13 @@ def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mes
 
     Args:
         data: size of the axis; -1 uses all devices that `fsdp` leaves.
-        fsdp: number of devices that share one copy of the parameters; -1 uses all that `data` leaves.
-        devices: devices of another machine to compile for; by default those of this process.
+        fsdp: number of devices that share one copy of the parameters; -1 uses all that `data` leaves. They are
+            neighbours on one machine, where they can be. If both are -1, those of a machine share one copy.
+        devices: devices of another machine to compile for; by default those of all processes.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = by_machine(jax.devices()) if devices is None else devices
+    if data == fsdp == -1:
+        fsdp = min(collections.Counter(map(_machine, devices)).values())
     for name, size in (("fsdp", fsdp), ("data", data)):
         if -1 in (data, fsdp) and size != -1 and len(devices) % size:
             raise UserError(f"config.mesh.{name} = {size}: does not divide the number of devices, {len(devices)}")
@@ -38,6 +43,36 @@ def make_mesh(data: int, fsdp: int, devices: Sequence[Any] | None = None) -> Mes
             "use mesh.data = -1"
         )
     return Mesh(np.array(devices[: data * fsdp]).reshape(data, fsdp), BATCH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def by_machine(devices: Sequence[Any]) -> list[Any]:
+    """Returns devices in an order in which those of one machine, and of one process, are neighbours."""
+    machines = list(dict.fromkeys(map(_machine, devices)))
+    return sorted(devices, key=lambda device: (machines.index(_machine(device)), device.process_index, device.id))
+
+
+def _machine(device: Any) -> Any:
+    """Returns the name of the machine of a device; one per process where processes are not connected."""
+    names = hosts()
+    return names[device.process_index] if len(names) > 1 else device.process_index
+
+
+def mesh_warnings(mesh: Mesh, visible_gpus: int) -> Iterator[str]:
+    """Yields what wastes devices, or their connections, though it works.
+
+    Args:
+        visible_gpus: how many GPUs this process may see.
+    """
+    used = [device for device in mesh.devices.flat if _machine(device) == _machine(jax.local_devices()[0])]
+    if used and used[0].platform == "gpu" and len(used) < visible_gpus:
+        fix = "check config.mesh, and the processes and GPUs per machine that SLURM or the launcher was asked for"
+        yield f"{len(used)} of the {visible_gpus} GPUs of this machine are used; {fix}"
+    rows = [len(set(map(_machine, row))) for row in mesh.devices]
+    machines = collections.Counter(map(_machine, mesh.devices.flat))
+    fsdp = mesh.shape["fsdp"]
+    if max(rows) > 1 and fsdp <= max(machines.values()):
+        fix = f"use a divisor of {min(machines.values())}"
+        yield f"config.mesh.fsdp = {fsdp}: parameters cross machines at every layer; {fix}"
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jepa_jax.config.groups import Config
 from jepa_jax.runtime.allocator import keep_freed_memory
 from jepa_jax.runtime.mesh import make_mesh
-from jepa_jax.runtime.peers import check_same_config, connect
+from jepa_jax.runtime.peers import check_same, connect
 from jepa_jax.runtime.platforms import import_jax
 
 CACHED_FROM = "jax_persistent_cache_min_compile_time_secs"
@@ -23,7 +23,7 @@ def setup(config: Config) -> Mesh:
     if config.train.deterministic:
         make_deterministic()
     connect(os.environ)
-    check_same_config(config)
+    check_same("config", config.to_dict())
     start_compile_cache()
     return make_mesh(config.mesh.data, config.mesh.fsdp)
 

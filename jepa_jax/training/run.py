@@ -16,7 +16,9 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.pictures import save_views
 from jepa_jax.program.checksums import newest_whole
 from jepa_jax.program.workdir import Workdir
+from jepa_jax.runtime.gpus import list_gpus
 from jepa_jax.runtime.memory import is_out_of_memory
+from jepa_jax.runtime.mesh import mesh_warnings
 from jepa_jax.runtime.peers import fail_all, is_first
 from jepa_jax.runtime.provenance import environment, unused_gpu
 from jepa_jax.training.loop import train_loop
@@ -106,6 +108,8 @@ def start_folder(run: Run) -> None:
         run.console.warn(warning)
     if unused := unused_gpu():
         run.console.warn(unused)
+    for warning in mesh_warnings(run.program.mesh, len(list_gpus())):
+        run.console.warn(warning)
     if not run.folder.has_checkpoint():  # a resumed run has the same ones
         for warning in run.warnings:
             run.console.warn(warning)
