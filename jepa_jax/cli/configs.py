@@ -11,7 +11,7 @@ ABOUT_CONFIGS = """Lists the configs that come with the package, with the first 
 
   jepa-jax configs
 """
-ABOUT_DESCRIBE = """Prints what a config describes: every key, parameters, FLOPs per image and steps. Trains nothing.
+ABOUT_DESCRIBE = """Prints what a config describes: every key, parameters, FLOPs per element and steps. Trains nothing.
 
 jepa-jax describe --config=rapid [--config.model.name=resnet34]
 """
@@ -43,19 +43,25 @@ def run_describe(arguments: Arguments, console: Console) -> Result:
 def facts_text(facts: Mapping[str, Any]) -> str:
     """Returns parameters by module and totals as a table."""
     assumed = "" if facts["data_found"] else " (assumed: the data is not there)"
+    elements, features = facts["elements"], []
+    one = elements.removesuffix("s")
+    if facts["feature_dim"]:
+        features = [
+            f"features: {facts['feature_dim']} numbers",
+            f"encoder: {facts['encoder_macs_per_image'] / 1e9:,.3f} GMACs per {one} "
+            "(as usually published: forward, with padding)",
+        ]
     return "\n".join(
         [
             *(f"{name:<32} {size:>12,}" for name, size in facts["params_by_module"].items()),
             f"{'total':<32} {facts['params_total']:>12,}   trainable {facts['params_trainable']:,}",
             *(f"not trained: {one['path']} ({one['reason']})" for one in facts["params_dead"]),
             "",
-            f"features: {facts['feature_dim']} numbers",
-            f"encoder: {facts['encoder_macs_per_image'] / 1e9:,.3f} GMACs per image "
-            "(as usually published: forward, with padding)",
-            f"training: {facts['flops_per_image'] / 1e9:,.2f} GFLOP per image "
+            *features,
+            f"training: {facts['flops_per_image'] / 1e9:,.4g} GFLOP per {one} "
             "(2 per multiply-add: forward and backward, all views, without padding and recomputation)",
             f"length: {facts['steps_total']:,} steps, {facts['steps_per_epoch']:,} per epoch "
-            f"of {facts['images_per_epoch']:,} images{assumed}",
+            f"of {facts['images_per_epoch']:,} {elements}{assumed}",
         ]
     )
 

@@ -1,5 +1,7 @@
 """Evaluates the newest checkpoint of a run: linear probe, k-NN, feature quality, fine-tuning and few-shot.
 
+Numeric targets get a ridge probe, elements without labels or targets feature quality alone.
+
   jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0] [--attention]
 
 Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keeps the extracted features there (with
@@ -13,7 +15,9 @@ from jepa_jax.cli.flags import Arguments, Parser
 
 def add_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
-    parser.add_flag("protocols", "LIST", "all, or some of linear_probe,knn,feature_quality,fine_tune,few_shot", "all")
+    parser.add_flag(
+        "protocols", "LIST", "all, or some of linear_probe,ridge_probe,knn,feature_quality,fine_tune,few_shot", "all"
+    )
     parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")
     parser.add_flag("pool", "KIND", "mean, grid2 or cls: what features are made of, instead of the run's eval.pool")
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")

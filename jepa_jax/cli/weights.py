@@ -1,4 +1,4 @@
-"""The commands `export` and `embed`: an encoder, or the features of images, for use elsewhere."""
+"""The commands `export` and `embed`: an encoder, or the features of data, for use elsewhere."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,8 @@ ABOUT_EXPORT = """Writes the encoder of a run as safetensors, for transformers, 
 safetensors  model.safetensors and a config.json; jepa_jax.weights.load_model reads them back bit for bit, and so does
              --config.model.init_from
 hf           a directory that transformers' ViTModel, IJepaModel, Dinov2Model or ResNetModel loads
-stablehlo    one function for CPUs and NVIDIA GPUs, uint8 images of any number to features; it runs with jax alone
+stablehlo    one function for CPUs and NVIDIA GPUs, uint8 images of any number to features; it runs with jax alone.
+             The only format for encoders of other elements, which take a dict of arrays
 
 A model card, README.md, lies beside: use, data, recipe, command, accuracies with their baselines.
 """
@@ -23,6 +24,8 @@ ABOUT_EMBED = """Writes the features of all images of a folder, by name.
 
   jepa-jax embed --workdir=runs/quickstart --input=photos --output=photos.npz
   jepa-jax embed --weights=hub:facebook/dinov2-small --input=photos --output=photos.parquet --neighbours=cat.jpg
+
+An encoder of other elements takes --input=FILE.npz with the arrays that it reads; features are numbered then.
 
 Sub-folders are read too. F.npz holds `names` and `features` [N, F] in float32, F.parquet the columns `name` and
 `features`. The same command continues where an interrupted one stopped. --neighbours also writes F.html: the images
@@ -48,7 +51,7 @@ def run_export(arguments: Arguments, console: Console) -> Result:
 def add_embed_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run whose encoder is used; or give --weights")
     parser.add_flag("weights", "SOURCE", "folder or .safetensors file of public or exported weights, or hub:OWNER/NAME")
-    parser.add_flag("input", "DIR", "folder of images", required=True)
+    parser.add_flag("input", "DIR", "folder of images, or FILE.npz of arrays", required=True)
     parser.add_flag("output", "FILE", "file to write: F.npz or F.parquet", required=True)
     parser.add_flag("batch_size", "N", "images per call of the encoder", 64, least=1)
     parser.add_flag(
@@ -67,6 +70,8 @@ def run_embed(arguments: Arguments, console: Console) -> Result:
         raise UserError("give either --workdir (the encoder of a run) or --weights (public or exported ones)")
     if arguments.on_error not in ("refuse", "skip"):
         raise UserError(f"--on_error={arguments.on_error}: not one of refuse, skip")
+    if arguments.input.endswith(".npz"):
+        return _embed_arrays(arguments)
     if arguments.neighbours:  # before hours of work that would end in this error
         names = list_images(pathlib.Path(arguments.input).expanduser())
         queries([shown(name) for name in names], arguments.neighbours)
@@ -90,6 +95,17 @@ def run_embed(arguments: Arguments, console: Console) -> Result:
         "skipped": len(made.skipped), "continued_from": made.reused, "page": str(page) if page else None,
     }  # fmt: skip
     return Result([record], "\n".join(lines))
+
+
+def _embed_arrays(arguments: Arguments) -> Result:
+    from jepa_jax.exports.embed import embed_arrays
+
+    if not arguments.workdir or arguments.neighbours:
+        raise UserError(f"--input={arguments.input}: arrays go with --workdir, and without --neighbours")
+    made = embed_arrays(arguments.workdir, arguments.input, arguments.output, arguments.batch_size)
+    count, features = made.features.shape
+    record = {"output": str(made.output), "elements": count, "features": features}
+    return Result([record], f"{made.output}: {count:,} elements, {features} features each")
 
 
 EXPORT = Command("export", ABOUT_EXPORT, add_export_flags, run_export)

@@ -9,22 +9,23 @@ from ml_collections.config_dict import RequiredValueError
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.checks import checked_value
-from jepa_jax.config.owners import GROUPS, dropped_keys, known_keys, structure
+from jepa_jax.config.owners import GROUPS, dropped_keys, known_keys, needs_encoder, structure
 from jepa_jax.config.schema import Entry, Key, flatten
 
 
-def default_config(method: str = "image_jepa", model: str = "resnet18", **choices: Any) -> ConfigDict:
+def default_config(method: str = "image_jepa", model: str = "", **choices: Any) -> ConfigDict:
     """Returns a config with every key that these choices have, at its default.
 
     Args:
       method: value of `method.name`.
-      model: value of `model.name`.
+      model: value of `model.name`; by default resnet18, or nothing for a method with a model of its own.
       **choices: further keys that decide which keys there are, with "." written "__".
 
     Example:
       config = default_config("image_jepa", "resnet10", method__loss="sigreg", optim__name="adamw")
       config.optim.lr = 1e-3
     """
+    model = model or ("resnet18" if needs_encoder(method) else "")
     return with_choices(ConfigDict(), method__name=method, model__name=model, **choices)
 
 

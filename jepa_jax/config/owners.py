@@ -36,14 +36,20 @@ GROUPS = (*TABLES, *COMMON)
 
 
 def named_group(group: str, given: Mapping[str, Any]) -> type[NamedGroup]:
-    """Returns the keys of the method or encoder that `given` names: by a known name, or "package.module:Class".
-
-    A method without features reads no encoder, so that none need be named.
-    """
-    name, method = given.get(f"{group}.name", ""), given.get("method.name", "")
-    if group == "model" and not name and not hasattr(find_class("method.name", method, METHODS), "features"):
+    """Returns the keys of the method or encoder that `given` names: by a known name, or "package.module:Class"."""
+    name = given.get(f"{group}.name", "")
+    if group == "model" and not name and not needs_encoder(given.get("method.name", "")):
         return NamedGroup
     return find_class(f"{group}.name", name, TABLES[group], needs="Keys").Keys
+
+
+def needs_encoder(method: str) -> bool:
+    """Returns whether a method reads an encoder that `model.name` names.
+
+    A method without features, or of other elements than images, may have a model of its own.
+    """
+    cls = find_class("method.name", method, METHODS)
+    return hasattr(cls, "features") and cls.Keys.reads_images
 
 
 def structure(given: Mapping[str, Any]) -> tuple[dict[str, type[Group]], list[str]]:

@@ -87,9 +87,12 @@ class Named(Source, Protocol):
 
 def element_names(source: Source) -> ElementNames:
     """Returns what the elements of a source are called: its own names, or else images or elements."""
-    if isinstance(source, Named):
-        return source.element_names
-    return ElementNames("images" if "image" in source.spec else "elements")
+    return source.element_names if isinstance(source, Named) else ElementNames(words_of(source.spec))
+
+
+def words_of(spec: Spec) -> str:
+    """Returns what to call elements of which nothing but the spec is known, in the plural."""
+    return "images" if "image" in spec else "elements"
 
 
 @runtime_checkable
@@ -119,6 +122,26 @@ class Cropping(Source, Protocol):
         The crops of an element depend on (seed, epoch, index) alone, not on who loads it or when.
         """
         ...
+
+
+@runtime_checkable
+class Targeted(Source, Protocol):
+    """A source with numbers that probes predict from features.
+
+    Attributes:
+      targets: names of these arrays in `spec`; each of their numbers is a coordinate.
+    """
+
+    @property
+    def targets(self) -> tuple[str, ...]: ...
+
+
+def target_names(source: Source) -> tuple[str, ...]:
+    """Returns the arrays of numbers that probes predict: what the source declares, or else "target" if it is float."""
+    if isinstance(source, Targeted):
+        return source.targets
+    one = source.spec.get("target")
+    return () if one is None or not np.issubdtype(one.dtype, np.floating) else ("target",)
 
 
 def image_spec(size: int, channels: int = 3, *, labelled: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
@@ -170,6 +193,16 @@ def check_arrays(batch: Mapping[str, Any], spec: Spec, count: int) -> None:
 def known_labels(source: Source) -> np.ndarray | None:
     """Returns the labels of a source, int [N], if it has any and knows them without reading its elements."""
     return getattr(source, "labels", None)
+
+
+def spec_to_json(spec: Spec) -> dict[str, list[Any]]:
+    """Returns the dtype and the shape of each array, for JSON."""
+    return {name: [str(np.dtype(one.dtype)), *one.shape] for name, one in spec.items()}
+
+
+def spec_from_json(stored: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the spec that `spec_to_json` stored."""
+    return {name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype)) for name, (dtype, *shape) in stored.items()}
 
 
 def element_bytes(spec: Spec) -> int:

@@ -21,6 +21,7 @@ from jepa_jax.data.contract import (
     fixed_order,
     known_labels,
     sample,
+    target_names,
 )  # fmt: skip
 from jepa_jax.data.elements import StreamSource, as_source
 from jepa_jax.data.in_memory import check_image, num_used, open_arrays
@@ -189,6 +190,7 @@ class Subset:
         self.classes, self.spec = source.classes, transform.spec(source.spec) if transform else source.spec
         self.caveat: str = getattr(source, "caveat", "")
         self.element_names = element_names(source)
+        self.targets = target_names(source)
 
     def __len__(self) -> int:
         return len(self._indices)

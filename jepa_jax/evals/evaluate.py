@@ -17,7 +17,7 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
-from jepa_jax.data.contract import sample
+from jepa_jax.data.contract import element_names, sample, target_names
 from jepa_jax.evals.evaluators import (
     EncoderEvaluator,
     EvaluationContext,
@@ -34,12 +34,14 @@ from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder, TrainedRun, load_run
 from jepa_jax.evals.knn import NearestNeighbours
 from jepa_jax.evals.linear_probe import LinearProbe
+from jepa_jax.evals.ridge_probe import RidgeProbe
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import TrainState, evaluated_variables
 from jepa_jax.runtime.provenance import environment
 
 PROTOCOLS: Mapping[str, type[EncoderEvaluator]] = {
     "linear_probe": LinearProbe,
+    "ridge_probe": RidgeProbe,
     "knn": NearestNeighbours,
     "feature_quality": FeatureQuality,
     "fine_tune": FineTune,
@@ -89,10 +91,13 @@ def evaluate(
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
     run = load_run(workdir, data_dir=data_dir, pool=pool)
     encoder = run.encoder
-    names = parse_protocols(protocols, labelled=bool(encoder.train.classes))
+    given = {"labels": bool(encoder.train.classes), "targets": bool(target_names(encoder.train))}
+    names = parse_protocols(protocols, [kind for kind, there in given.items() if there])
     chosen = parse_levels(levels, encoder.program.method.levels)
     examples = None
     if attention:
+        if "image" not in encoder.test.spec:
+            raise UserError("--attention: shows images, which the data has not; leave it out")
         images = encoder.test.batch(sample(len(encoder.test), PICTURED_IMAGES))["image"]
         maps = encoder.attention_maps(images)  # refuses an encoder that has none
         examples = Examples(images, encoder.patch_tokens(images), maps)
@@ -111,16 +116,17 @@ def evaluate(
     return Evaluation(run.results, measurement.record, chosen, names, points, examples)
 
 
-def parse_protocols(text: str, *, labelled: bool = True) -> list[str]:
+def parse_protocols(text: str, given: Sequence[str] = ("labels", "targets")) -> list[str]:
     """Returns the protocols of names separated by commas, or of `all`: those that the data allows."""
-    possible = [name for name, protocol in PROTOCOLS.items() if labelled or not protocol.needs_labels]
+    possible = [name for name, protocol in PROTOCOLS.items() if protocol.needs in ("", *given)]
     names = possible if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in PROTOCOLS:
             raise UserError(f"--protocols={text}: {name!r} is no protocol; use all, or some of {','.join(PROTOCOLS)}")
         if name not in possible:
+            needs = PROTOCOLS[name].needs
             raise UserError(
-                f"--protocols={text}: {name} needs labels, which the data has not; use {','.join(possible)}"
+                f"--protocols={text}: {name} needs {needs}, which the data has not; use {','.join(possible)}"
             )
     return [name for name in PROTOCOLS if name in names]
 
@@ -163,6 +169,7 @@ class Measurement:
             "method": config.method.name,
             "model": config.model.name,
             "data": config.data.source,
+            "elements": element_names(encoder.train).elements,
             "weights": config.eval.weights,
             "pool": config.eval.pool,
             "level_names": list(encoder.program.method.level_names),
@@ -215,7 +222,7 @@ class Measurement:
                     self.record["notes"].append(sentence)
                     self.console.warn(sentence)
             if not labels_differ(train, test):
-                evaluators = {name: one for name, one in evaluators.items() if not one.needs_labels}
+                evaluators = {name: one for name, one in evaluators.items() if one.needs != "labels"}
         if "feature_quality" in evaluators:
             encoder.raw_features(level)
         before = Moment(Stage.UNTRAINED, 0, 0, level)
@@ -242,7 +249,8 @@ class Measurement:
         splits = encoder.features(level, self.console.advance)
         self.console.stop()
         origin = "from the cache" if encoder.store.hits > hits else f"{time.perf_counter() - began:.1f} s"
-        self.console.line(f"{what}: {len(encoder.train):,} train and {len(encoder.test):,} test images, {origin}")
+        elements = element_names(encoder.train).elements
+        self.console.line(f"{what}: {len(encoder.train):,} train and {len(encoder.test):,} test {elements}, {origin}")
         return splits
 
 

@@ -31,6 +31,7 @@ EVALUATORS = ClassTable(
     {
         "classification": "jepa_jax.evals.classification:Classification",
         "collapse": "jepa_jax.evals.feature_quality:CollapseWatch",
+        "regression": "jepa_jax.evals.ridge_probe:Regression",
         "context_and_target": "jepa_jax.evals.feature_quality:ContextAndTarget",
         "validation_loss": "jepa_jax.evals.validation_loss:ValidationLoss",
     },
@@ -279,7 +280,7 @@ class EncoderEvaluator(Evaluator):
     """Base class of evaluators of an encoder at one level of its features: those that `jepa-jax evaluate` offers."""
 
     title = ""  # what the terminal calls it
-    needs_labels = True  # images of several classes
+    needs = "labels"  # of several classes, or "targets", which are numbers; "" for nothing
     has_reference = True  # whether the untrained encoder is measured too
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:

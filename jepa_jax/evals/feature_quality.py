@@ -5,7 +5,7 @@ encoder features of full length and spread.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,12 +19,14 @@ from jepa_jax.data.contract import Source, sample
 from jepa_jax.evals.evaluators import EncoderEvaluator, Evaluator, Figures, Moment, Stage
 from jepa_jax.evals.features import OnCount, part_of
 from jepa_jax.evals.inference import QUALITY_IMAGES, FrozenEncoder
+from jepa_jax.methods.contract import ViewMethod
 from jepa_jax.program.step import TrainState, evaluated_variables
 
 RANKME_EPSILON = 1e-7  # as in the paper: for float32 features
 SMALLEST_SINGULAR = 1e-6  # of the largest: below it, the spectrum of float32 features is rounding noise
 LIDAR_REGULARISER = 1e-4
 WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
+DrawViews = Callable[[Mapping[str, Any], jax.Array], Mapping[str, Any]]  # batch, a key per element -> batch of views
 
 # Features are nearly constant if those of different images differ by less than this part of their length.
 LEAST_SPREAD = 0.01
@@ -43,7 +45,7 @@ class FeatureQuality(EncoderEvaluator):
     """Spectrum, ranks and correlations of features, LiDAR, and whether they collapsed."""
 
     title = "feature quality"
-    needs_labels = False
+    needs = ""
     has_reference = False
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
@@ -52,15 +54,14 @@ class FeatureQuality(EncoderEvaluator):
         return figures | self.lidar(encoder, level, start)
 
     def lidar(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
-        """Returns LiDAR of augmented views of test images, None where views are not random, and their numbers."""
-        limits, augment = self.context.limits, self.context.config.data.augment
-        is_random = "image" in encoder.test.spec and augment.is_random
-        images, views = min(limits.lidar_images, len(encoder.test)) if is_random else 0, limits.lidar_views
+        """Returns LiDAR of random views of test elements, None where views are not random, and their numbers."""
+        limits, draw_view = self.context.limits, view_function(encoder)
+        images, views = min(limits.lidar_images, len(encoder.test)) if draw_view else 0, limits.lidar_views
         figures: Figures = {"lidar": None, "lidar_images": images, "lidar_views": views}
-        if not images:
+        if not images or draw_view is None:
             return figures
         start(images * views)
-        source = ViewSource(augment, part_of(encoder.test, images), views)
+        source = ViewSource(draw_view, part_of(encoder.test, images), views)
         split = encoder.store.get(
             f"level{level}_views_{images}x{views}",
             lambda: encoder.extract(source, level, on_images=self.context.progress.advance),
@@ -71,29 +72,38 @@ class FeatureQuality(EncoderEvaluator):
         return figures["collapse"] or f"effective rank {figures['effective_rank']:.1f} of {figures['dimensions']:.0f}"
 
 
-class ViewSource:
-    """Augmented views of all images of a source; view v of image i is element i * views + v, whatever the batch."""
+def view_function(encoder: FrozenEncoder) -> DrawViews | None:
+    """Returns what draws a random view of each element of a batch; None if the method has no random views."""
+    method, augment = encoder.program.method, encoder.config.data.augment
+    if isinstance(method, ViewMethod):
+        return jax.jit(lambda batch, keys: method.random_views(batch, keys))
+    if "image" in encoder.test.spec and augment.is_random:
+        return lambda batch, keys: {**batch, "image": _image_views(keys, batch["image"], augment)}
+    return None
 
-    def __init__(self, augment: AugmentConfig, source: Source, views: int):
-        self._augment, self._source, self._views = augment, source, views
-        height, width, channels = source.spec["image"].shape
-        shape = (augment.crop.size or height, augment.crop.size or width, channels)
-        self.classes, self.spec = source.classes, {**source.spec, "image": jax.ShapeDtypeStruct(shape, np.uint8)}
+
+class ViewSource:
+    """Random views of all elements of a source; view v of element i is element i * views + v, whatever the batch."""
+
+    def __init__(self, draw_views: DrawViews, source: Source, views: int):
+        self._draw, self._source, self._views, self.classes = draw_views, source, views, source.classes
+        first = self.batch(np.zeros(1, np.int64))
+        self.spec = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in first.items()}
 
     def __len__(self) -> int:
         return len(self._source) * self._views
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        images, places = np.unique(indices // self._views, return_inverse=True)  # an image is read once per batch
-        batch = self._source.batch(images)
-        repeated = {name: batch[name][places] for name in self.spec}
-        return repeated | {"image": np.asarray(_views(indices, repeated["image"], self._augment))}
+        elements, places = np.unique(indices // self._views, return_inverse=True)  # an element is read once per batch
+        batch = self._source.batch(elements)
+        repeated = {name: batch[name][places] for name in self._source.spec}
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), indices)  # the numbers are the seeds
+        return {name: np.asarray(array) for name, array in self._draw(repeated, keys).items()}
 
 
 @functools.partial(jax.jit, static_argnames="augment")
-def _views(numbers: jax.Array, images: jax.Array, augment: AugmentConfig) -> jax.Array:
-    """Returns a random view of each image, in uint8, which encoders take; `numbers` are the seeds."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers)
+def _image_views(keys: jax.Array, images: jax.Array, augment: AugmentConfig) -> jax.Array:
+    """Returns a random view of each image, in uint8, which encoders take."""
     draws = jax.vmap(lambda key: draw(key, ()))(keys)
     planes = augment_planes(draws, jnp.swapaxes(levels(images), 2, 3), augment)
     return jnp.clip(jnp.stack(planes, axis=-1) + 0.5, 0, 255).astype(jnp.uint8)
@@ -261,7 +271,7 @@ def collapse_warning(figures: Mapping[str, float], initial: Mapping[str, float] 
     before = "" if initial is None else f", {initial['relative_spread']:.2%} before training"
     if spread < LEAST_SPREAD or fell("relative_spread", LEAST_SPREAD_OF_INITIAL, SMALL_SPREAD):
         return (
-            f"features are nearly constant: images differ by {spread:.2%} of the features' length{before}; raise the "
+            f"features are nearly constant: they differ by {spread:.2%} of their length{before}; raise the "
             "weight of the variance or SIGReg term, use an EMA target, or lower config.optim.lr"
         )
     before = "" if initial is None else f", {initial['effective_rank']:.1f} before training"

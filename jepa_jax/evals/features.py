@@ -14,7 +14,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.statistics import accuracy_interval
-from jepa_jax.data.contract import Source, sample
+from jepa_jax.data.contract import Source, sample, spec_to_json
 from jepa_jax.data.sources import OnSkipped, Subset, subset
 
 HELD_OUT = 0.1
@@ -30,14 +30,15 @@ def ignore(count: int) -> None:
 
 
 class Split(NamedTuple):
-    """Features [N, F] in float32 and labels [N]; no labels ([0]) if the data has none."""
+    """Features [N, F] in float32, labels [N] and numeric targets [N, K]; of those that the data lacks, none ([0])."""
 
     features: np.ndarray
     labels: np.ndarray
+    targets: np.ndarray = np.zeros(0, np.float32)
 
     def part(self, chosen: np.ndarray) -> "Split":
         """Returns these elements."""
-        return Split(self.features[chosen], self.labels[chosen] if len(self.labels) else self.labels)
+        return Split(*(array[chosen] if len(array) else array for array in self))
 
 
 def part_of(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
@@ -158,11 +159,11 @@ class FeatureCache(FeatureMemory):
         path = self._folder / f"{self._prefix}_{name}.npz"
         try:
             with np.load(path) as stored:
-                split = Split(stored["features"], stored["labels"])
+                split = Split(*(stored[name] for name in Split._fields))
         except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
             split = compute()
             buffer = io.BytesIO()
-            np.savez(buffer, features=split.features, labels=split.labels)
+            np.savez(buffer, **split._asdict())
             write_atomically(path, buffer.getvalue())
         else:
             self.hits += 1
@@ -173,5 +174,4 @@ def fingerprint(source: Source) -> dict[str, Any]:
     """Returns what distinguishes a data set from others: its size, its shapes and a digest of its first elements."""
     batch = source.batch(np.arange(min(FINGERPRINTED_ELEMENTS, len(source))))
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(batch[name]).tobytes() for name in source.spec))
-    shapes = {name: [str(one.dtype), *one.shape] for name, one in source.spec.items()}
-    return {"images": len(source), "shapes": shapes, "sha256": digest.hexdigest()[:16]}
+    return {"images": len(source), "shapes": spec_to_json(source.spec), "sha256": digest.hexdigest()[:16]}

@@ -62,7 +62,7 @@ def fine_tune(
     start: OnCount = ignore,
     on_step: OnCount = ignore,
 ) -> tuple[Figures, Any]:
-    """Trains on the images of sources[0], whose frozen `features` start the head, and scores on sources[1].
+    """Trains on the elements of sources[0], whose frozen `features` start the head, and scores on sources[1].
 
     Returns:
       Figures, with accuracies in percent, and the model's parameters after the epoch that held-out images chose.
@@ -146,7 +146,8 @@ def make_step(
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])), variables_of(model)
 
     def step(params: Any, stats: Any, opt_state: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any, Any]:
-        batch = {**batch} | {"image": jitter_position(key, batch["image"], flip)}
+        if "image" in batch:
+            batch = {**batch} | {"image": jitter_position(key, batch["image"], flip)}
         grads, stats = jax.grad(loss_fn, has_aux=True)(params, stats, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), stats, opt_state

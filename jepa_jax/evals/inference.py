@@ -12,7 +12,7 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, abstract_batch, abstract_on, fixed_order, image_spec, sample
+from jepa_jax.data.contract import Source, Spec, abstract_batch, abstract_on, fixed_order, sample, target_names
 from jepa_jax.data.pipeline import DeviceBatch, eval_batches
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import (
@@ -45,6 +45,7 @@ from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated, whole_a
 
 QUALITY_IMAGES = 4096  # test images whose features are looked at without labels
 Function = Callable[[Any, Any, Batch], jax.Array]  # (params, stats, batch) -> outputs [B, ...]
+Elements = np.ndarray | Mapping[str, np.ndarray]  # arrays [N, ...], or the only one
 Made = TypeVar("Made")
 
 
@@ -140,8 +141,9 @@ class FrozenModel:
 class FrozenEncoder(FrozenModel):
     """An encoder with fixed weights.
 
-    Call it with uint8 images [N, image_size, image_size, channels] to get their features [N, feature_dim] in float32.
-    Given the splits that it is evaluated on, it also has their features, which `store` keeps.
+    Call it with the arrays that its `inputs` name, or with the array alone if that is one, to get features
+    [N, feature_dim] in float32: an encoder of images takes uint8 [N, image_size, image_size, channels]. Given the
+    splits that it is evaluated on, it also has their features, which `store` keeps.
     """
 
     splits: tuple[Source, ...] = ()  # train and test
@@ -149,7 +151,7 @@ class FrozenEncoder(FrozenModel):
 
     @property
     def feature_dim(self) -> int:
-        """How many numbers per image it returns."""
+        """How many numbers per element it returns."""
         return jax.eval_shape(self._features(0, True), self.params, self.stats, self._abstract_batch()).shape[-1]
 
     @property
@@ -162,8 +164,13 @@ class FrozenEncoder(FrozenModel):
         """The encoder's own nnx module, with its weights."""
         return self.program.factory.merge(self.params, self.stats).encoder
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        return self.in_batches(self._features(0, True), self._checked(images))
+    @property
+    def inputs(self) -> Spec:
+        """The arrays of one element that its features depend on."""
+        return self.once("inputs", self._inputs)
+
+    def __call__(self, elements: Elements) -> np.ndarray:
+        return self.in_batches(self._features(0, True), self._checked(elements))
 
     def patch_tokens(self, images: np.ndarray) -> np.ndarray:
         """Returns features of each patch of uint8 images: [N, rows, columns, F] in float32."""
@@ -188,12 +195,16 @@ class FrozenEncoder(FrozenModel):
 
     def extract(self, source: Source, level: int = 0, normalised: bool = True, on_images: OnCount = ignore) -> Split:
         """Returns the features of a whole source; not `normalised`: before the encoder's last layer norm."""
-        features, labels = [], [np.zeros(0, np.int32)]
+        features, labels, targets = [], [np.zeros(0, np.int32)], []
+        names = target_names(source)
         for encoded, batch, valid in self.outputs(self._features(level, normalised), source, on_images):
             features.append(encoded)
             if "label" in batch:
                 labels.append(whole_array(batch["label"])[:valid])
-        return Split(np.concatenate(features), np.concatenate(labels))
+            if names:
+                arrays = (whole_array(batch[name])[:valid].reshape(valid, -1) for name in names)
+                targets.append(np.concatenate(list(arrays), axis=1).astype(np.float32))
+        return Split(np.concatenate(features), np.concatenate(labels), *map(np.concatenate, [targets] if names else ()))
 
     @property
     def train(self) -> Source:
@@ -259,14 +270,33 @@ class FrozenEncoder(FrozenModel):
         )
 
     def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return abstract_batch(image_spec(self.image_size, self.channels, labelled=False), self.config.eval.batch_size)
+        return abstract_batch(self.inputs, self.config.eval.batch_size)
 
-    def _checked(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        images, wanted = np.asarray(images), (self.image_size, self.image_size, self.channels)
-        if images.dtype != np.uint8 or images.shape[1:] != wanted:
-            takes = f"uint8 [N, {', '.join(map(str, wanted))}] with values 0..255"
-            raise UserError(f"images: {images.dtype} {images.shape}; this encoder takes {takes}")
-        return {"image": images}
+    def _inputs(self) -> Spec:
+        spec = self.program.spec
+        batch = abstract_batch(spec, self.config.eval.batch_size)
+        traced = self._features(0, True).trace(self.params, self.stats, batch).jaxpr.jaxpr  # type: ignore[attr-defined]
+        read = {id(variable) for equation in traced.eqns for variable in equation.invars}
+        arrays = zip(sorted(batch), traced.invars[-len(batch) :], strict=True)  # the last inputs of the program
+        used = {name for name, variable in arrays if id(variable) in read}
+        return {name: one for name, one in spec.items() if name in used}
+
+    def _checked(self, elements: Elements) -> dict[str, np.ndarray]:
+        inputs = self.inputs
+        if isinstance(elements, Mapping):
+            given = {name: np.asarray(elements[name]) for name in inputs if name in elements}
+        else:
+            given = {next(iter(inputs)): np.asarray(elements)} if len(inputs) == 1 else {}
+        if missing := ", ".join(sorted(inputs.keys() - given.keys())):
+            raise UserError(f"{missing}: not given; this encoder takes a dict of {', '.join(inputs)}")
+        for name, array in given.items():
+            one = inputs[name]
+            if array.dtype != one.dtype or array.shape[1:] != one.shape:
+                takes = f"{one.dtype} [{', '.join(map(str, ('N', *one.shape)))}]"
+                called = f"{name}s" if name == "image" else name
+                values = " with values 0..255" if one.dtype == np.uint8 else ""
+                raise UserError(f"{called}: {array.dtype} {array.shape}; this encoder takes {takes}{values}")
+        return given
 
 
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> FrozenEncoder:

@@ -7,11 +7,35 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.base.selection import SELECTION_KEY, VALIDATION_LOSS
 from jepa_jax.base.statistics import PooledNoise
 from jepa_jax.experiments.rows import DONE, FINISHED, StudyRow
 
-POINT_KEYS = (SELECTION_KEY, "probe_accuracy", "wall_seconds")  # whose means a tradeoff compares
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The figure by which runs are compared: which way is better, and how to write it."""
+
+    key: str
+    sign: int  # 1: larger is better
+    form: str  # of a value, with what it is
+    difference: str  # of two values
+
+    @property
+    def point_keys(self) -> tuple[str, ...]:
+        """Figures whose means a tradeoff compares."""
+        return (self.key, *(("probe_accuracy",) if self is ACCURACY else ()), "wall_seconds")
+
+
+ACCURACY = Selection(SELECTION_KEY, 1, "{:.2f} % of held-out train images", "{:+.2f}{} points")
+LOSS = Selection(VALIDATION_LOSS, -1, "validation loss {:.5g}", "{:+.4g}{} of validation loss")
+
+
+def selection_of(rows: Iterable[StudyRow]) -> Selection:
+    """Returns what the rows are compared by: the held-out linear probe, or without labels the validation loss."""
+    rows = list(rows)
+    measured = {one: any(getattr(row, one.key) is not None for row in rows) for one in (ACCURACY, LOSS)}
+    return LOSS if measured[LOSS] and not measured[ACCURACY] else ACCURACY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,30 +88,29 @@ def sort_rows(rows: Iterable[StudyRow]) -> list[StudyRow]:
 
 
 def find_best_lr(rows: Sequence[StudyRow]) -> Findings:
-    """Finds the learning rate with the best mean accuracy on held-out training images."""
-    groups = group_rows(rows, "lr")
-    measured = [group for group in groups if group.numbers(SELECTION_KEY)]
+    """Finds the learning rate with the best mean on held-out training elements; see `selection_of`."""
+    groups, chosen_by = group_rows(rows, "lr"), selection_of(rows)
+    key = chosen_by.key
+    measured = [group for group in groups if group.numbers(key)]
     facts: dict[str, Any] = {"best_lr": None, "probe_accuracy": None, "at_edge": None, "within_noise": []}
-    facts |= {SELECTION_KEY: None, **common_facts(rows)}
+    facts |= {key: None, **common_facts(rows)}
     if not measured:
         return Findings(facts, ["No run has finished with a held-out accuracy: there is no best learning rate."])
     # A rate at which a seed failed is not recommended if another one held for all seeds.
-    best = max(measured, key=lambda group: (not group.unfinished(), group.mean(SELECTION_KEY)))
-    held_out, test, seeds = best.mean(SELECTION_KEY), best.mean("probe_accuracy"), len(best.numbers(SELECTION_KEY))
+    best = max(measured, key=lambda group: (not group.unfinished(), chosen_by.sign * group.mean(key)))
+    held_out, test, seeds = best.mean(key), best.mean("probe_accuracy"), len(best.numbers(key))
     # A run that was killed or could not start says nothing about its rate.
     tried = [group.value for group in groups if any(row.status in DONE for row in group.rows)]
-    facts |= {"best_lr": best.value, SELECTION_KEY: round(held_out, 4), "seeds": seeds}
+    facts |= {"best_lr": best.value, key: round(held_out, 4 if chosen_by is ACCURACY else 8), "seeds": seeds}
     facts |= {"probe_accuracy": None if math.isnan(test) else round(test, 4)}
     facts |= {"at_edge": best.value in (tried[0], tried[-1])}
     known = "" if math.isnan(test) else f"; test accuracy {test:.2f} %"
-    sentences = [
-        f"Best learning rate: {best.value:g}, {held_out:.2f} % of held-out train images (mean of {seeds}){known}."
-    ]
-    noise = seed_noise(measured, SELECTION_KEY)
+    sentences = [f"Best learning rate: {best.value:g}, {chosen_by.form.format(held_out)} (mean of {seeds}){known}."]
+    noise = seed_noise(measured, key)
     if noise is None:
         sentences.append("One seed per rate: the noise is unknown; give --seeds=0,1,2 to see it.")
     else:
-        close = [group.value for group in measured if group is not best and within_noise(best, group, noise)]
+        close = [group.value for group in measured if group is not best and within_noise(best, group, key, noise)]
         facts |= {"within_noise": close, **noise_facts(noise)}
         named = ", ".join(f"{value:g}" for value in close) or "no other rate"
         sentences.append(f"Within noise of it (95 %, t with {noise.freedom} degrees of freedom): {named}.")
@@ -101,46 +124,50 @@ def find_best_lr(rows: Sequence[StudyRow]) -> Findings:
 
 def common_facts(rows: Sequence[StudyRow]) -> dict[str, Any]:
     finished = sum(row.status == FINISHED for row in rows)
-    return {"chosen_by": SELECTION_KEY, "runs": len(rows), "finished": finished}
+    return {"chosen_by": selection_of(rows).key, "runs": len(rows), "finished": finished}
 
 
 def noise_facts(noise: PooledNoise) -> dict[str, Any]:
-    return {"seed_std": round(noise.std, 4), "degrees_of_freedom": noise.freedom}
+    return {"seed_std": float(f"{noise.std:.4g}"), "degrees_of_freedom": noise.freedom}
 
 
-def within_noise(best: RowGroup, other: RowGroup, noise: PooledNoise) -> bool:
-    """Returns whether the 95 % interval of the difference of two mean accuracies contains zero."""
-    half_width = noise.half_width(*(len(group.numbers(SELECTION_KEY)) for group in (best, other)))
-    return abs(best.mean(SELECTION_KEY) - other.mean(SELECTION_KEY)) <= half_width
+def within_noise(best: RowGroup, other: RowGroup, key: str, noise: PooledNoise) -> bool:
+    """Returns whether the 95 % interval of the difference of two means contains zero."""
+    half_width = noise.half_width(*(len(group.numbers(key)) for group in (best, other)))
+    return abs(best.mean(key) - other.mean(key)) <= half_width
 
 
 def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
-    """Compares accuracy and time of different numbers of epochs, and says whether the times can be trusted."""
-    groups = [group for group in group_rows(rows, "epochs") if group.numbers(SELECTION_KEY)]
-    noise = seed_noise(groups, SELECTION_KEY)
+    """Compares quality and time of different numbers of epochs, and says whether the times can be trusted."""
+    chosen_by = selection_of(rows)
+    key = chosen_by.key
+    groups = [group for group in group_rows(rows, "epochs") if group.numbers(key)]
+    noise = seed_noise(groups, key)
     flagged = odd_times(rows)
     points = [
-        {"epochs": group.value, **{key: group.mean(key) if group.numbers(key) else None for key in POINT_KEYS}}
+        {
+            "epochs": group.value,
+            **{one: group.mean(one) if group.numbers(one) else None for one in chosen_by.point_keys},
+        }
         for group in groups
     ]
     facts = {"points": points, "flagged": list(flagged), "time_grows": True}
     facts |= common_facts(rows) | (noise_facts(noise) if noise else {})
     sentences = [f"{name}: {reason}." for name, reason in flagged.items()]
     for before, after in itertools.pairwise(groups):
-        gain, extra = (after.mean(key) - before.mean(key) for key in (SELECTION_KEY, "wall_seconds"))
-        counts = (len(group.numbers(SELECTION_KEY)) for group in (before, after))
-        spread = f" ± {noise.half_width(*counts):.2f}" if noise else ""
-        text = f"{before.value} to {after.value} epochs: {gain:+.2f}{spread} points for {extra:+.0f} s"
+        gain, extra = (after.mean(one) - before.mean(one) for one in (key, "wall_seconds"))
+        counts = (len(group.numbers(key)) for group in (before, after))
+        spread = f" ± {noise.half_width(*counts):.3g}" if noise else ""
+        gained = chosen_by.difference.format(gain, spread)
+        text = f"{before.value} to {after.value} epochs: {gained} for {extra:+.0f} s"
         if extra <= 0:
             facts["time_grows"] = False
             text += "; more epochs cannot take less time: do not trust these times"
         sentences.append(text + ".")
-    if len(groups) > 1:
+    if len(groups) > 1 and chosen_by is ACCURACY:
         sentences.append("Points are of the linear probe on held-out train images; test accuracies are in the table.")
     if noise:
-        sentences.append(
-            f"Standard deviation between seeds: {noise.std:.2f} points, {noise.freedom} degrees of freedom."
-        )
+        sentences.append(f"Standard deviation between seeds: {noise.std:.3g}, {noise.freedom} degrees of freedom.")
     return Findings(facts, sentences or ["Too few runs have finished to compare."])
 
 

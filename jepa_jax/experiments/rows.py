@@ -280,6 +280,7 @@ class StudyRow:
     probe_accuracy: float | None = None  # on the test split: nothing is chosen by it
     untrained_probe_accuracy: float | None = None
     knn_accuracy: float | None = None
+    validation_loss: float | None = None
     wall_seconds: float | None = None
     cpu_seconds: float | None = None
     steps: int | None = None

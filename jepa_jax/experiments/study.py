@@ -17,11 +17,12 @@ from typing import Any
 from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import read_json_or_empty
-from jepa_jax.base.selection import SELECTION_KEY
-from jepa_jax.base.text import duration, number, percent
+from jepa_jax.base.selection import SELECTION_KEY, VALIDATION_LOSS
+from jepa_jax.base.text import duration, number, percent, short
 from jepa_jax.config.flags import parse_config
 from jepa_jax.data.facts import data_facts
 from jepa_jax.experiments.engine import EXIT_NO_RESULT, Experiment, Header, TaskProgress, explain_exit
+from jepa_jax.experiments.findings import LOSS, selection_of
 from jepa_jax.experiments.rows import (
     DONE,
     FAILED,
@@ -40,7 +41,7 @@ RUN_GRACE_SECONDS = 120.0  # for a run to end its step (or its compilation) and 
 # Keys of summary.json that a row repeats.
 SUMMARY_KEYS = (
     "probe_held_out_accuracy", "untrained_probe_held_out_accuracy", "probe_accuracy", "untrained_probe_accuracy",
-    "knn_accuracy", "wall_seconds", "cpu_seconds", "steps",
+    "knn_accuracy", "validation_loss", "wall_seconds", "cpu_seconds", "steps",
 )  # fmt: skip
 
 
@@ -105,16 +106,16 @@ def check(study: Study, runs: Sequence[StudyRow], resume: bool = True) -> None:
         if override.split("=")[0] in varied:
             raise UserError(f"{override}: the study itself sets this key; leave it out, or use the study's own flag")
     load_rows(study, resume)
-    # Runs are compared by their linear probe on held-out train images.
+    # Runs are compared by their linear probe on held-out train images, or else by the loss of what is held out.
     config = load_config(parse_config(study.config, study.overrides))
     evaluators = build_method(config, total_steps=1).evaluators
-    if any(":" in name for name in evaluators):
+    if any(":" in name for name in evaluators) or config.data.validation:
         return  # evaluators of the user's own may measure it
-    fix = f"studies compare runs by {SELECTION_KEY}; train each run yourself and use jepa-jax compare"
+    fix = f"studies compare runs by {SELECTION_KEY} or {VALIDATION_LOSS}; hold something out: data.validation=0.1"
     if "classification" not in evaluators:
-        raise UserError(f"config.method.name = {config.method.name!r}: has no linear probe, but {fix}")
+        raise UserError(f"config.method.name = {config.method.name!r}: has no linear probe, and {fix}")
     if data_facts(config.data, assume=True).num_classes < 2:
-        raise UserError(f"config.data.source = {config.data.source!r}: has no labels that differ, but {fix}")
+        raise UserError(f"config.data.source = {config.data.source!r}: has no labels that differ, and {fix}")
 
 
 def load_rows(study: Study, resume: bool = True) -> list[StudyRow]:
@@ -229,10 +230,13 @@ def last_metric(workdir: pathlib.Path, key: str) -> Any:
 
 
 def _report(row: StudyRow, rows: Iterable[StudyRow], progress: TaskProgress) -> None:
-    finished = {r.name: r.probe_held_out_accuracy for r in rows if r.status == FINISHED}
-    if measured := [(accuracy, name) for name, accuracy in finished.items() if accuracy is not None]:
-        accuracy, name = max(measured)
-        progress.best = f"best {accuracy:.1f} % held-out ({name})"
+    finished = [r for r in rows if r.status == FINISHED]
+    chosen_by = selection_of(finished)
+    if measured := [(getattr(r, chosen_by.key), r.name) for r in finished if getattr(r, chosen_by.key) is not None]:
+        value, name = max(measured, key=lambda one: chosen_by.sign * one[0])
+        progress.best = f"best {chosen_by.form.format(value)} ({name})"
     figures = f"{percent(row.probe_held_out_accuracy)} held-out, {percent(row.probe_accuracy)} test"
+    if chosen_by is LOSS:
+        figures = f"validation loss {short(row.validation_loss)}"
     detail = f"{figures if row.status == FINISHED else row.reason}, {duration(row.attempt_seconds)}"
     progress.report(row.name, row.status, detail)

@@ -1,4 +1,7 @@
-"""Features of all images of a folder, by name; an interrupted computation is continued from its finished parts."""
+"""Features of all images of a folder, by name, or of the elements of an .npz file.
+
+An interrupted computation of a folder is continued from its finished parts.
+"""
 
 import dataclasses
 import functools
@@ -22,6 +25,7 @@ from jepa_jax.base.files import file_digest, make_folder, write_atomically
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.folder import EXTENSIONS
+from jepa_jax.data.readers.npz import read_npz_file
 from jepa_jax.evals.features import FeatureCache, Split, delayed_by_one
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checkpoint import params_sha256
@@ -94,6 +98,9 @@ def open_embedder(
 
 def _of_run(workdir: str, batch_size: int) -> Embedder:
     encoder = load_encoder(workdir, batch_size=batch_size)
+    if list(encoder.inputs) != ["image"]:
+        takes = ", ".join(encoder.inputs)
+        raise UserError(f"--workdir={workdir}: this encoder takes {takes}; put these arrays into --input=FILE.npz")
     config, size = encoder.config, encoder.image_size
     shorter_side = config.data.shorter_side
     kept = [config.to_dict()["data"]["augment"], config.eval.pool, config.eval.image_size, size, shorter_side]
@@ -150,6 +157,17 @@ def embed_folder(
     write_features(file, identity, kept, features)
     shutil.rmtree(folder, ignore_errors=True)
     return Embedded(file, kept, features, sorted(set(map(shown, names)) - set(kept)), reused)
+
+
+def embed_arrays(workdir: str, file: str | pathlib.Path, output: str | pathlib.Path, batch_size: int) -> Embedded:
+    """Writes and returns the features of the elements in an .npz file, whose arrays are those that an encoder reads."""
+    source, target = pathlib.Path(file).expanduser(), pathlib.Path(output).expanduser()
+    check_output(target)
+    content = read_npz_file(source)
+    features = load_encoder(workdir, batch_size=batch_size)(content)
+    names = [str(number) for number in range(len(features))]
+    write_features(target, file_digest(source, "sha256"), names, features)
+    return Embedded(target, names, features, (), 0)
 
 
 def list_images(root: pathlib.Path) -> list[str]:

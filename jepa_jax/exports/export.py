@@ -41,10 +41,15 @@ def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathl
     if others := sorted({path.name for path in folder.iterdir()} - KNOWN_FILES) if folder.is_dir() else []:
         raise UserError(f"--output={folder}: holds other files ({', '.join(others[:3])}); give a new folder")
     encoder = load_encoder(workdir)
+    of_images = "image" in encoder.inputs
+    if not of_images and format != "stablehlo":
+        takes = ", ".join(encoder.inputs)
+        raise UserError(f"--format={format}: is for encoders of images, this one takes {takes}; use stablehlo")
     files = FORMATS[format](encoder)
     record = Exported(
         folder, format, {name: len(content) for name, content in files.items()}, encoder.feature_dim,
-        input_size(encoder), encoder.channels,
+        input_size(encoder) if of_images else 0, encoder.channels if of_images else 0,
+        {name: f"{one.dtype} [{', '.join(map(str, ('B', *one.shape)))}]" for name, one in encoder.inputs.items()},
     )  # fmt: skip
     files["README.md"] = model_card(pathlib.Path(workdir), encoder.config, record).encode()
     make_folder(folder)
@@ -162,21 +167,28 @@ def _resnet(
 
 
 def stablehlo_files(encoder: FrozenEncoder) -> Files:
-    """Returns one function, uint8 images [b, H, W, C] to features [b, F], with its weights, for any batch."""
-    program, config = encoder.program, encoder.config
+    """Returns one function with its weights, for any batch: uint8 images [b, H, W, C] to features [b, F].
+
+    An encoder of other elements takes a dict of arrays.
+    """
+    program, config, inputs = encoder.program, encoder.config, encoder.inputs
+    of_images = list(inputs) == ["image"]
     variables = jax.tree.map(np.asarray, (encoder.params, encoder.stats))
 
-    def features(images: jax.Array) -> jax.Array:
+    def features(elements: Any) -> jax.Array:
         params, stats = jax.tree.map(jnp.asarray, variables)  # constants of the program
-        return program.encoder_method.features(program.factory.merge(params, stats), {"image": images})
+        batch = {"image": elements} if of_images else elements
+        return program.encoder_method.features(program.factory.merge(params, stats), batch)
 
-    (batch,) = jax.export.symbolic_shape("b")
-    shape = (batch, encoder.image_size, encoder.image_size, encoder.channels)
+    (count,) = jax.export.symbolic_shape("b")
+    shapes = {name: jax.ShapeDtypeStruct((count, *one.shape), one.dtype) for name, one in inputs.items()}
     with without_gpu_kernels():
         function = jax.export.export(jax.jit(features), platforms=PLATFORMS)
-        artifact = function(jax.ShapeDtypeStruct(shape, jnp.uint8))
+        artifact = function(shapes["image"] if of_images else shapes)
+    taken = {name: f"{one.dtype} {list(map(str, one.shape))}" for name, one in shapes.items()}
     described = {
-        "format": "stablehlo", "file": STABLEHLO, "platforms": PLATFORMS, "input": f"uint8 {list(map(str, shape))}",
+        "format": "stablehlo", "file": STABLEHLO, "platforms": PLATFORMS,
+        "input": taken["image"] if of_images else taken,
         "output": f"float32 ['b', {encoder.feature_dim}]", "pool": config.eval.pool,
     }  # fmt: skip
     return {STABLEHLO: bytes(artifact.serialize()), "config.json": _json(described)}

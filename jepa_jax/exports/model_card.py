@@ -22,8 +22,9 @@ class Exported:
     format: str
     files: Mapping[str, int]
     feature_dim: int
-    image_size: int
+    image_size: int  # 0 for an encoder of other elements
     channels: int
+    inputs: Mapping[str, str]  # dtype and shape of each array of a batch
 
 
 def model_card(workdir: pathlib.Path, config: Config, exported: Exported) -> str:
@@ -44,6 +45,7 @@ def model_card(workdir: pathlib.Path, config: Config, exported: Exported) -> str
     return jinja2.Template(TEMPLATE.read_text(), keep_trailing_newline=True).render(
         config=config,
         data=config.data,
+        elements="images" if exported.image_size else "elements",
         made=exported,
         summary=summary,
         splits=summary.get("data_identity") or {},

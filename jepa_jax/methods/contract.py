@@ -145,6 +145,15 @@ class EncoderMethod(Protocol):
 
 
 @runtime_checkable
+class ViewMethod(Protocol):
+    """A method of other elements than images that knows random views of them, between which LiDAR compares."""
+
+    def random_views(self, batch: Batch, keys: jax.Array) -> Batch:
+        """Returns a random view of each element, with the arrays that `features` reads; one key per element."""
+        ...
+
+
+@runtime_checkable
 class PatchMethod(Protocol):
     """A method whose model may have features of patches."""
 

@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.batches import steps_per_epoch
-from jepa_jax.data.contract import element_bytes, sample
+from jepa_jax.data.contract import Spec, element_bytes, sample
 from jepa_jax.methods.contract import EncoderMethod, Method, build_method
 from jepa_jax.program import optim
 from jepa_jax.program.initial_weights import initial_weights
@@ -48,6 +49,7 @@ class Program:
     useful_step: TrainStep  # without the recomputation of `train.remat`: its operations count for MFU; never run
     length: Length
     mesh: Mesh
+    spec: Spec  # of one element of the data
 
     @property
     def encoder_method(self) -> EncoderMethod:
@@ -86,7 +88,8 @@ def build_program(
     useful_step = train_step = make_train_step(method, tx, factory, reached=reached, **fixed)
     if config.train.remat != "none":
         useful_step = make_train_step(method, tx, factory, remat=False, **fixed)
-    return Program(method, factory, train_step, reached, useful_step, length, mesh)
+    spec = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in sample.items()}
+    return Program(method, factory, train_step, reached, useful_step, length, mesh, spec)
 
 
 def initial_sample(source: Any) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Describes a config without training: its parameters, its cost per image and its length."""
+"""Describes a config without training: its parameters, its cost per element and its length."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from flax import nnx
 
 from jepa_jax.compiled.flops import Rules, count_flops
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import abstract_on
+from jepa_jax.data.contract import abstract_on, words_of
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.methods.contract import EncoderMethod
@@ -22,7 +22,7 @@ FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Returns parameters (by module, total, trainable), operations per image and steps of a run.
+    """Returns parameters (by module, total, trainable), operations per element and steps of a run.
 
     The data need not be there; its size is then assumed, and `data_found` is False.
     """
@@ -43,6 +43,7 @@ def describe(config: Config) -> dict[str, Any]:
         "flops_per_image": count_flops(program.useful_step, state, trained_on) / config.data.batch_size,
         "encoder_macs_per_image": encoder_macs(program, batch) / config.data.batch_size,
         "feature_dim": feature_width(program.method, program.factory.graphdef, model_shapes(program), batch) or None,
+        "elements": words_of(data.spec),
         "images_per_epoch": data.num_train,
         "data_found": data.found,
         "steps_per_epoch": program.length.steps_per_epoch,

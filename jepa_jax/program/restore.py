@@ -5,9 +5,10 @@ import pathlib
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.config.groups import Config
 from jepa_jax.config.resolve import resolve
-from jepa_jax.data.contract import Spec, abstract_batch, image_spec
+from jepa_jax.data.contract import Spec, abstract_batch, image_spec, spec_from_json
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import open_whole
 from jepa_jax.program.step import TrainState, with_evaluated_statistics
@@ -37,12 +38,15 @@ def restore_state(
     """Returns the program of a run and its best state, or else its newest, with the statistics that evaluations read.
 
     Args:
-      spec: of one element of its data; without it the data need not be there, and elements are images.
+      spec: of one element of its data; without it the data need not be there: the run knows it, and runs of earlier
+        versions are of images.
     """
     start_compile_cache()
     with open_whole(Workdir(workdir).checkpoint_folders()) as checkpoints:
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
-        spec = spec or image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
+        known = spec_from_json(read_json_or_empty(Workdir(workdir).elements))
+        images = image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
+        spec = spec or known or images
         classes = probe[0] if probe else 0
         program = build_program(
             config, num_train=size, num_classes=classes, sample=abstract_batch(spec, size), mesh=mesh

@@ -38,6 +38,7 @@ class Workdir:
         self.path = pathlib.Path(path).expanduser()
         self.config = self.path / "config.json"
         self.environment = self.path / "environment.json"
+        self.elements = self.path / "elements.json"  # dtype and shape of each array of an element
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.views = self.path / "views.png"

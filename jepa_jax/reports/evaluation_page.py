@@ -62,6 +62,10 @@ def _quality(key: str) -> Row:
 ROWS: dict[str, Row] = {
     **_accuracy("Linear probe, top-1", "linear_probe"),
     "Linear probe, top-5": lambda results: percent(results["linear_probe"]["top5_accuracy"]),
+    "Ridge probe, R²": lambda results: short(results["ridge_probe"]["r2"]),
+    "Ridge probe, R², untrained": lambda results: short(results["ridge_probe"]["untrained"]["r2"]),
+    "Ridge probe, mean error": lambda results: short(float(np.mean(results["ridge_probe"]["rmse"]))),
+    "Error of the mean": lambda results: short(float(np.mean(results["ridge_probe"]["mean_rmse"]))),
     **_accuracy("k-NN, k 20, T 0.07", "knn", "fixed_"),
     **_accuracy("k-NN, k and T chosen", "knn", more=", k {k}, T {temperature:g}"),
     **_accuracy("Fine-tuned", "fine_tune", more=", epoch {epoch} of {epochs}"),
@@ -127,12 +131,15 @@ def evaluation_markdown(record: Record) -> str:
 def _conditions(record: Record) -> str:
     names = {level_name(level): name for level, name in enumerate(record.get("level_names", []))}
     meanings = [f"{level.capitalize()}: {name}." for level, name in names.items() if name != level]
-    return " ".join([
-        f"{record['train_images']:,} train and {record['test_images']:,} test images, unaugmented. Choices were made "
-        f"on {record['choices_made_on']}. In brackets: 95 % interval, from the number of test images. Untrained: the "
-        "same encoder before its first step. Chance: guessing, or always the commonest class.",
+    elements = record.get("elements", "images")
+    accuracies = "Chance: guessing, or always the commonest class." if record["classes"] else ""
+    return " ".join(filter(None, [
+        f"{record['train_images']:,} train and {record['test_images']:,} test {elements}, unaugmented. Choices were "
+        f"made on {record['choices_made_on']}. In brackets: 95 % interval, from the number of test {elements}. "
+        "Untrained: the same encoder before its first step.",
+        accuracies,
         *meanings,
-    ])  # fmt: skip
+    ]))  # fmt: skip
 
 
 def write_evaluation(evaluation: Evaluation) -> None:
@@ -246,6 +253,11 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
         parts.Section("", [parts.Card("", notes)] if notes else []),
         parts.Section("Accuracy", [parts.Card("", [accuracy])]),
         parts.Section("Figures", [parts.Card("", [table], _conditions(record))]),
+        *(
+            parts.Section("Targets", [targets_card(one["ridge_probe"])])
+            for one in levels.values()
+            if "ridge_probe" in one
+        ),
         *(level_figures(record, folder, level) for level in levels),
         parts.Section("Spectrum", [spectrum] if spectrum else []),
         parts.Section("Attention", [_attention_card(folder)] if (folder / ATTENTION).exists() else []),
@@ -256,6 +268,20 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
         subtitle=f"{record['method']} · {record['model']} · {record['data']} · step {record['step']:,} · {features}",
         sections=[section for section in sections if section.parts],
     )
+
+
+MOST_COORDINATES = 40  # that a table shows
+
+
+def targets_card(result: Mapping[str, Any]) -> parts.Card:
+    """Returns the errors of a ridge probe for each coordinate, beside those of the mean."""
+    columns = [result[name] for name in ("coordinates", "r2_by_coordinate", "rmse", "mean_rmse")]
+    columns[2:2] = [result["untrained"]["r2_by_coordinate"]] if "untrained" in result else []
+    headings = ["Target", "R²", *(["R², untrained"] if "untrained" in result else []), "Error", "Error of the mean"]
+    rows = [[name, *map(short, numbers)] for name, *numbers in zip(*columns, strict=True)]
+    more = f" The first {MOST_COORDINATES} of {len(rows)}." if len(rows) > MOST_COORDINATES else ""
+    note = f"Ridge regression, root mean squared errors in the units of the data.{more}"
+    return parts.Card("", [parts.Table(rows[:MOST_COORDINATES], headings)], note)
 
 
 def _attention_card(folder: pathlib.Path) -> parts.Card:

@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.files import write_atomically
-from jepa_jax.base.selection import SELECTION_KEY
+from jepa_jax.base.selection import SELECTION_KEY, VALIDATION_LOSS
 from jepa_jax.base.text import GIB, gib, number, percent, short
 from jepa_jax.experiments.engine import Document
-from jepa_jax.experiments.findings import Findings, RowGroup, group_rows, seed_noise, sort_rows
+from jepa_jax.experiments.findings import (
+    ACCURACY,
+    Findings,
+    RowGroup,
+    group_rows,
+    seed_noise,
+    selection_of,
+    sort_rows,
+)
 from jepa_jax.experiments.recommendation import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.experiments.rows import StudyRow
 from jepa_jax.experiments.study import Study
@@ -303,6 +311,7 @@ STUDY_COLUMNS = {
     "test %": _run_column("probe_accuracy", ".2f"),
     "untrained test %": _run_column("untrained_probe_accuracy", ".2f"),
     "k-NN test %": _run_column("knn_accuracy", ".2f"),
+    "validation loss": _run_column(VALIDATION_LOSS, ".6g"),
     "loss": _run_column("final_loss", ".6g"),
     "time s": _run_column("wall_seconds", ".1f"),
     "CPU s": _run_column("cpu_seconds", ".1f"),
@@ -311,10 +320,11 @@ STUDY_COLUMNS = {
 }
 STUDY_NOTE = "Nothing is chosen by the test columns. The log of a run is <run>/log.txt."
 PROBE = ("Linear probe, held-out train images", SELECTION_KEY, "%")
-# Kind of study -> field on the x axis, whether that axis is logarithmic, and (title, field, unit) of each chart.
+HELD_OUT = ("Validation loss", VALIDATION_LOSS, "")
+# Kind of study -> field on the x axis, whether that axis is logarithmic, and (title, field, unit) of its second chart.
 STUDY_CHARTS = {
-    "lr_search": ("lr", True, (PROBE, ("Final loss", "final_loss", ""))),
-    "epoch_tradeoff": ("epochs", False, (PROBE, ("Time", "wall_seconds", "s"))),
+    "lr_search": ("lr", True, ("Final loss", "final_loss", "")),
+    "epoch_tradeoff": ("epochs", False, ("Time", "wall_seconds", "s")),
 }
 
 
@@ -351,8 +361,8 @@ def study_page(study: Study, rows: Sequence[StudyRow], findings: Findings) -> Pa
 
 def study_charts(kind: str, rows: Sequence[StudyRow]) -> list[Card]:
     """Returns one chart per figure: the mean over seeds and, if there are several, its interval and each seed."""
-    x_key, x_log, charts = STUDY_CHARTS[kind]
-    groups = group_rows(rows, x_key)
+    x_key, x_log, second = STUDY_CHARTS[kind]
+    groups, charts = group_rows(rows, x_key), (PROBE if selection_of(rows) is ACCURACY else HELD_OUT, second)
     ticks = [group.value for group in groups]
     untrained = [number for group in groups for number in group.numbers(f"untrained_{SELECTION_KEY}")]
     cards = []

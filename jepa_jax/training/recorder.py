@@ -14,6 +14,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
 from jepa_jax.base.processes import num_cores
+from jepa_jax.data.contract import words_of
 from jepa_jax.data.pipeline import Delivery
 from jepa_jax.profiling.bottlenecks import Setting
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
@@ -135,7 +136,7 @@ class Recorder(contextlib.ExitStack):
             if record is None or not is_first():
                 return
             self.log(step, GROUP, epoch_metrics(record))
-            for line in epoch_summary(record):
+            for line in epoch_summary(record, words_of(self._run.program.spec)):
                 self._console.line(line)
             for note in self.profiler.new_notes():
                 self._console.line(f"  note: {note}")
@@ -171,7 +172,8 @@ class Recorder(contextlib.ExitStack):
         words, speed = f"loss {self._newest['loss']:.4g}  lr {self._newest['lr']:.2e}", self._speed.since("run")
         if speed["images_per_sec"] is None:
             return words
-        return f"{words}  {speed['images_per_sec']:,.0f} img/s  data wait {speed['data_wait_percent']:.0f} %"
+        unit = f"{words_of(self._run.program.spec)}/s"
+        return f"{words}  {speed['images_per_sec']:,.0f} {unit}  data wait {speed['data_wait_percent']:.0f} %"
 
     def images_per_sec(self, progress: Progress) -> float | None:
         """Returns the speed of this session, or else of the one before."""

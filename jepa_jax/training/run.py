@@ -13,6 +13,7 @@ from jepa_jax.base.errors import Diverged, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.signals import Interrupted, signals_raise
 from jepa_jax.config.groups import Config
+from jepa_jax.data.contract import spec_to_json
 from jepa_jax.data.pictures import save_views
 from jepa_jax.program.checksums import newest_whole
 from jepa_jax.program.workdir import Workdir
@@ -120,6 +121,7 @@ def start_folder(run: Run) -> None:
         run.folder.summary.unlink()  # of a shorter run: beside the new config it would say that all is done
     write_json(run.folder.config, run.config.to_dict())
     write_json(run.folder.environment, environment())
+    write_json(run.folder.elements, spec_to_json(run.sources[0].spec))
     if run.folder.views.exists():
         return
     pictured = run.some_elements(0)

@@ -118,6 +118,7 @@ class Run:
         config, length, state = self.config, self.length, self.program.factory.abstract
         trainable = count(state.params["model"])
         total = trainable + count(state.target) + fixed_parameters(self.program)
+        name = f"encoder  {config.model.name}:" if config.model.name else "model   "
         epochs = length.total_steps / length.steps_per_epoch
         devices = jax.devices()
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
@@ -130,7 +131,7 @@ class Run:
         labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
         return [
             f"method   {config.method.name}",
-            f"encoder  {config.model.name or 'none'}: {total:,} parameters, {trainable:,} trainable",
+            f"{name} {total:,} parameters, {trainable:,} trainable",
             f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
             f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
