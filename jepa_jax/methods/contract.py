@@ -45,6 +45,8 @@ class ParamGroup:
       constant: whether the rate stays at its peak instead of following the schedule.
       weight_decay: decay of its own; None for the config's.
       frozen_steps: steps at the start in which the parameters do not change; -1 for all steps.
+      clip: norm that the gradients of the group are clipped at by themselves; None: at `optim.clip_norm`, together
+        with all parameters that have no clip of their own.
     """
 
     pattern: str
@@ -52,6 +54,7 @@ class ParamGroup:
     constant: bool = False
     weight_decay: float | None = None
     frozen_steps: int = 0
+    clip: float | None = None
 
 
 class Pretrained(NamedTuple):

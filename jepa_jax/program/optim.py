@@ -179,9 +179,14 @@ def scale_by_layer(decay: float) -> optax.GradientTransformation:
 def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.GradientTransformation]:
     if config.clip_norm <= 0:
         return []
-    if any(group.frozen_steps > 0 for group in groups):
+    if any(group.frozen_steps > 0 or group.clip is not None for group in groups):
         return [clip_what_moves(config.clip_norm, groups)]
-    return [optax.stateless(lambda updates, params: clipped(updates, clip_factor(updates, config.clip_norm)))]
+    return [clip_by_norm(config.clip_norm)]
+
+
+def clip_by_norm(clip_norm: float) -> optax.GradientTransformation:
+    """Returns the rule that scales updates so that their norm together is at most `clip_norm`."""
+    return optax.stateless(lambda updates, params: clipped(updates, clip_factor(updates, clip_norm)))
 
 
 def global_norm(tree: PyTree) -> jax.Array:
@@ -216,17 +221,20 @@ def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.Gra
 
     Gradients of groups that are still frozen are clipped by the norm of all. They are not zeroed: the moments of Adam
     would then start from zero with a bias correction that is over, and the first steps would be several times too long.
+    Groups with a clip of their own pass unchanged and do not count.
     """
+    own = {str(i) for i, group in enumerate(groups) if group.clip is not None}
 
     def update(updates: PyTree, count: jax.Array, params: PyTree) -> PyTree:
         del params
         labels = group_labels(updates, groups)
         moves = {"": jnp.array(True), **{str(i): count >= group.frozen_steps for i, group in enumerate(groups)}}
-        moving = jax.tree.map(lambda g, label: jnp.where(moves[label], g, 0), updates, labels)
-        of_moving, of_all = (clip_factor(t, clip_norm) for t in (moving, updates))
+        shared = jax.tree.map(lambda g, label: jnp.zeros_like(g) if label in own else g, updates, labels)
+        moving = jax.tree.map(lambda g, label: jnp.where(moves[label], g, 0), shared, labels)
+        of_moving, of_all = (clip_factor(t, clip_norm) for t in (moving, shared))
 
         def clip(g: jax.Array, label: str) -> jax.Array:
-            return g * jnp.where(moves[label], of_moving, of_all).astype(g.dtype)
+            return g if label in own else g * jnp.where(moves[label], of_moving, of_all).astype(g.dtype)
 
         return jax.tree.map(clip, updates, labels)
 
@@ -263,6 +271,8 @@ def group_rule(group: ParamGroup, rules: list[optax.GradientTransformation]) -> 
     """Returns the update rule of a group of parameters, which is frozen for some steps or for ever."""
     if group.frozen_steps < 0:
         return optax.set_to_zero()
+    if group.clip is not None:
+        rules = [clip_by_norm(group.clip), *rules]
     if group.frozen_steps:
         rules.append(optax.scale_by_schedule(lambda count: jnp.where(count < group.frozen_steps, 0.0, 1.0)))
     return optax.chain(*rules)

@@ -191,6 +191,26 @@ def test_what_is_frozen_does_not_decide_how_far_the_rest_is_clipped(name):
             assert late == pytest.approx(0.0 if step < 2 else 1.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("clip_norm", [0.0, 5.0])
+def test_a_group_with_a_clip_of_its_own_is_clipped_apart_from_the_rest(clip_norm):
+    """The norm of "late" and "rest" is that of a 6-8-10 triangle, of two groups with clips their own."""
+    config = optim_group("sgd", lr=1.0, weight_decay=0.0, clip_norm=clip_norm, momentum=0.0)
+    groups = (ParamGroup("^own/", clip=2.0), ParamGroup("^short/", clip=2.0), ParamGroup("^late/", frozen_steps=1))
+    tx, rate = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=100, groups=groups)
+    values = {"own": 30.0, "short": 1.0, "late": 8.0, "rest": 6.0}
+    gradients = {"model": {name: {"a": jnp.array([value])} for name, value in values.items()}}
+    gradients["model"]["own"]["b"] = jnp.array([40.0])  # 30-40-50
+    params = jax.tree.map(jnp.ones_like, gradients)
+    state = tx.init(params)
+    for step in range(2):
+        updates, state = tx.update(gradients, state, params)
+        moved = {name: -float(updates["model"][name]["a"][0] / rate(step)) for name in values}
+        assert moved["own"] == pytest.approx(1.2, rel=1e-5) and moved["short"] == pytest.approx(1.0, rel=1e-5)
+        rest, late = (5.0, 0.0) if step < 1 else (3.0, 4.0)
+        expected = (rest, late) if clip_norm else (6.0, 0.0 if step < 1 else 8.0)
+        assert (moved["rest"], moved["late"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_muon_turns_the_gradient_of_a_kernel_into_a_nearly_orthogonal_matrix():
     """A convolution is the matrix [kh kw inputs, outputs]; what is no kernel moves by Adam, whose first step is lr."""
     config = optim_group("muon", lr=0.1, weight_decay=0.0, update_rms=1.0, adam_lr_factor=0.5)
