@@ -155,7 +155,7 @@ class Evaluate(Action):
     def _measure(self, loop: Loop, moment: Moment) -> Figures:
         with self._recorder.timeline.section(Section.VALIDATION):
             figures = self._evaluator.run(loop.state, moment)
-            figures = checked_figures(self.name, figures, final=moment.stage == Stage.FINAL)
+            figures = checked_figures(self.name, figures, final=moment.stage != Stage.EPOCH)
         self._recorder.show_training(loop)  # instead of the bar of the evaluator
         return figures
 

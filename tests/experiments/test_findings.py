@@ -69,6 +69,20 @@ def test_best_rate_at_the_edge_is_reported():
     assert find_best_lr(rows).facts["at_edge"]
 
 
+def test_without_labels_the_lowest_validation_loss_is_best():
+    losses = {0.1: [0.52, 0.50], 0.3: [0.31, 0.33], 0.5: [0.9, 0.8]}
+    rows = [
+        StudyRow(f"{lr}_{seed}", lr, 5, seed, "finished", validation_loss=loss, wall_seconds=5.0)
+        for lr, several in losses.items()
+        for seed, loss in enumerate(several)
+    ]
+    found = find_best_lr(rows)
+    assert found.facts["best_lr"] == 0.3 and found.facts["chosen_by"] == "validation_loss"
+    assert found.sentences[0] == "Best learning rate: 0.3, validation loss 0.32 (mean of 2)."
+    points = find_tradeoff(rows).facts["points"]
+    assert list(points[0]) == ["epochs", "validation_loss", "wall_seconds"]
+
+
 def test_without_a_finished_run_there_is_no_best_rate():
     found = find_best_lr(lr_rows({0.1: [None]}))
     assert found.facts["best_lr"] is None and "no best learning rate" in found.sentences[0]
@@ -103,7 +117,7 @@ def test_a_row_keeps_its_form_on_disk():
     assert list(row.to_dict()) == [
         "name", "epochs", "seed", "status", "reason", "exit_code", "attempts", "attempt_seconds",
         "probe_held_out_accuracy", "untrained_probe_held_out_accuracy", "probe_accuracy", "untrained_probe_accuracy",
-        "knn_accuracy", "wall_seconds", "cpu_seconds", "steps", "final_loss",
+        "knn_accuracy", "validation_loss", "wall_seconds", "cpu_seconds", "steps", "final_loss",
     ]  # fmt: skip
     assert StudyRow.from_dict(row.to_dict() | {"of_a_newer_version": 1}) == row
     assert dataclasses.replace(row, lr=0.1).to_dict()["lr"] == 0.1

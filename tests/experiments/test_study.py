@@ -226,7 +226,7 @@ def test_bad_values_are_refused_before_anything_runs(make, tmp_path):
 
 
 def test_runs_without_a_linear_probe_are_refused_before_anything_runs(command, tmp_path):
-    code, _, said = command(studies.TRADEOFF, "--config=emberformer_cpu", "--epochs=2")
+    code, _, said = command(studies.TRADEOFF, "--config=emberformer_cpu", "--config.data.validation=0", "--epochs=2")
     assert code == 2 and "config.method.name = 'emberformer': has no linear probe" in said
     unlabelled(tmp_path)
     data = {"source": "npz", "dir": tmp_path / "data.npz", "image_size": 16, "num_train": 0, "num_test": 0}
