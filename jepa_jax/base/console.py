@@ -1,12 +1,103 @@
-"""What a person sees while a command runs: lines and progress bars on standard error."""
+"""What a person sees while a command runs: lines and progress bars on standard error, then the result."""
 
+import contextlib
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
+
+from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import disk_reason
 
 NOTE_SECONDS = 0.25  # between two texts beside a progress bar
 SPEED_SECONDS = 86400.0  # of progress, from which the time left is estimated: one trial or run may take an hour
+
+
+class TolerantStream:
+    """A text stream for people, of which no write raises: neither a full disk nor a closed terminal may end a run.
+
+    Text that cannot be written is dropped; when writing works again, a warning says so first.
+    """
+
+    def __init__(self, stream: Any):
+        """Wraps a stream; None, which Python has for a closed standard stream, drops everything."""
+        self._stream, self._failure = stream, ""
+
+    def write(self, text: str) -> int:
+        note = f"warning: text was dropped here ({self._failure})\n" if self._failure else ""
+        if self._attempt(lambda: (self._stream.write(note + text), self._stream.flush())):
+            self._failure = ""
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(lambda: self._stream.flush())
+
+    def _attempt(self, act: Callable[[], object]) -> bool:
+        if self._stream is None:
+            return True
+        try:
+            act()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._failure = disk_reason(error)
+            return False
+        return True
+
+    def isatty(self) -> bool:
+        return self._stream is not None and not self._failure and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def tolerant(stream: Any) -> TolerantStream:
+    """Returns a stream of which no write raises."""
+    return stream if isinstance(stream, TolerantStream) else TolerantStream(stream)
+
+
+@contextlib.contextmanager
+def tolerant_standard_error() -> Iterator[None]:
+    """Lets nothing raise that is written to standard error inside the block, by whichever library.
+
+    Standard streams that are closed are opened on /dev/null: the next file to be opened would get their numbers, and
+    with them what C++ libraries print.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    before = sys.stderr
+    sys.stderr = wrapped = tolerant(before)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        wrapped.flush()
+        if sys.stderr is wrapped and before is sys.__stderr__ and wrapped._failure:
+            drop_output(2)
+        sys.stderr = before
+
+
+def drop_output(descriptor: int) -> None:
+    """Leads a standard stream to /dev/null, so that the interpreter does not fail when it flushes it at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def print_result(text: str) -> None:
+    """Prints the result of a command on standard output; a reader that does not wait for it is no error.
+
+    Raises UserError if it cannot be written.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except (OSError, ValueError) as error:
+        if sys.stdout is sys.__stdout__:
+            drop_output(1)
+        if not isinstance(error, BrokenPipeError):
+            raise UserError(f"standard output: cannot be written ({disk_reason(error)}); free it") from error
 
 
 class Console:
@@ -15,7 +106,7 @@ class Console:
     def __init__(self, stream: Any = None):
         from rich.console import Console as RichConsole
 
-        self._rich = RichConsole(file=stream or sys.stderr, highlight=False)
+        self._rich = RichConsole(file=tolerant(stream or sys.stderr), highlight=False)
         self._bar: Any = None
         self._task: Any = None
         self._noted = 0.0
@@ -69,7 +160,7 @@ class ProgressBar:
         bar, left = rich.progress.BarColumn(), rich.progress.TimeRemainingColumn()
         columns = ("{task.description}", bar, "{task.percentage:>3.0f} %", left, "{task.fields[note]}")
         options: dict[str, Any] = {"transient": True, "speed_estimate_period": SPEED_SECONDS}
-        self._bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True), **options)
+        self._bar = rich.progress.Progress(*columns, console=rich.console.Console(file=tolerant(sys.stderr)), **options)
         self._task = self._bar.add_task("starting", total=total, note="")
 
     def __enter__(self) -> Self:

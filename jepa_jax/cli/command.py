@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jepa_jax.base.console import Console
+from jepa_jax.base.console import Console, print_result
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.base.signals import Interrupted, signals_exit
 from jepa_jax.cli.flags import Arguments, Parser, suggestion
@@ -75,6 +75,8 @@ class Command:
                     import_jax()
                     set_jax_flags(arguments.jax_flags)
             result = self.run(arguments, console)
+            show(result, console, as_json=arguments.json is True)
+            return result.exit_code
         except Interrupted as stop:
             return stop.exit_code
         except UserError as error:
@@ -85,8 +87,6 @@ class Command:
             return EXIT_INTERRUPTED
         finally:
             console.stop()
-        show(result, console, as_json=arguments.json is True)
-        return result.exit_code
 
     def parse(self, argv: Sequence[str]) -> Arguments:
         """Returns the flags of the command; --help prints them and exits with code 0."""
@@ -115,9 +115,11 @@ def show(result: Result, console: Console, *, as_json: bool) -> None:
     """Prints a result: text on a terminal, JSON for a pipe, a file or --json."""
     if not result.data and not result.text:
         return
-    if not result.data or (sys.stdout.isatty() and not as_json):
-        print(result.text, end="" if result.text.endswith("\n") else "\n", flush=True)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if not result.data or (on_terminal and not as_json):
+        print_result(result.text.removesuffix("\n"))
         return
+    console.stop()
     console.line(result.text)
     for line in result.data:
-        print(json.dumps(line), flush=True)
+        print_result(json.dumps(line))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 
+from jepa_jax.base.console import Console, print_result
 from jepa_jax.base.errors import EXIT_OK, UserError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Parser:
         """
         own, overrides, jax_flags = self._sorted(self._values.read_flags_from_files(list(argv), force_gnu=False))
         if asked := {"-h", "--help", "--helpfull"} & set(own):
-            print(self.help_text(full="--helpfull" in asked))
+            print_result(self.help_text(full="--helpfull" in asked))
             sys.exit(EXIT_OK)
         try:
             words = self._values([self.program, *own])[1:]
@@ -232,7 +233,6 @@ def given_keys(arguments: Arguments) -> dict[str, str]:
 
 def config_from(arguments: Arguments, *, needs_data: bool = False) -> "Config":
     """Returns the config that --config and its overrides describe; UserError lists everything that is wrong."""
-    from jepa_jax.base.console import Console
     from jepa_jax.config.flags import parse_config
     from jepa_jax.program.config import load_config, with_set_statistics
 

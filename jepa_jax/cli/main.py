@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from jepa_jax.base.console import print_result, tolerant_standard_error
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR
 from jepa_jax.cli.command import PROGRAM, Command
 from jepa_jax.cli.flags import suggestion
@@ -34,12 +35,18 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a sub-command; returns its exit code."""
+    with tolerant_standard_error():
+        return run(argv)
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Finds a sub-command and runs it; returns its exit code."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     if name in ("--help", "-h", "help"):
-        print(help_text())
+        print_result(help_text())
         return EXIT_OK
     if name == "--version":
-        print(f"{PROGRAM} {metadata.version('jepa_jax')}")
+        print_result(f"{PROGRAM} {metadata.version('jepa_jax')}")
         return EXIT_OK
     if name in COMMANDS:
         return find_command(name).main(rest)
