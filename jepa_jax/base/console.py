@@ -50,7 +50,7 @@ class TolerantStream:
         return getattr(self._stream, name)
 
 
-def tolerant(stream: Any) -> TolerantStream:
+def tolerant(stream: Any) -> Any:
     """Returns a stream of which no write raises."""
     return stream if isinstance(stream, TolerantStream) else TolerantStream(stream)
 
@@ -68,7 +68,7 @@ def tolerant_standard_error() -> Iterator[None]:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
     before = sys.stderr
-    sys.stderr = wrapped = tolerant(before)  # type: ignore[assignment]
+    sys.stderr = wrapped = tolerant(before)
     try:
         yield
     finally:

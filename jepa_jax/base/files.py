@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-import tempfile
+import secrets
 import tomllib
 from collections.abc import Collection
 from typing import Any
@@ -26,18 +26,16 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     path = pathlib.Path(path)
     data = content.encode() if isinstance(content, str) else content
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
+        with open(temporary, "xb") as file:  # with the permissions that the umask leaves
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise disk_error(error, path) from error
     sync_folder(path.parent)
 
@@ -45,7 +43,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
 def remove_leftovers(folder: pathlib.Path, names: Collection[str] = ()) -> None:
     """Removes what processes that were killed in `write_atomically` left: of these files, or of all in the folder."""
     for path in folder.glob(".*.*"):
-        found = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)  # as tempfile names them
+        found = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)  # earlier versions used more letters
         if found and (not names or found[1] in names):
             with contextlib.suppress(OSError):
                 path.unlink()

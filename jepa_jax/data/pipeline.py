@@ -4,6 +4,7 @@ import atexit
 import copy
 import functools
 import logging
+import math
 import queue
 import threading
 import time
@@ -21,6 +22,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batches import batch_dataset, batch_order
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.elements import StreamSource
+from jepa_jax.data.reading import took_too_long
 from jepa_jax.data.workers import PoolIterator, State, SupervisedPool
 from jepa_jax.runtime.allocator import return_freed_memory
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
@@ -28,7 +30,7 @@ from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1  # between two looks at whether to go on waiting for a batch
-JOIN_SECONDS = 5.0  # for the prefetch thread to end; one that hangs in a read is left behind
+JOIN_SECONDS = 3.0  # for the prefetch thread to end; one that hangs in a read is left behind
 DEVICE_SET_FRACTION = 0.5  # of an accelerator's memory that the resident data set may take
 LOAD_CHUNK = 4096  # elements read at once when filling the device
 
@@ -154,7 +156,7 @@ def load_batches(
       sharding: how the arrays of the whole batch are laid out; by default over all devices.
       start: number of the first element, of a dataset with random access; or the `state` of the info to go on from.
       num_workers: processes that make the elements (`SupervisedPool`); 0 makes them in a thread.
-      worker_timeout: seconds without an element after which workers are restarted.
+      worker_timeout: seconds without an element after which workers are restarted; without workers, DataLost is raised.
       prefetch: batches kept ready on the device.
       warn: called, from a thread, with what happened to a worker.
     """
@@ -173,24 +175,29 @@ def load_batches(
         state = {"next_index": start}
     elif start:
         raise UserError(f"start = {start}: a stream has no numbers; give the `state` of an info to go on from")
-    return TrainBatches(_loaded(elements, sharding, state, prefetch))
+    limit = math.inf if num_workers else worker_timeout  # the pool has its own
+    return TrainBatches(_loaded(elements, sharding, state, prefetch, limit))
 
 
 def _loaded(
-    elements: grain.IterDataset, sharding: NamedSharding, state: State, prefetch: int
+    elements: grain.IterDataset, sharding: NamedSharding, state: State, prefetch: int, limit: float
 ) -> Generator[Delivery | None, None, None]:
-    start = time.perf_counter()
+    start, waited = time.perf_counter(), 0.0
     iterator = iter(elements)
     if state is not None:
         iterator.set_state(state)
     ahead = _Prefetcher(iterator, functools.partial(_to_device, sharding), prefetch)
     try:
         while True:
-            if (delivery := ahead.get()) is not None:
-                delivery[1]["wait_seconds"] = time.perf_counter() - start
+            if (delivery := ahead.get()) is None:
+                waited += POLL_SECONDS  # while this process runs: Ctrl-Z stops it
+                if waited > limit:
+                    raise took_too_long(limit)
+                yield None
+                continue
+            delivery[1]["wait_seconds"] = time.perf_counter() - start
             yield delivery
-            if delivery is not None:
-                start = time.perf_counter()
+            start, waited = time.perf_counter(), 0.0
     except StopIteration:
         return  # the dataset has an end
     finally:

@@ -1,7 +1,7 @@
 """Opens the data set that a config names, and parts of it."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,7 @@ from jepa_jax.data.readers.parquet import ParquetSource
 from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.readers.webdataset import open_webdataset
+from jepa_jax.data.reading import Read
 from jepa_jax.data.synthetic import ShapesSource
 
 
@@ -54,7 +55,7 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
 }
 SOURCES = ClassTable("SOURCES", dict.fromkeys(OPENERS, ""))  # with those of projects
 
-OnSkipped = Callable[[Iterable[str]], None]  # called with the names of unreadable files
+Reader = Callable[[Read], dict[str, Any]]  # returns what a function that reads a batch returns
 
 
 class Splits(NamedTuple):
@@ -159,8 +160,9 @@ def num_held_out(count: int, share: float) -> int:
     return max(1, round(count * share)) if share else 0
 
 
-def _ignore(names: Iterable[str]) -> None:
-    """Does nothing about unreadable files; unlike a lambda, it can be pickled."""
+def read_directly(read: Read) -> dict[str, Any]:
+    """Returns what `read` returns."""
+    return read()
 
 
 class Transforms:
@@ -185,8 +187,8 @@ class Transforms:
 class Subset:
     """Some elements of a source, perhaps transformed; use `subset` to make one."""
 
-    def __init__(self, source: Source, indices: np.ndarray, on_skipped: OnSkipped, transform: Transforms | None):
-        self._source, self._indices, self._on_skipped, self._transform = source, indices, on_skipped, transform
+    def __init__(self, source: Source, indices: np.ndarray, reader: Reader, transform: Transforms | None):
+        self._source, self._indices, self._reader, self._transform = source, indices, reader, transform
         self.classes, self.spec = source.classes, transform.spec(source.spec) if transform else source.spec
         self.caveat: str = getattr(source, "caveat", "")
         self.element_names = element_names(source)
@@ -207,12 +209,11 @@ class Subset:
         return None if labels is None else labels[self._indices]
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        batch = self._source.batch(self._indices[indices])
-        self._on_skipped(batch.get("skipped", ()))
+        batch = self._reader(lambda: self._source.batch(self._indices[indices]))
         return self._transform(batch) if self._transform else batch
 
     def _of(self, source: Source) -> "Subset":
-        return subset(source, self._indices, self._on_skipped, self._transform)
+        return subset(source, self._indices, self._reader, self._transform)
 
 
 class BucketedSubset(Subset):
@@ -238,15 +239,18 @@ class CroppingSubset(Subset):
 
 
 def subset(
-    source: Source, indices: np.ndarray, on_skipped: OnSkipped = _ignore, transform: Transforms | None = None
+    source: Source, indices: np.ndarray, reader: Reader = read_directly, transform: Transforms | None = None
 ) -> Subset:
-    """Returns some elements of a source, with its buckets if it has any, or as photographs that can be cropped."""
+    """Returns some elements of a source, with its buckets if it has any, or as photographs that can be cropped.
+
+    Every batch is read by `reader`.
+    """
     kind = Subset
     if isinstance(source, Bucketed):
         kind = BucketedSubset
     elif isinstance(source, Cropping):
         kind = CroppingSubset
-    return kind(source, np.asarray(indices), on_skipped, transform)
+    return kind(source, np.asarray(indices), reader, transform)
 
 
 def transformed(source: Source, transform: Transforms) -> Source:

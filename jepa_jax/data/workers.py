@@ -27,7 +27,7 @@ from jepa_jax.base.errors import DataLost
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-KILL_SECONDS = 5.0  # for the system to end a killed process; one that hangs in the kernel is left behind
+KILL_SECONDS = 3.0  # for the system to end killed processes; those that hang in the kernel are left behind
 RESTART_DISTANCE = 1000  # elements between two failures that are taken for independent
 ALIGNMENT = 64  # bytes
 
@@ -127,8 +127,9 @@ class PoolIterator(grain.DatasetIterator):
     def _kill(self) -> None:
         for worker in self._workers:
             worker.process.kill()
+        deadline = time.monotonic() + KILL_SECONDS
         for worker in self._workers:
-            worker.process.join(KILL_SECONDS)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
         self._workers = []  # a thread may still wait at the other ends of their pipes
 
     def _replace(self, worker: "_Worker", lost: "_Lost") -> None:

@@ -20,7 +20,7 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, EvalConfig
 from jepa_jax.data.contract import Source
-from jepa_jax.data.sources import OnSkipped
+from jepa_jax.data.sources import Reader, read_directly
 from jepa_jax.evals.features import OnCount, ignore, part_of
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.program.build import Program
@@ -119,13 +119,13 @@ class EvaluationContext:
     ):
         self.config, self.program = config, program
         self.progress = progress or QuietConsole()  # where evaluators report their progress; a run sets it
-        self.on_skipped: OnSkipped = lambda names: None  # called with the names of unreadable images; a run sets it
+        self.reader: Reader = read_directly  # by which batches are read; a run sets it
         self.limits = limits or Limits()
         self.smoke = program.length.total_steps < program.length.steps_per_epoch  # its accuracies mean nothing
         limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
 
         def part(source: Source) -> Source:
-            return part_of(source, limit, lambda names: self.on_skipped(names))
+            return part_of(source, limit, lambda read: self.reader(read))
 
         self.train, self.test = map(part, sources)
         self.validation = None if validation is None else part(validation)  # what is held out of training

@@ -15,7 +15,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.data.contract import Source, sample, spec_to_json
-from jepa_jax.data.sources import OnSkipped, Subset, subset
+from jepa_jax.data.sources import Reader, Subset, read_directly, subset
 
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64
@@ -41,9 +41,9 @@ class Split(NamedTuple):
         return Split(*(array[chosen] if len(array) else array for array in self))
 
 
-def part_of(source: Source, count: int, on_skipped: OnSkipped = lambda names: None) -> Subset:
-    """Returns a sample of `count` elements of a source (0 = all)."""
-    return subset(source, sample(len(source), count), on_skipped)
+def part_of(source: Source, count: int, reader: Reader = read_directly) -> Subset:
+    """Returns a sample of `count` elements of a source (0 = all), whose batches are read by `reader`."""
+    return subset(source, sample(len(source), count), reader)
 
 
 def labels_differ(*splits: Split) -> bool:

@@ -5,7 +5,7 @@ import functools
 import io
 import pathlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import Collapsed, DataLost, Diverged
 from jepa_jax.base.files import write_atomically
 from jepa_jax.data.pictures import png, view_grid
+from jepa_jax.data.reading import PatientReader, Read
 from jepa_jax.evals.evaluators import Evaluator, Figures, Moment, Stage, checked_figures, moment_after
 from jepa_jax.profiling.sections import Section
 from jepa_jax.program.step import evaluated_variables
@@ -175,10 +176,23 @@ class EvaluationProgress:
         self._signals.check()
 
 
+class ReportedReads(PatientReader):
+    """Reads the batches of evaluations, and notes the images that cannot be read."""
+
+    def __init__(self, run: Run, recorder: Recorder, loop: Loop, check: Callable[[], object]):
+        super().__init__(run.config.data.worker_timeout, check)
+        self._note = functools.partial(recorder.note_skipped, loop)
+
+    def __call__(self, read: Read) -> dict[str, Any]:
+        batch = super().__call__(read)
+        self._note(batch.get("skipped", ()))
+        return batch
+
+
 def make_evaluations(run: Run, recorder: Recorder, saver: Saver, signals: StopSignals, loop: Loop) -> list[Evaluate]:
-    """Returns an action for each evaluator of a run; they report progress, and the images that they cannot read."""
+    """Returns an action for each evaluator of a run; a signal, or data that hang, ends an evaluation."""
     run.evaluation.progress = EvaluationProgress(run.console, signals)
-    run.evaluation.on_skipped = functools.partial(recorder.note_skipped, loop)
+    run.evaluation.reader = ReportedReads(run, recorder, loop, signals.check)
     return [Evaluate(run, recorder, saver, name, evaluator) for name, evaluator in run.evaluators.items()]
 
 

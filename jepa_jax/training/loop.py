@@ -13,6 +13,7 @@ import jax
 
 from jepa_jax.base.errors import DataLost, Diverged, UserError
 from jepa_jax.base.signals import Interrupted
+from jepa_jax.data.reading import PatientReader
 from jepa_jax.profiling.compilations import CompiledStep
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import evaluated_variables
@@ -25,6 +26,7 @@ from jepa_jax.training.signals import StopSignals
 from jepa_jax.training.steps import Steps
 from jepa_jax.training.summary import write_summary
 
+LAST_READS_SECONDS = 3.0  # for the data that the last checkpoint of an interrupted run needs
 MUST_BE_FINITE = operator.itemgetter("loss", "grad_norm", "update_norm")  # of the metrics, or the run ends
 
 
@@ -125,6 +127,7 @@ def save_last_step(error: BaseException, run: Run, loop: Loop, steps: Steps, rec
     if isinstance(error, DataLost) and jax.process_count() > 1:
         raise UserError(str(error)) from error  # the others wait in the next step, and agree on no checkpoint
     run.console.stop()
+    run.evaluation.reader = PatientReader(LAST_READS_SECONDS, together=True)
     read_metrics(steps, recorder, saver, lag=0)
     saver.save(loop)
     try:

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
+
+import jax
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
@@ -84,7 +86,18 @@ class Saver(contextlib.ExitStack):
             loop.progress.images_per_sec = self._recorder.images_per_sec(loop.progress)
             loop.progress.share_skipped()
             stored = dataclasses.asdict(loop.progress) | self._recorder.totals() | {"step": loop.step}
-            checkpoints.save(loop.step, loop.state, stored, self._run.evaluation.evaluated_statistics(loop.state))
+            checkpoints.save(loop.step, loop.state, stored, self._evaluated_statistics(loop))
+
+    def _evaluated_statistics(self, loop: Loop) -> Any:
+        """Returns the statistics that evaluations read; None, with a warning, if the data for them cannot be read."""
+        try:
+            return self._run.evaluation.evaluated_statistics(loop.state)
+        except (UserError, OSError) as error:
+            if jax.process_count() > 1:
+                raise  # the others wait for this process
+            kept = "the checkpoint holds those of training, which evaluations of it then read"
+            self._run.console.warn(f"step {loop.step}: no batch statistics for evaluations ({error}); {kept}")
+            return None
 
     def wait(self) -> None:
         """Waits for the last checkpoint; raises UserError if it, or the folder of the run, could not be kept."""

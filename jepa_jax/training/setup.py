@@ -17,6 +17,7 @@ from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import TrainBatches, bucket_specs, check_pipeline, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
+from jepa_jax.evals.features import fingerprint
 from jepa_jax.models.remat import NONE, noted_remat
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
 from jepa_jax.program.dead_parameters import dead_parameters, in_words
@@ -59,6 +60,7 @@ class Run:
     program: Program
     sources: tuple[Source, Source]  # train and test split
     validation: Source | None  # held out of the train split
+    data_identity: Mapping[str, Any]  # what distinguishes train and test split from others
     sample: Mapping[str, np.ndarray]  # a batch that the method may use to initialise itself
     evaluation: EvaluationContext
     evaluators: Mapping[str, Evaluator]
@@ -160,10 +162,12 @@ def prepare(
     evaluation = EvaluationContext(config, program, (train, test), validation=validation)
     evaluators = build_evaluators(evaluation)
     choice = find_choice(config, evaluators, program.length)
-    warnings, sources = step_warnings(config, program, train), (train, test)
+    sources = train, test
+    identity = {name: fingerprint(source) for name, source in zip(("train", "test"), sources, strict=True)}
     return Run(
-        config, folder, program, sources, validation, sample, evaluation, evaluators, choice, warnings, console, hooks
-    )
+        config, folder, program, sources, validation, identity, sample, evaluation, evaluators, choice,
+        step_warnings(config, program, train), console, hooks,
+    )  # fmt: skip
 
 
 def step_warnings(config: Config, program: Program, source: Source) -> list[str]:

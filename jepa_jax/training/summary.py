@@ -6,7 +6,6 @@ from typing import Any
 
 from jepa_jax.base.files import write_json
 from jepa_jax.evals.evaluators import summary_fields
-from jepa_jax.evals.features import fingerprint
 from jepa_jax.profiling.speed import peak_memory_bytes
 from jepa_jax.program.checksums import step_folders
 from jepa_jax.runtime.peers import is_first
@@ -36,7 +35,7 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
         "skipped_images": len(progress.skipped_images),
         "host_seconds": recorder.timeline.seconds(),
         "num_classes": len(run.sources[0].classes),
-        "data_identity": dict(zip(("train", "test"), map(fingerprint, run.sources), strict=True)),
+        "data_identity": dict(run.data_identity),
         **progress.choice(config.train.keep_best),
         **more,
     }

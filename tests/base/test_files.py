@@ -15,7 +15,16 @@ def test_a_written_file_replaces_the_old_one_and_leaves_nothing_beside_it(tmp_pa
     write_json(path, {"a": [2, 3]})
     assert read_json(path, "") == read_json_or_empty(path) == {"a": [2, 3]}
     assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
-    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_have_the_permissions_that_the_umask_leaves(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write_json(tmp_path / "value.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "value.json").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def test_file_and_folder_are_synced_after_the_content_and_the_rename(tmp_path, monkeypatch):

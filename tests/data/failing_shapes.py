@@ -1,12 +1,15 @@
 """Shapes that workers fail to deliver, for tests that start the command."""
 
+import errno
 import multiprocessing
 import os
 import signal
+import threading
 from typing import Any
 
 import numpy as np
 
+from jepa_jax.data.reading import reading
 from jepa_jax.data.synthetic import ShapesSource
 
 GOOD_BATCHES = 2  # that each worker makes before it fails
@@ -35,3 +38,17 @@ class StoppedShapes(FailingShapes):
     """Its workers stop and never go on."""
 
     signum = signal.SIGSTOP
+
+
+class LostShapes(ShapesSource):
+    """As if its files were on a server: while `fault` is set they are gone, or reading them hangs."""
+
+    fault = ""
+
+    def batch(self, indices: np.ndarray) -> dict[str, Any]:
+        if LostShapes.fault == "gone":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/server/shapes")
+        if LostShapes.fault == "hangs":
+            with reading(lambda: "/server/shapes/0"):
+                threading.Event().wait()
+        return super().batch(indices)

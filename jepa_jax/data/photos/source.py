@@ -1,11 +1,12 @@
 """Base class of sources of photographs: each is read, decoded and cropped when a batch asks for it."""
 
 import collections
+import functools
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec, image_spec
 from jepa_jax.data.photos.crops import centre_crop, cropped_spec, random_crops
 from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.reading import reading
 
 Element = dict[str, np.ndarray]
 Make = Callable[[Photo, int], Element]  # what becomes of a photograph and its index
@@ -65,8 +67,7 @@ class PhotoSource:
             return self._readable(int(index), make)
 
         if self.threaded or multiprocessing.parent_process() is None:  # decoding releases the interpreter lock
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made = list(pool.map(one, indices))
+            made = decoders().map(one, indices, chunksize=1)
         else:  # one of several worker processes: they are the parallelism
             made = list(map(one, indices))
         parts, used, skipped = zip(*made, strict=True)
@@ -89,7 +90,8 @@ class PhotoSource:
         for candidate in range(index, index + len(self)):
             candidate %= len(self)
             try:
-                return make(Photo(self.content(candidate), channels), index), candidate, skipped
+                with reading(functools.partial(self.name_of, candidate)):
+                    return make(Photo(self.content(candidate), channels), index), candidate, skipped
             except UserError:
                 raise
             except Exception as error:  # image libraries raise nearly anything on damaged files
@@ -101,6 +103,12 @@ class PhotoSource:
                 skipped.append(name)
         name = self.name_of(index)
         raise UserError(f"{name}: neither this nor any other of {len(self)} images can be read; check them")
+
+
+@functools.cache
+def decoders() -> ThreadPool:
+    """Returns the threads of this process that decode; unlike those of an executor, one that hangs holds up no exit."""
+    return ThreadPool(os.cpu_count())
 
 
 class PackedPhotos(PhotoSource):
