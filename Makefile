@@ -1,12 +1,14 @@
 # Every target installs what it needs into .venv, once: `demo` and `plan` what they run, the others everything.
 PYTHON ?= python3
+# Versions that are known to work; `make CONSTRAINTS= test` takes the newest of everything.
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.ready-run
 PLAN := $(VENV)/.ready-plan
 DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 .PHONY: help setup demo plan test test-all lint format docs clean
@@ -22,7 +24,7 @@ help:
 
 setup: $(DEV)
 
-$(RUN): pyproject.toml constraints.txt
+$(RUN): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) .

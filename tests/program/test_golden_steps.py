@@ -30,6 +30,7 @@ RECORDED = {
     },
 }  # fmt: skip
 FAST = ("quickstart",)
+TOLERANCE = 1e-3  # relative; versions of XLA add in different orders, which moved the length of a gradient by 4e-4
 
 
 @pytest.mark.parametrize(
@@ -45,4 +46,5 @@ def test_three_steps_give_the_same_numbers(name):
     with train_batches(config.data, source, seed=config.train.seed, sharding=batch_sharding(mesh)) as batches:
         for expected in GOLDEN[name]:
             state, metrics = program.train_step(state, next(batches)[0])
-            assert {key: float(value) for key, value in metrics.items()} == pytest.approx(expected, rel=2e-4, abs=1e-6)
+            found = {key: float(value) for key, value in metrics.items()}
+            assert found == pytest.approx(expected, rel=TOLERANCE, abs=1e-6)
