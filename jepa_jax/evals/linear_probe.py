@@ -5,6 +5,7 @@ epochs to choose. The only free number, the weight penalty, is chosen on a part 
 used once.
 """
 
+import operator
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
 from jepa_jax.evals.features import OnCount, Split, accuracy_figures, check_classes, held_out_split, ignore
 from jepa_jax.evals.inference import FrozenEncoder
 
-PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)  # further ones, up to
+WEAKEST, STRONGEST = 1e-7, 1e2  # these, while the best one is the last that was tried
 FITS = len(PENALTIES) + 1  # that a probe solves, for a progress bar
 TOLERANCE = 1e-6  # of the objective: what a solution may leave to gain, as a quadratic model estimates it
 CLEARLY_WORSE = 0.5  # points of held-out accuracy, and no fewer than this many images:
@@ -45,8 +47,16 @@ class LinearProbe(EncoderEvaluator):
         start(FITS)
         check_classes(train.labels, test.labels, encoder.train.classes)
         result = linear_probe(train, test, classes, self.context.progress.advance)
-        solver = f"L-BFGS; penalty of {', '.join(f'{p:g}' for p in PENALTIES)} chosen on held-out train images"
+        solver = "L-BFGS; penalty, a power of ten, chosen on held-out train images"
         return accuracy_figures(result["accuracy"], train, test, classes) | result | {"solver": solver}
+
+
+class Fit(NamedTuple):
+    """A solution of the probe, and its accuracy in percent on held-out images."""
+
+    accuracy: float
+    penalty: float
+    weights: Weights
 
 
 class Standard(NamedTuple):
@@ -99,19 +109,29 @@ def choose_penalty(
     """Returns the best penalty on the held-out part, its accuracy there in percent, and weights fitted on the rest.
 
     Begins with the strongest penalty: each solution starts the next one. Once a weaker penalty is clearly worse, by
-    CLEARLY_WORSE points, those below it, which take the most iterations, are left out.
+    CLEARLY_WORSE points, those below it, which take the most iterations, are left out. While the best penalty is the
+    last one of either side, the one beyond it is tried too.
     """
     fit_part, score_part = held_out_split(len(x))
-    x_fit, weights = jnp.asarray(x[fit_part]), None
+    x_fit = jnp.asarray(x[fit_part])
     margin = max(CLEARLY_WORSE, 100 * CLEARLY_FEWER / len(score_part))
-    scores: list[tuple[float, float, Weights]] = []
-    for penalty in sorted(PENALTIES, reverse=True):
-        if not scores or scores[-1][0] > max(score for score, *_ in scores) - margin:
-            weights = fit_softmax(x_fit, labels[fit_part], num_classes, penalty, gram, weights)
-            scores.append((top1(weights, x[score_part], labels[score_part]), penalty, weights))
+
+    def fit(penalty: float, start: Weights | None) -> Fit:
+        weights = fit_softmax(x_fit, labels[fit_part], num_classes, penalty, gram, start)
+        return Fit(top1(weights, x[score_part], labels[score_part]), penalty, weights)
+
+    fits = [fit(PENALTIES[-1], None)]
+    on_fit(1)
+    for penalty in PENALTIES[-2::-1]:
+        if fits[-1].accuracy > max(fit.accuracy for fit in fits) - margin:
+            fits.append(fit(penalty, fits[-1].weights))
         on_fit(1)
-    accuracy, penalty, best = max(scores, key=lambda entry: entry[0])
-    return penalty, accuracy, best
+    best = max(fits, key=operator.attrgetter("accuracy"))
+    for last, factor, limit in ((PENALTIES[-1], 10, STRONGEST), (PENALTIES[0], 0.1, WEAKEST)):
+        while best.penalty == last and last != limit:
+            last = float(f"{last * factor:.0e}")
+            best = max(best, fit(last, best.weights), key=operator.attrgetter("accuracy"))
+    return best.penalty, best.accuracy, best.weights
 
 
 def gram_matrix(x: np.ndarray) -> np.ndarray:

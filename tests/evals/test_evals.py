@@ -12,7 +12,9 @@ from jepa_jax.evals import linear_probe as linear_probe_module
 from jepa_jax.evals.features import Split, held_out_split
 from jepa_jax.evals.knn import knn_accuracy, knn_sweep, vote, vote_accuracies
 from jepa_jax.evals.linear_probe import (
+    PENALTIES,
     Standard,
+    choose_penalty,
     confusion_matrix,
     fit_softmax,
     gram_matrix,
@@ -34,11 +36,13 @@ TRAIN, TEST = clusters(1500, 1.5, 0), clusters(1000, 1.5, 1)
 
 
 def test_probe_is_within_a_point_of_logistic_regression():
-    ours = linear_probe(TRAIN, TEST, 5)["accuracy"]
+    ours = linear_probe(TRAIN, TEST, 5)
     scaler = StandardScaler().fit(TRAIN.features)
-    theirs = LogisticRegression(max_iter=2000).fit(scaler.transform(TRAIN.features), TRAIN.labels)
-    assert ours == pytest.approx(100 * theirs.score(scaler.transform(TEST.features), TEST.labels), abs=1)
-    assert 60 < ours < 99  # neither chance nor trivial
+    theirs = LogisticRegression(C=1 / (ours["penalty"] * len(TRAIN.labels)), max_iter=2000)
+    theirs.fit(scaler.transform(TRAIN.features), TRAIN.labels)
+    score = 100 * theirs.score(scaler.transform(TEST.features), TEST.labels)
+    assert ours["accuracy"] == pytest.approx(score, abs=1)
+    assert 60 < ours["accuracy"] < 99  # neither chance nor trivial
 
 
 @pytest.fixture(scope="module", params=[1.0, 1e-3], ids=["well conditioned", "badly conditioned"])
@@ -132,6 +136,18 @@ def test_a_sweep_chooses_on_training_images_alone():
 def test_held_out_images_are_apart():
     fit, score = held_out_split(105)
     assert len(score) == 10 and sorted([*fit, *score]) == list(range(105))
+
+
+def test_the_penalty_is_sought_beyond_the_grid_while_its_edge_is_best():
+    """Few noisy examples of many dimensions want a strong penalty; the weak ones overfit."""
+    rng = np.random.default_rng(1)
+    labels = np.tile([0, 1], 300)
+    x = (rng.normal(size=(600, 300)) + 0.1 * labels[:, None]).astype(np.float32)
+    x = Standard.of(x)(x)
+    penalty, accuracy, _ = choose_penalty(x, labels, 2, gram_matrix(x))
+    fit_part, score_part = held_out_split(len(x))
+    strongest = fit_softmax(x[fit_part], labels[fit_part], 2, PENALTIES[-1], gram_matrix(x))
+    assert penalty > PENALTIES[-1] and accuracy > top1(strongest, x[score_part], labels[score_part])
 
 
 def test_probe_reports_top5_and_confusion():
