@@ -4,11 +4,11 @@
     jepa-jax evaluate --workdir=runs/emp_ssl_cifar10
 
 As the released code of Tong et al. (2023): crops, augmentation, projector, loss, rate, decay, trust coefficient, cosine
-without warm-up, length. Unlike it: momentum does not look ahead, the blur has 3 taps at 32 pixels (a width of .8 pixels
-at most), compute is in bfloat16, and features are the 512 numbers of the encoder instead of the 4,096 of the
-projector's first layer. The published 93.1 % (30 epochs) averages those over random augmented crops. `evaluate`
-measures both the whole image (level 0) and the mean over `eval.crops` fixed crops without other augmentation (level 1).
-Not reproduced here.
+without warm-up, length. Unlike it: momentum does not look ahead, the blur has 3 taps at 32 pixels, which limits sigma
+to about .8 (data.augment.blur.taps), compute is in bfloat16, and features are the 512 numbers of the encoder instead of
+the 4,096 of the projector's first layer. The published 93.1 % (30 epochs) averages those over random
+augmented crops. `evaluate` measures both the whole image (level 0) and the mean over `eval.crops` fixed crops without
+other augmentation (level 1). Not reproduced here.
 """
 
 import ml_collections

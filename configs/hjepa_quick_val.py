@@ -3,9 +3,10 @@
     jepa-jax train --config=hjepa_quick_val --workdir=runs/hjepa_quick_val --config.data.dir=DIR
 
 6,526,848 trainable parameters of 12,051,264 (jepa-jax describe). Images are enlarged to 224 pixels on the device.
-Encoder, predictor, level weights, masks, AdamW, rate, schedule and batch are those of the published run. Ours: levels
-pool the 2-D grid, masked tokens are dropped, the weights of the regulariser, crop, flip, and no colour jitter. The
-published run collapsed without the VICReg term it names; here the term is used and collapse is watched.
+Encoder, predictor, level weights, masks, crop, flip, colour jitter, AdamW, rate, schedule, batch and seed are those of
+the published run. Ours by design: levels pool the 2-D grid, masked tokens are dropped, views are resized bilinearly
+and normalised by the statistics of CIFAR-10, and the VICReg term compares two views of one image, with weights of its
+own. The published run names the term and ignores it, and collapsed; here collapse is watched.
 """
 
 import ml_collections
@@ -22,7 +23,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.source = "cifar10"
     config.data.batch_size = 32
     config.data.augment.crop.size = 224
-    config.data.augment.crop.scale = (0.3, 1.0)
+    config.data.augment.crop.scale = (0.8, 1.0)
+    config.data.augment.jitter.probability = 1.0
+    config.data.augment.jitter.brightness = 0.12
+    config.data.augment.jitter.contrast = 0.12
+    config.data.augment.jitter.saturation = 0.06
+    config.data.augment.jitter.hue = 0.03
     config.optim.epochs = 5.0
     config.optim.warmup_lr = 0.0
     config.optim.end_lr = 1e-6
@@ -31,6 +37,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim.beta2 = 0.95
     config.optim.weight_decay = 0.04
     config.optim.clip_norm = 3.0
+    config.train.seed = 42
     config.eval.weights = "target"
     config.eval.knn_every_epochs = 5
     return config

@@ -7,8 +7,8 @@ DIR holds imagenet2012 prepared for tensorflow-datasets. For 8 GPUs. Never train
 Shared with I-JEPA's released ImageNet configs: rate, weight decay and EMA with their schedules, batch, sizes of masks,
 crops of 30 to 100 % of the area, no flip, no colour. Predictor and number of epochs are the paper's for ViT-B/16. Not
 shared: crops come from a centre crop instead of the whole photograph, masks have fixed counts of patches (the context
-is 39.8 % of them, where truncation leaves 27.0 % in the released code), one pass predicts all targets, and initial
-weights follow Xavier's rule.
+is 39.8 % of them, where truncation leaves 27.0 % in the released code: method.mask.context_tokens=53), one pass
+predicts all targets, and initial weights follow Xavier's rule.
 """
 
 import ml_collections

@@ -2,10 +2,10 @@
 
     jepa-jax train --config=vicreg_cifar10 --workdir=runs/vicreg_cifar10 --config.data.dir=DIR
 
-Loss and its weights, projector, augmentation, LARS (rate, trust coefficient, decay), warm-up and length are those of
-solo-learn, which publishes 92.07 % online linear probe. Unlike it: the stem pads by 1 pixel instead of 2, images are
-divided by (.2023, .1994, .2010) instead of (.247, .2435, .2616), crops are resized bilinearly instead of bicubically,
-and compute is in bfloat16 instead of float16. Not reproduced here. One GPU.
+Loss and its weights, projector, augmentation, statistics, LARS (rate, trust coefficient, decay), warm-up and length are
+those of solo-learn, which publishes 92.07 % online linear probe. Unlike it: the stem pads by 1 pixel instead of 2,
+crops are resized bilinearly instead of bicubically, and compute is in bfloat16 instead of float16. Not reproduced here.
+One GPU.
 """
 
 import ml_collections
@@ -19,6 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.std_weight = 25.0
     config.method.cov_weight = 1.0
     config.method.covariance_normalisation = "dimensions"
+    config.data.augment.std = (0.247, 0.2435, 0.2616)
     config.optim.epochs = 1000.0
     config.eval.every_epochs = 10
     config.eval.knn_every_epochs = 50

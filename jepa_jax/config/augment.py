@@ -37,6 +37,12 @@ class BlurConfig(Group):
     sigma: tuple[float, ...] = key(
         (0.1, 2.0), "smallest and largest sigma in pixels", least=1e-6, length=2, increasing=True
     )
+    taps: int = key(
+        0,
+        "pixels of the kernel, one more if even; auto: a tenth of the view",
+        least=0,
+        words={"auto": 0},
+    )
 
 
 @dataclasses.dataclass(frozen=True)

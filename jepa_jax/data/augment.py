@@ -124,7 +124,8 @@ def change_planes(draws: dict[str, Array], rows: Array, config: Operations) -> P
         with jax.named_scope("blur"):
             low, high = config.blur.sigma
             sigma = low + (high - low) * draws["blur"]
-            planes = gaussian_blur(planes, sigma, draws["blur_applied"] < config.blur.probability)
+            applied = draws["blur_applied"] < config.blur.probability
+            planes = gaussian_blur(planes, sigma, applied, taps=config.blur.taps)
     if config.solarize.probability > 0:
         with jax.named_scope("solarize"):
             applied = draws["solarize"] < config.solarize.probability
@@ -386,14 +387,14 @@ def blur_kernel_size(size: int) -> int:
     return max(3, size // 10 | 1)
 
 
-def gaussian_blur(planes: Planes, sigma: Array, apply: Array) -> Planes:
-    """Blurs with a separable Gaussian and reflected borders where `apply`; sigma in pixels."""
-    return tuple(blur_axis(blur_axis(plane, sigma, apply, -2), sigma, apply, -1) for plane in planes)
+def gaussian_blur(planes: Planes, sigma: Array, apply: Array, *, taps: int = 0) -> Planes:
+    """Blurs with a separable Gaussian and reflected borders where `apply`; sigma in pixels, 0 taps: by the size."""
+    return tuple(blur_axis(blur_axis(plane, sigma, apply, taps, -2), sigma, apply, taps, -1) for plane in planes)
 
 
-def blur_axis(plane: Array, sigma: Array, apply: Array, axis: int) -> Array:
+def blur_axis(plane: Array, sigma: Array, apply: Array, taps: int, axis: int) -> Array:
     size = plane.shape[axis]
-    taps = blur_kernel_size(size)
+    taps = taps | 1 if taps else blur_kernel_size(size)
     half = taps // 2
     offsets = jnp.arange(-half, half + 1, dtype=jnp.float32)
     kernel = jax.nn.softmax(-0.5 * jnp.square(offsets / sigma[..., None]), axis=-1)

@@ -50,7 +50,8 @@ def vicreg_loss(
     """Returns the weighted sum of the three terms for V views, and the terms.
 
     Variance and covariance add up over two views; with more they are twice the mean over views, so that a weight means
-    the same for any number of views. The paper's weights 25/25/1 go with "dimensions", EB-JEPA's 1/1/80 with "pairs".
+    the same for any number of views. The paper's weights 25/25/1 go with "dimensions" (25/12.5/1 is its released code,
+    which halves the variance term), EB-JEPA's 1/1/80 with "pairs".
     """
     terms = {
         "invariance": invariance(z, roles),

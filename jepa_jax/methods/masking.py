@@ -42,6 +42,9 @@ class MaskConfig(Group):
         (0.85, 1.0), "area of the context block", least=1e-6, most=1, length=2, increasing=True
     )
     min_context: int = key(10, "patches that the encoder sees at least", least=1)
+    context_tokens: int = key(
+        0, "patches that the encoder sees; auto: as many as the targets leave on average", least=0, words={"auto": 0}
+    )
 
     def problems(self, config: Config) -> Iterator[Problem]:
         view, patch = config.data.view_size, getattr(config.model, "patch_size", 0)
@@ -49,6 +52,11 @@ class MaskConfig(Group):
             return  # the encoder says so
         grid = view // patch
         masks = BlockMasks(self, grid)
+        if masks.context_tokens > masks.most_context:
+            yield Problem(
+                "method.mask.context_tokens",
+                f"these targets leave at most {masks.most_context} of a {grid} x {grid} grid as context",
+            )
         if masks.context_tokens < self.min_context:
             yield Problem(
                 "method.mask.min_context",
@@ -92,8 +100,12 @@ class BlockMasks:
         """Patches of the smallest block."""
         return min(height * width for height, width in self.shapes)
 
-    @functools.cached_property
+    @property
     def context_tokens(self) -> int:
+        return self.config.context_tokens or self.most_context
+
+    @functools.cached_property
+    def most_context(self) -> int:
         """What blocks leave on average, less what the smallest context block would not cover of it."""
         free = np.sum((1 - self._coverage(self.margin)) ** self.config.num_targets)
         largest = max(height * width for height, width in self.shapes)

@@ -12,12 +12,11 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config import default_config, with_choices
 from jepa_jax.config.checks import nearest_key
 from jepa_jax.config.flags import parse_config
-from jepa_jax.config.recipe import assume_gpus, read_recipe, shipped_recipes, summary_of
+from jepa_jax.config.recipe import read_recipe, shipped_recipes, summary_of
 from jepa_jax.config.resolve import resolve
 from jepa_jax.config.schema import config_hash, differing_keys, flatten, nested
 from jepa_jax.methods.contract import Method
 from jepa_jax.program.config import changed_config, load_config
-from jepa_jax.program.optim import make_optimizer
 from tests.tiny import tiny_config
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -192,69 +191,8 @@ def test_an_unknown_key_suggests_the_right_one(wrong, right):
     assert nearest_key(wrong, flatten(tiny_config())) == right
 
 
-def test_recipes_that_stem_from_published_ones_have_their_values():
-    """The values are those of in1k_vith14_ep300.yaml (I-JEPA), default.yaml (EB-JEPA) and rapid's authors."""
-    ijepa = load_config("ijepa_in1k_vitb")
-    augment, optim, mask = ijepa.data.augment, ijepa.optim, ijepa.method.mask
-    random = ("flip", "jitter", "grayscale", "blur", "solarize")
-    assert {name: getattr(augment, name).probability for name in random} == dict.fromkeys(random, 0.0)
-    assert augment.crop.scale == (0.3, 1.0) and ijepa.data.batch_size == 16 * 128
-    assert (optim.lr, optim.warmup_lr, optim.end_lr, optim.warmup_epochs) == (1e-3, 2e-4, 1e-6, 40)
-    assert (optim.weight_decay, optim.weight_decay_end) == (0.04, 0.4)
-    assert (ijepa.method.ema_start, ijepa.method.ema_end, mask.num_targets, mask.min_context) == (0.996, 1.0, 4, 10)
-    assert (mask.target_scale, mask.target_aspect, mask.context_scale) == ((0.15, 0.2), (0.75, 1.5), (0.85, 1.0))
-    eb_jepa, rapid = load_config("image_jepa"), load_config("rapid")
-    assert (eb_jepa.method.std_weight, eb_jepa.method.cov_weight, eb_jepa.method.projector) == (1, 80, (2048,) * 3)
-    assert (eb_jepa.optim.lr, eb_jepa.optim.warmup_lr, eb_jepa.optim.epochs) == (0.3, 3e-5, 300)
-    assert (rapid.method.std_weight, rapid.method.cov_weight, rapid.method.projector) == (25, 1, (4096,) * 3)
-    assert (rapid.data.batch_size, rapid.optim.lr, rapid.optim.warmup_epochs) == (3072, 0.707, 5)
-    assert (rapid.train.seed, rapid.data.num_workers, rapid.train.precision) == (42, 16, "bfloat16")
-    swept = load_config("jepa_pretrain_gpu")
-    assert swept.data.batch_size == swept.train.accum_steps * 1024 == 2048 == swept.optim.reference_batch
-    assert (swept.data.num_workers, swept.data.pipeline, swept.train.precision) == (8, "grain", "bfloat16")
-
-
-def test_hierarchical_recipes_have_the_published_masks_and_warm_up():
-    """The rates are those of the log of the quick run: 50,000 images in batches of 32, one epoch of warm-up."""
-    for name in ("hjepa_quick_val", "hjepa_20epoch", "hjepa_100epoch"):
-        config = load_config(name)
-        assert config.method.mask.target_scale == (0.15, 0.25) and config.optim.warmup_lr == 0
-    config, length = load_config("hjepa_quick_val"), 50_000 // 32
-    rate = make_optimizer(config.optim, batch_size=32, steps_per_epoch=length, total_steps=5 * length)[1]
-    assert [float(rate(step)) for step in (0, 50, 250)] == pytest.approx([0, 3.2e-6, 1.6e-5], rel=1e-3)
-
-
-def test_wildfire_recipes_compute_in_mixed_precision_on_gpus():
-    with assume_gpus():
-        planned = [load_config(name) for name in ("emberformer_small", "emberformer")]
-    assert [config.train.precision for config in planned] == ["bfloat16"] * 2
-    assert [(config.method.lr_temporal, config.method.lr_spatial) for config in planned] == [(1e-3, 1e-4)] * 2
+def test_wildfire_recipes_compute_in_float32_without_a_gpu():
     assert load_config("emberformer").train.precision == "float32"
-
-
-def test_multi_crop_recipes_have_the_published_values():
-    """The values are those of LeJEPA, stable-pretraining, the code of EMP-SSL and solo-learn (vicreg.yaml)."""
-    for name, small, patch, lr in (("lejepa_in1k", 98, 14, 5e-4), ("lejepa_imagenette", 96, 16, 4e-4)):
-        config = load_config(name)
-        group, augment = config.method.small, config.data.augment
-        assert config.view_sizes == (224, small) and (config.method.views, group.count, group.role) == (2, 6, "context")
-        assert (augment.crop.scale, group.crop.scale) == ((0.3, 1.0), (0.05, 0.3))
-        assert (group.blur.probability, group.solarize.probability, group.jitter.probability) == (0.5, 0.2, 0.8)
-        assert (config.model.patch_size, config.optim.lr, config.optim.weight_decay) == (patch, lr, 0.05)
-        assert config.method.sigreg_weight == 0.05
-    emp = load_config("emp_ssl_cifar10")
-    assert (emp.method.views, emp.method.similarity_weight, emp.method.distortion) == (20, 200.0, 0.2)
-    assert (emp.optim.name, emp.optim.lr, emp.optim.weight_decay, emp.data.batch_size) == ("larc", 0.3, 1e-4, 100)
-    assert emp.data.augment.crop.scale == (0.25, 0.25)
-    vicreg = load_config("vicreg_cifar10")
-    weights = vicreg.method.invariance_weight, vicreg.method.std_weight, vicreg.method.cov_weight
-    assert weights == (25, 25, 1) and vicreg.method.covariance_normalisation == "dimensions"
-    assert (vicreg.optim.epochs, vicreg.optim.lr, vicreg.optim.larc_trust, vicreg.data.batch_size) == (
-        1000,
-        0.3,
-        0.02,
-        256,
-    )
 
 
 def test_colour_needs_three_channels():

@@ -1,6 +1,7 @@
 """Each operation against a slow numpy version written from torchvision's definition, and the draws against its laws."""
 
 import colorsys
+import functools
 import math
 from dataclasses import replace
 
@@ -264,10 +265,14 @@ def test_blur_equals_the_slow_reference():
     images = random_images(3, 32, 54, 3) / 255.0
     sigma = np.array([0.1, 0.8, 2.0])
     applied = np.array([True, True, False])
-    out = images_of(jax.jit(augment.gaussian_blur)(planes_of(images), sigma.astype(np.float32), applied))
-    for index in range(2):
-        np.testing.assert_allclose(out[index], slow_blur(images[index], sigma[index], 3, 5), atol=TOLERANCE)
-    np.testing.assert_allclose(out[2], images[2], atol=1e-7)
+    for taps, (rows, columns) in ((0, (3, 5)), (9, (9, 9))):
+        blur = jax.jit(functools.partial(augment.gaussian_blur, taps=taps))
+        out = images_of(blur(planes_of(images), sigma.astype(np.float32), applied))
+        for index in range(2):
+            np.testing.assert_allclose(
+                out[index], slow_blur(images[index], sigma[index], rows, columns), atol=TOLERANCE
+            )
+        np.testing.assert_allclose(out[2], images[2], atol=1e-7)
     assert [augment.blur_kernel_size(size) for size in (8, 32, 54, 96, 224)] == [3, 3, 5, 9, 23]
 
 
