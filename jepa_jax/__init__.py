@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from jepa_jax.base.classes import trust_files
 from jepa_jax.base.console import Console
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import signals_exit
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from jepa_jax.evals.inference import FrozenEncoder
     from jepa_jax.profiling.own_loop import LoopProfiler
 
-__all__ = ["SELECTION_KEY", "dataset", "get_config", "load_encoder", "profile_loop", "train", "tune_step"]
+__all__ = [
+    "SELECTION_KEY", "dataset", "get_config", "load_encoder", "profile_loop", "train", "trust_files", "tune_step",
+]  # fmt: skip
 
 
 def get_config(
@@ -60,6 +63,7 @@ def train(
     *,
     data: Mapping[str, Any] | None = None,
     resume: str = "auto",
+    allow_changed: Sequence[str] = (),
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Trains as `config` says in the folder `workdir`; returns the content of its summary.json.
@@ -72,6 +76,8 @@ def train(
             (image, label). A run that is continued needs it again.
         resume: "auto" continues from the newest checkpoint if there is one, "never" refuses a folder that holds a run,
             "must" refuses one without.
+        allow_changed: parts in which a continued run may differ from the one that made its checkpoints: "config",
+            "data" or "code" (this package, your own classes, versions of others). By default it is refused.
         console: where progress is shown; standard error by default.
 
     Raises:
@@ -90,7 +96,10 @@ def train(
     if data is not None:
         checked = changed_config(checked, {"data.source": "python"})
     hooks = Hooks(check_memory, explain_out_of_memory, write_report)
-    return train(checked, workdir, resume=resume, console=console or Console(), hooks=hooks, data=data)
+    return train(
+        checked, workdir, resume=resume, allow_changed=allow_changed, console=console or Console(), hooks=hooks,
+        data=data,
+    )  # fmt: skip
 
 
 def dataset(config: "ConfigDict | Mapping[str, Any] | Config", split: str = "train") -> "grain.MapDataset":

@@ -5,12 +5,16 @@ import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.scope import Scope
 
 PROJECTS = "jepa_jax.projects"
+REFERENCE = re.compile(r"(?!tfds:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # to a class or function
+trust_files = Scope("trust_files")  # in which files that were read may name classes of anybody's
 
 
 class ClassTable(collections.UserDict[str, str]):
@@ -67,3 +71,28 @@ def find_class(key: str, name: str, known: Mapping[str, str], *, needs: str = ""
             f"config.{key} = {name!r}: this class has no attribute {needs}; see docs/guides/write_a_method.md"
         )
     return found
+
+
+def references(values: Iterable[Any]) -> Iterator[str]:
+    """Yields the values, and entries of tuples and lists, that name a class or function as "package.module:Class"."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from references(value)
+        elif isinstance(value, str) and REFERENCE.fullmatch(value):
+            yield value
+
+
+def refuse_untrusted(values: Mapping[str, Any], trusted: Collection[str] = ()) -> None:
+    """Raises UserError if the values of a config that was read from a file name a class: importing it runs its code.
+
+    Args:
+      values: by dotted key.
+      trusted: classes that the user has named in this command.
+    """
+    for key, value in values.items():
+        for name in references([value]):
+            if not trust_files and name not in trusted:
+                raise UserError(
+                    f"config.{key} = {name!r}: is named by a file, and importing it runs its code; add --trust if you "
+                    "know where the file comes from (in Python: with jepa_jax.trust_files())"
+                )

@@ -1,6 +1,7 @@
 """The frame of every sub-command: flags in, a result out, errors as one message and an exit code."""
 
 import ast
+import contextlib
 import dataclasses
 import json
 import logging
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jepa_jax.base.classes import trust_files
 from jepa_jax.base.console import Console, print_result
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from jepa_jax.base.signals import Interrupted, signals_exit
@@ -74,7 +76,8 @@ class Command:
                 if self.uses_jax:
                     import_jax()
                     set_jax_flags(arguments.jax_flags)
-            result = self.run(arguments, console)
+            with trust_files() if getattr(arguments, "trust", False) else contextlib.nullcontext():
+                result = self.run(arguments, console)
             show(result, console, as_json=arguments.json is True)
             return result.exit_code
         except Interrupted as stop:

@@ -23,6 +23,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
     parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8, least=1)
     parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000, least=0)
+    parser.add_trust()
     parser.add_switch("attention", "also show what the last block of a ViT attends to, beside PCA of its patches")
     parser.add_switch("untrained", "also measure the encoder as it was before its first step", default=True)
 

@@ -69,6 +69,11 @@ class Parser:
     def add_config(self, default: str | None = None) -> None:
         """Adds --config, which must be given if it has no default, and --config.group.key=VALUE."""
         self.add_flag("config", "NAME", CONFIG_HELP, default, required=default is None)
+        self.add_trust()
+
+    def add_trust(self) -> None:
+        """Adds --trust, for commands that read the config of a run or of weights."""
+        self.add_switch("trust", "import classes that the config.json of a run, or of weights, names: runs their code")
 
     def add_flag(
         self,

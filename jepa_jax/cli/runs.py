@@ -104,18 +104,18 @@ def add_checkpoint_flags(parser: Parser) -> None:
 
 
 def verify_checkpoints(arguments: Arguments, console: Console) -> Result:
-    from jepa_jax.program.checksums import step_folders, verify
+    from jepa_jax.program.checksums import verify
     from jepa_jax.program.workdir import Workdir
 
     folder = Workdir(arguments.workdir)
-    found = [item for part in (folder.checkpoints, folder.best) for item in step_folders(part)]
+    found = folder.every_checkpoint()
     if not found:
         raise UserError(f"{folder.path}: holds no checkpoint; train first, or check the path")
     rows, lines = [], []
-    for step, path in found:
-        verdict, name = verify(path, step), path.relative_to(folder.path).as_posix()
+    for path in found:
+        verdict, name = verify(path), path.relative_to(folder.path).as_posix()
         state = ("whole" if verdict.verified else "no checksums") if verdict.whole else "damaged"
-        rows.append({"checkpoint": name, "step": step, "state": state, "damage": list(verdict.damage)})
+        rows.append({"checkpoint": name, "step": verdict.step, "state": state, "damage": list(verdict.damage)})
         lines += [f"{name:<28} {state:<14} {damage}" for damage in verdict.damage or ("",)]
     whole = all(row["state"] != "damaged" for row in rows)
     total = {"checkpoints": len(rows), "damaged": sum(row["state"] == "damaged" for row in rows), "whole": whole}

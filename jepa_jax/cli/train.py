@@ -34,6 +34,12 @@ def add_flags(parser: Parser) -> None:
         default="auto",
     )
     parser.add_flag(
+        "allow_changed",
+        "LIST",
+        "parts in which a continued run may differ from the one that made its checkpoints: config,data,code",
+        "",
+    )
+    parser.add_flag(
         "tuned", "FILE", "tuned.json of jepa-jax tune: settings for this machine; --config.key=VALUE beside it wins"
     )
     add_gpu_flag(parser)
@@ -79,7 +85,8 @@ def run_train(arguments: Arguments, console: Console) -> Result:
         from jepa_jax.experiments.tuned_file import use_tuned
 
         config = use_tuned(config, arguments.tuned, given_keys(arguments), console)
-    summary = jepa_jax.train(config, arguments.workdir, resume=arguments.resume, console=console)
+    allowed = tuple(filter(None, arguments.allow_changed.split(",")))
+    summary = jepa_jax.train(config, arguments.workdir, resume=arguments.resume, allow_changed=allowed, console=console)
     from jepa_jax.runtime.peers import is_first
 
     return Result([summary], summary_text(summary, arguments.workdir)) if is_first() else Result([], "")

@@ -35,6 +35,7 @@ that are nearest to one or several of them, by the cosine of their features.
 
 def add_export_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
+    parser.add_trust()
     parser.add_flag("format", "FORMAT", "safetensors, hf or stablehlo", required=True)
     parser.add_flag("output", "DIR", "folder to write", required=True)
 
@@ -51,6 +52,7 @@ def run_export(arguments: Arguments, console: Console) -> Result:
 def add_embed_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run whose encoder is used; or give --weights")
     parser.add_flag("weights", "SOURCE", "folder or .safetensors file of public or exported weights, or hub:OWNER/NAME")
+    parser.add_trust()
     parser.add_flag("input", "DIR", "folder of images, or FILE.npz of arrays", required=True)
     parser.add_flag("output", "FILE", "file to write: F.npz or F.parquet", required=True)
     parser.add_flag("batch_size", "N", "images per call of the encoder", 64, least=1)

@@ -23,7 +23,7 @@ from jepa_jax.base.files import read_json
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.scope import Scope
 from jepa_jax.config.config_dicts import chosen
-from jepa_jax.config.resolve import resolve
+from jepa_jax.config.resolve import resolve_stored
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # In a clone the recipes lie beside the package, in an installed wheel inside it.
@@ -95,7 +95,7 @@ def read_recipe(reference: str) -> ConfigDict:
     path = pathlib.Path(reference).expanduser()
     path = path / "config.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():
-        return chosen(resolve(read_json(path, "name that of a run"), lenient=True).to_dict(), {})
+        return chosen(resolve_stored(read_json(path, "name that of a run")).to_dict(), {})
     arguments = filter(None, [split_argument(reference)[1]])
     config = _from_file(reference, lambda module: module.get_config(*arguments))
     if not isinstance(config, Mapping | ConfigDict):

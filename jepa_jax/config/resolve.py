@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jepa_jax.base.classes import find_class
+from jepa_jax.base.classes import find_class, references, refuse_untrusted
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.checks import checked_value
 from jepa_jax.config.config_dicts import filled
@@ -15,12 +15,25 @@ from jepa_jax.config.owners import GROUPS, METHODS, structure
 from jepa_jax.config.schema import Entry, Group, Problem, all_problems, entries, flatten, inside, nested
 
 
+def resolve_stored(values: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Config:
+    """Returns the config that a file holds, perhaps of an earlier version: keys that are no longer read are dropped.
+
+    Args:
+      beside: the config of the command; a class that is named there may be named in the file.
+
+    Raises:
+      UserError: the file names another class, and the user does not trust files.
+    """
+    refuse_untrusted(filled(values)[0], set(references(flatten(beside or {}).values())))
+    return resolve(values, lenient=True)
+
+
 def resolve(values: Mapping[str, Any] | ConfigDict, *, lenient: bool = False, refused: Sequence[str] = ()) -> Config:
     """Returns the complete, checked config of `values` (nested or dotted) and the defaults.
 
     Args:
       values: what is given; keys that are missing get their defaults, texts are read as the type of their key.
-      lenient: drops keys that are not read instead of refusing them, for configs written by earlier versions.
+      lenient: drops keys that are not read instead of refusing them.
       refused: complaints about values that could not be set; they are listed with the others.
 
     Raises:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -19,7 +19,7 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error, disk_reason
 from jepa_jax.program.checkpoint_writer import UNFINISHED, CheckpointWriter, quiet_about_failed_saves
-from jepa_jax.program.checksums import Verdict, newest_whole
+from jepa_jax.program.checksums import Verdict, newest_whole, read_manifest
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import whole_array
 from jepa_jax.runtime.peers import is_first
@@ -43,9 +43,11 @@ class Checkpoints:
         keep: int = 1,
         *,
         read_only: bool = False,
+        identity: Mapping[str, Any] | None = None,
         warn: Callable[[str], None] | None = None,
     ):
-        self.directory, self._keep = directory, keep
+        """Opens a folder; `identity` is what the manifests of its checkpoints say besides their step."""
+        self.directory, self._keep, self._identity = directory, keep, dict(identity or {})
         self._warn = warn or QuietConsole().warn
         self.damaged: list[Verdict] = []  # newer than the newest whole one
         self._newest: int | None = None  # step of the newest whole one on disk
@@ -74,6 +76,10 @@ class Checkpoints:
         self.all_damaged = step == ALL_DAMAGED
         if not self._verified:
             self._warn(f"{self._folder()}: has no checksums (of an earlier version), so damage would go unnoticed")
+
+    def manifest(self) -> dict[str, Any]:
+        """Returns what the newest whole checkpoint says of itself; see `program.identity`."""
+        return read_manifest(self._folder())
 
     def _folder(self) -> pathlib.Path:
         return self.directory / f"step_{self.latest_step()}"
@@ -155,7 +161,7 @@ class Checkpoints:
             items["evaluated_stats"] = ocp.args.PyTreeSave(_by_path(evaluated_stats))
         self._writer = self._writer or CheckpointWriter(self._keep)
         try:
-            self._writer.start(self._folder(), items)
+            self._writer.start(self._folder(), items, self._identity | {"step": self._saving})
         except SAVE_ERRORS as error:
             if jax.process_count() == 1:
                 return error

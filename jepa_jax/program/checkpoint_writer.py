@@ -44,11 +44,11 @@ class CheckpointWriter:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._written: concurrent.futures.Future[None] | None = None
 
-    def start(self, folder: pathlib.Path, items: dict[str, Any]) -> None:
+    def start(self, folder: pathlib.Path, items: dict[str, Any], manifest: dict[str, Any]) -> None:
         """Copies the items of a checkpoint (arguments of Orbax by name) and returns; call `wait` before the next."""
         self._meetings.begin()
         unfinished = folder.with_name(f"{folder.name}{UNFINISHED}-unchecked").resolve()
-        self._orbax.save(unfinished, args=ocp.args.Composite(**items), custom_metadata=MARK)
+        self._orbax.save(unfinished, args=ocp.args.Composite(**items), custom_metadata=MARK | manifest)
         self._written = self._thread.submit(self._finish, unfinished, folder)
 
     def _finish(self, unfinished: pathlib.Path, folder: pathlib.Path) -> None:

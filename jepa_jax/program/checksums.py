@@ -5,13 +5,14 @@ import hashlib
 import json
 import os
 import pathlib
+from typing import Any
 
 from jepa_jax.base.files import sync_folder, write_atomically
 
 CHECKSUMS = "checksums.json"
-METADATA = "_CHECKPOINT_METADATA"  # of Orbax; holds MARK in every checkpoint that is written with checksums
+METADATA = "_CHECKPOINT_METADATA"  # of Orbax; holds the manifest
 LOOKS = 3  # at most, at a folder that a training writes to
-MARK = {"checksums": CHECKSUMS}
+MARK = {"checksums": CHECKSUMS}  # in the manifest of every checkpoint that is written with checksums
 PARTS = (METADATA, "state/_METADATA", "state/manifest.ocdbt", "progress/metadata")  # of every checkpoint
 
 
@@ -47,14 +48,27 @@ def write_checksums(folder: pathlib.Path) -> None:
     write_atomically(folder / CHECKSUMS, _as_text(table))
 
 
-def verify(folder: pathlib.Path, step: int = 0) -> Verdict:
-    """Reads every file of a checkpoint and compares it with its checksum."""
+def verify(folder: pathlib.Path) -> Verdict:
+    """Reads every file of a checkpoint, compares it with its checksum, and its step with the name of the folder."""
+    step = int(folder.name.removeprefix("step_"))
     try:
         has_checksums = (folder / CHECKSUMS).is_file()
         damage = _differences(folder) if has_checksums else _missing_parts(folder)
+        saved = read_manifest(folder).get("step", step)
+        if not damage and saved != step:
+            damage = [f"renamed: it is the checkpoint of step {saved}, so call it step_{saved} again"]
         return Verdict(step, folder, tuple(damage), has_checksums)
     except OSError as error:
         return Verdict(step, folder, (f"{error.filename or folder}: cannot be read ({error.strerror})",), False)
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns what a checkpoint says of itself: its step, and what it was made with; {} if it says nothing."""
+    try:
+        manifest = json.loads((folder / METADATA).read_bytes())["custom_metadata"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def step_folders(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
@@ -68,8 +82,8 @@ def newest_whole(directory: pathlib.Path) -> tuple[Verdict | None, list[Verdict]
     for _ in range(LOOKS):
         listed = step_folders(directory)
         verdicts = []
-        for step, folder in listed:
-            verdicts.append(verify(folder, step))
+        for _, folder in listed:
+            verdicts.append(verify(folder))
             if verdicts[-1].whole:
                 break
         damaged = [verdict for verdict in verdicts if not verdict.whole]

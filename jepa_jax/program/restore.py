@@ -7,10 +7,11 @@ from jax.sharding import Mesh
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.config.groups import Config
-from jepa_jax.config.resolve import resolve
+from jepa_jax.config.resolve import resolve_stored
 from jepa_jax.data.contract import Spec, abstract_batch, image_spec, spec_from_json
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import open_whole
+from jepa_jax.program.identity import config_differences
 from jepa_jax.program.step import TrainState, with_evaluated_statistics
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.start import start_compile_cache
@@ -26,7 +27,7 @@ def run_config(workdir: str | pathlib.Path) -> Config:
         # Of `jepa-jax export`, transformers or timm.
         fix = "give the folder of the run; weights are read with --weights or jepa_jax.weights.load_model"
         raise UserError(f"{folder.path}: holds exported or public weights, not a run; {fix}")
-    config = resolve(values, lenient=True)
+    config = resolve_stored(values)
     if not folder.has_checkpoint():
         raise UserError(f"{folder.path}: holds no checkpoint yet; train first, or check the path")
     return config
@@ -42,7 +43,12 @@ def restore_state(
         versions are of images.
     """
     start_compile_cache()
-    with open_whole(Workdir(workdir).checkpoint_folders()) as checkpoints:
+    folder = Workdir(workdir)
+    with open_whole(folder.checkpoint_folders()) as checkpoints:
+        stored = checkpoints.manifest().get("config", {})
+        if stored and (differing := config_differences(stored, run_config(workdir).to_dict())):
+            lines = "\n  ".join(differing)
+            raise UserError(f"{folder.config}: is not of these checkpoints; put back the one that is:\n  {lines}")
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
         known = spec_from_json(read_json_or_empty(Workdir(workdir).elements))
         images = image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)

@@ -3,32 +3,17 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import make_folder, read_json, remove_leftovers
 from jepa_jax.base.processes import only_one, same_file
-from jepa_jax.config.resolve import resolve
-from jepa_jax.config.schema import differing_keys, flatten
+from jepa_jax.config.resolve import resolve_stored
 from jepa_jax.program.checksums import step_folders
+from jepa_jax.program.identity import EXTENSIBLE, LENGTH, config_differences, is_longer
 
 RESUME = ("auto", "never", "must")
-# Keys, or beginnings of keys, that change how a run is executed but not its result: a resumed run may change them.
-FREE_ON_RESUME = (
-    "data.dir",
-    "data.num_workers",
-    "data.worker_timeout",
-    "data.prefetch",
-    "data.pipeline",
-    "train.checkpoint_",
-    "train.deterministic",
-    "mesh.",
-    "log.",
-    "profile.",
-)
-LENGTH = ("optim.epochs", "train.max_steps")
-EXTENSIBLE = ("constant", "wsd")  # schedules whose rates before the end do not depend on where the end is
 
 
 class Workdir:
@@ -50,8 +35,11 @@ class Workdir:
         self.best = self.path / "best"
         self._descriptor: int | None = None  # of the folder while it is held
 
-    def check(self, config: dict[str, Any], resume: str) -> None:
-        """Raises UserError if the folder cannot be written, holds another run, or does not fit `resume`."""
+    def check(self, config: dict[str, Any], resume: str, allowed: Sequence[str] = ()) -> None:
+        """Raises UserError if the folder cannot be written, holds another run, or does not fit `resume`.
+
+        `allowed` may name "config", which then may be another one.
+        """
         if resume not in RESUME:
             raise UserError(f"--resume={resume}: not one of {', '.join(RESUME)}")
         nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
@@ -63,27 +51,25 @@ class Workdir:
             raise UserError(f"{self.path}: no checkpoint to resume from; check --workdir, or use --resume=auto")
         if exists and resume == "never":
             raise UserError(f"{self.path}: holds a run already; use --resume=auto to continue, or another --workdir")
-        if exists:
+        if exists and "config" not in allowed:
             self._refuse_another(config)
 
     def _refuse_another(self, config: dict[str, Any]) -> None:
-        free = tuple(f"config.{key}" for key in FREE_ON_RESUME)
-        longer = tuple(f"config.{key}:" for key in LENGTH) if self.is_longer(config) else ()
-        stored = resolve(self.read_config(), lenient=True)  # perhaps of an earlier version
-        differing = [line for line in differing_keys(stored, config) if not line.startswith((*free, *longer))]
-        if differing:
+        if differing := config_differences(self.read_config(), config):
             listing = "\n  ".join(differing)
             hint = f"; a run becomes longer only if optim.schedule is {' or '.join(EXTENSIBLE)}"
             raise UserError(
-                f"{self.path}: was made by another config; use another --workdir, or the same values"
-                f"{hint if any(key in listing for key in LENGTH) else ''}:\n  {listing}"
+                f"{self.path}: was made by another config; use another --workdir, the same values, or "
+                f"--allow_changed=config{hint if any(key in listing for key in LENGTH) else ''}:\n  {listing}"
             )
 
     def is_longer(self, config: dict[str, Any]) -> bool:
         """Returns whether a config continues the run of this folder to more epochs or steps."""
-        before, after = flatten(resolve(self.read_config(), lenient=True)), flatten(config)
-        grows = [(before[key], after[key]) for key in LENGTH if before[key] != after[key]]
-        return after["optim.schedule"] in EXTENSIBLE and len(grows) == 1 and 0 < grows[0][0] < grows[0][1]
+        return is_longer(resolve_stored(self.read_config(), config).to_dict(), config)
+
+    def every_checkpoint(self) -> list[pathlib.Path]:
+        """Returns the folders of all checkpoints, damaged ones included."""
+        return [folder for parent in (self.best, self.checkpoints) for _, folder in step_folders(parent)]
 
     def create(self) -> None:
         """Creates the folder; call it when everything that may refuse a run has been checked."""

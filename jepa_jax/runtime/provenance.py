@@ -1,16 +1,19 @@
 """Provenance of results: the command, the machine, the versions of packages, and the config."""
 
 import datetime
+import functools
+import hashlib
 import json
 import os
 import pathlib
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
+from jepa_jax.base.classes import references
 from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash, differing_keys, flatten
@@ -19,6 +22,8 @@ from jepa_jax.runtime.gpus import first_gpu
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 SCHEMA_VERSION = 1
 SAME_TO_RESUME = ("settings", "hardware", "versions")
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+NO_EFFECT = ("cli", "exports", "experiments", "planning", "reports")  # folders that do not decide what a run computes
 
 
 def command() -> str:
@@ -29,6 +34,30 @@ def command() -> str:
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that decide about results."""
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def code_version(config: Config) -> dict[str, str]:
+    """Returns what the bits of a run depend on besides config and data: versions of packages, and digests of sources.
+
+    Sources are those of this package that take part in training, and the modules of the classes and functions of the
+    user's own that the config names; those must have been imported.
+    """
+    modules = {name.partition(":")[0] for name in references(flatten(config).values())}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    own = {name: _digest([pathlib.Path(file)]) for name, file in files.items() if file}
+    return {**_package_versions(), **own}
+
+
+@functools.cache
+def _package_versions() -> dict[str, str]:
+    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name not in NO_EFFECT]
+    sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return {"jepa_jax": _digest(sources)} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def _digest(files: Iterable[pathlib.Path]) -> str:
+    """Returns twelve digits of a digest of the content of files."""
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:12]
 
 
 def processor() -> str:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jepa_jax.config.groups import Config
 from jepa_jax.runtime.allocator import keep_freed_memory
+from jepa_jax.runtime.compile_cache import verify_compile_cache
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.runtime.peers import check_same, connect
 from jepa_jax.runtime.platforms import import_jax
@@ -37,6 +38,7 @@ def make_deterministic() -> None:
 
 def start_compile_cache() -> None:
     """Keeps compiled programs between runs, small ones too; JAX_COMPILATION_CACHE_DIR names another place."""
+    verify_compile_cache()
     if jax.config.values[CACHED_FROM] == 1.0:  # JAX's default; nobody has chosen another
         jax.config.update(CACHED_FROM, 0.0)  # evaluations have a dozen small programs
     if jax.config.values["jax_compilation_cache_dir"]:

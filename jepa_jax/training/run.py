@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import spec_to_json
 from jepa_jax.data.pictures import save_views
 from jepa_jax.program.checksums import newest_whole
+from jepa_jax.program.identity import check_identities, check_parts
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.gpus import list_gpus
 from jepa_jax.runtime.memory import is_out_of_memory
@@ -31,6 +32,7 @@ def train(
     workdir: str | pathlib.Path,
     *,
     resume: str = "auto",
+    allow_changed: Sequence[str] = (),
     console: Console | None = None,
     hooks: Hooks = NO_HOOKS,
     data: Mapping[str, Any] | None = None,
@@ -39,6 +41,7 @@ def train(
 
     Args:
       resume: "auto"; "never" refuses a folder that holds a run; "must" refuses one without a checkpoint.
+      allow_changed: parts (config, data, code) in which the run may differ from the one that made its checkpoints.
       console: where progress goes; by default only warnings are shown.
       hooks: what to do besides training.
       data: data sets by split, for `data.source = python`.
@@ -49,7 +52,8 @@ def train(
       Interrupted: SIGINT or SIGTERM; the last step is in a checkpoint.
     """
     folder, console = Workdir(workdir), console or QuietConsole()
-    folder.check(config.to_dict(), resume)
+    check_parts(allow_changed)
+    folder.check(config.to_dict(), resume, allow_changed)
     summary = folder.read_summary()
     if summary and summary["status"] == "finished" and not folder.is_longer(config.to_dict()):
         console.line(f"{folder.path}: finished already; nothing to do")
@@ -61,7 +65,7 @@ def train(
         with signals_raise(), fail_all():
             run = prepare(config, folder, console, hooks, data)
             hooks.check_memory(config, run.program, run.facts, console)
-            stack.enter_context(hold(run, resume))
+            stack.enter_context(hold(run, resume, allow_changed))
             start_folder(run)
         with fail_all(Interrupted, Diverged), explaining_out_of_memory(run):
             return train_loop(run)
@@ -88,14 +92,16 @@ def explaining_out_of_memory(run: Run) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hold(run: Run, resume: str) -> Iterator[None]:
+def hold(run: Run, resume: str, allowed: Sequence[str]) -> Iterator[None]:
     """Creates the folder of a run and keeps other runs out of it; the first process does so for all."""
     if not is_first():
         yield
         return
     run.folder.create()
     with run.folder.held():
-        run.folder.check(run.config.to_dict(), resume)  # again: another run may have ended here meanwhile
+        run.folder.check(run.config.to_dict(), resume, allowed)  # again: another run may have ended here meanwhile
+        for note in check_identities(run.folder.every_checkpoint(), run.identity, allowed):
+            run.console.warn(note)
         yield
 
 

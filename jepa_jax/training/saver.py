@@ -27,9 +27,9 @@ class Saver(contextlib.ExitStack):
     def __init__(self, run: Run, recorder: Recorder):
         super().__init__()
         self._run, self._recorder = run, recorder
-        warn = run.console.warn
-        self.newest = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, warn=warn)
-        self._best = Checkpoints(run.folder.best, warn=warn) if run.config.train.keep_best else None
+        options: dict[str, Any] = {"warn": run.console.warn, "identity": run.identity}
+        self.newest = Checkpoints(run.folder.checkpoints, run.config.train.checkpoint_keep, **options)
+        self._best = Checkpoints(run.folder.best, **options) if run.config.train.keep_best else None
         self._opened = [checkpoints for checkpoints in (self.newest, self._best) if checkpoints]
 
     def __enter__(self) -> Self:

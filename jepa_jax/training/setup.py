@@ -25,7 +25,8 @@ from jepa_jax.program.describe import count, fixed_parameters
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
-from jepa_jax.runtime.peers import is_first
+from jepa_jax.runtime.peers import check_same, is_first
+from jepa_jax.runtime.provenance import code_version
 from jepa_jax.runtime.start import setup
 from jepa_jax.training.best import Choice, find_choice
 from jepa_jax.training.sinks import check_sinks
@@ -68,6 +69,11 @@ class Run:
     warnings: Sequence[str]  # what tracing the step has shown
     console: Console
     hooks: Hooks
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """What checkpoints say that the run was made with, by part; see `program.identity`."""
+        return {"config": self.config.to_dict(), "data": self.data_identity, "code": code_version(self.config)}
 
     @property
     def facts(self) -> DataFacts:
@@ -154,7 +160,10 @@ def prepare(
     console = console if is_first() else QuietConsole()  # one of several processes speaks for all
     check_batch(config, mesh)
     train, test, validation = open_data(config.data, data)
-    sample = initial_sample(train)
+    sources, sample = (train, test), initial_sample(train)
+    data_identity = {name: fingerprint(source) for name, source in zip(("train", "test"), sources, strict=True)}
+    check_same("code", code_version(config))
+    check_same("data", data_identity)
     size: dict[str, Any] = {"num_train": len(train), "num_classes": len(train.classes)}
     program = build_program(config, **size, sample=sample, mesh=mesh)
     check_pipeline(config.data, train, batch_sharding(mesh), config.loader_crops)
@@ -162,10 +171,8 @@ def prepare(
     evaluation = EvaluationContext(config, program, (train, test), validation=validation)
     evaluators = build_evaluators(evaluation)
     choice = find_choice(config, evaluators, program.length)
-    sources = train, test
-    identity = {name: fingerprint(source) for name, source in zip(("train", "test"), sources, strict=True)}
     return Run(
-        config, folder, program, sources, validation, identity, sample, evaluation, evaluators, choice,
+        config, folder, program, sources, validation, data_identity, sample, evaluation, evaluators, choice,
         step_warnings(config, program, train), console, hooks,
     )  # fmt: skip
 

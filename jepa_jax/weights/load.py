@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jepa_jax.base.classes import ClassTable, find_class, load_object
+from jepa_jax.base.classes import ClassTable, find_class, load_object, refuse_untrusted
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.owners import MODELS, named_group
 from jepa_jax.config.schema import flatten, nested, with_variants
@@ -219,6 +219,7 @@ def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     if config.get("version") != VERSION:
         raise UserError(f"{origin}: format version {config.get('version')}; this version of jepa_jax reads {VERSION}")
     values = flatten(needed(config, "model", origin))
+    refuse_untrusted({f"model.{name}": value for name, value in values.items()})
     if "drop_path" in values:
         values["drop_path"] = 0.0
     group: Any = with_variants(named_group("model", {"model.name": values["name"]}), values)(**nested(values))

@@ -206,9 +206,30 @@ def test_a_checkpoint_that_a_training_replaces_meanwhile_is_not_damaged(folder, 
             shutil.rmtree(folder / "step_1")
             (folder / "step_2").rename(folder / "step_3")
         verified.append(step)
-        return verify(path, step)
+        return verify(path)
 
     monkeypatch.setattr(checksums, "verify", replace_first)
     found, damaged = newest_whole(folder)
     assert found is not None and found.step == 3 and not damaged
     assert verified == [2, 1, 3]
+
+
+def test_swapped_and_renamed_checkpoints_are_named_with_their_own_step(folder):
+    (folder / "step_2").rename(folder / "aside")
+    (folder / "step_1").rename(folder / "step_2")
+    (folder / "aside").rename(folder / "step_1")
+    found, damaged = newest_whole(folder)
+    assert found is None
+    assert [verdict.damage for verdict in damaged] == [
+        ("renamed: it is the checkpoint of step 1, so call it step_1 again",),
+        ("renamed: it is the checkpoint of step 2, so call it step_2 again",),
+    ]
+
+
+def test_a_checkpoint_renamed_to_a_later_step_is_not_in_the_way_of_saves(folder):
+    (folder / "step_2").rename(folder / "step_48")
+    with Checkpoints(folder, keep=2) as checkpoints:
+        checkpoints.restore(abstract(make_state()))
+        checkpoints.set_aside_damaged()
+        checkpoints.save(3, make_state(step=3), {"step": 3})
+    assert [step for step, _ in step_folders(folder)] == [3, 1] and (folder / "damaged_step_48").is_dir()

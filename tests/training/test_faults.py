@@ -1,5 +1,6 @@
 """Faults of the disk and of other programs: a run goes on, or ends with one clear message."""
 
+import json
 import pathlib
 import re
 import shutil
@@ -10,9 +11,11 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.evals.inference import load_encoder
-from jepa_jax.program.checksums import step_folders, verify
+from jepa_jax.program.checksums import CHECKSUMS, MARK, METADATA, step_folders, verify, write_checksums
 from jepa_jax.program.workdir import Workdir
+from jepa_jax.training.run import train
 from tests.runs import Silent, rows, run
+from tests.tiny import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -143,3 +146,39 @@ def test_a_finished_run_with_a_damaged_checkpoint_says_so(tiny_run, tmp_path):
     console = Silent()
     assert run(tmp_path / "run", console)["status"] == "finished"
     assert any("is damaged" in line and "summary.json and start again" in line for line in console.lines)
+
+
+def test_a_run_does_not_continue_the_checkpoint_of_another_config_unless_allowed(tiny_run, tmp_path):
+    shutil.copytree(tiny_run[0], tmp_path, dirs_exist_ok=True)
+    folder = Workdir(tmp_path)
+    folder.config.unlink()
+    folder.summary.unlink()
+    for _ in range(2):  # the first refusal leaves nothing that the second one would take for the run's own
+        with pytest.raises(UserError, match=r"was made with other config; .*\n  config.optim.lr: .* -> 0.7"):
+            run(tmp_path, optim__lr=0.7)
+    console = Silent()
+    summary = train(tiny_config(mesh__data=1, optim__lr=0.7), tmp_path, allow_changed=["config"], console=console)
+    assert summary["steps"] == 12 and "as allowed" in "\n".join(console.lines)
+
+
+def test_figures_of_a_checkpoint_are_not_read_with_the_config_of_another_run(tiny_run, tmp_path):
+    shutil.copytree(tiny_run[0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["train"]["seed"] = 5
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"is not of these checkpoints; .*\n  config.train.seed: 0 -> 5"):
+        load_encoder(tmp_path)
+
+
+def test_a_checkpoint_of_a_version_without_manifests_continues_with_one_line(tiny_run, tmp_path):
+    shutil.copytree(tiny_run[0], tmp_path, dirs_exist_ok=True)
+    [(_, newest)] = step_folders(tmp_path / "checkpoints")
+    metadata = json.loads((newest / METADATA).read_text())
+    (newest / METADATA).write_text(json.dumps(metadata | {"custom_metadata": MARK}))
+    (newest / CHECKSUMS).unlink()
+    write_checksums(newest)
+    (tmp_path / "summary.json").unlink()
+    console = Silent()
+    summary = run(tmp_path, console)
+    assert summary["params_sha256"] == tiny_run[1]["params_sha256"]
+    assert sum("does not say what it was made with" in line for line in console.lines) == 1
