@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -14,13 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_error, write_json
+from jepa_jax.base.files import disk_error
 
 if TYPE_CHECKING:
     import psutil
 
 PACKAGE_PARENT = pathlib.Path(__file__).resolve().parents[2]
-LOG, PROCESS_FILE = "log.txt", "process.json"
+LOG = "log.txt"
+LOG_BYTES, KEPT_BYTES = 16 * 2**20, 2**20  # of a log: its limit, and how much of its end is kept beyond
+# Folders of the runs that a process belongs to; in the environment of all that `run` starts, and of their children.
+RUN_VARIABLE = "JEPA_JAX_RUN"
 POLL_SECONDS = 0.05
 TICK_SECONDS = 0.5
 
@@ -55,6 +57,8 @@ def run(
 ) -> Ended:
     """Runs a command in its own process group, with its output in the log of `folder`, and waits for its end.
 
+    Nothing that it has started is left then. Of a log that grows beyond LOG_BYTES the end is kept.
+
     Args:
       environment: variables set in addition to those of this process.
       timeout: seconds after which the process is asked to stop (SIGTERM).
@@ -71,11 +75,12 @@ def run(
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the other and waits for it
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),  # so that the log ends with the error
+            env=os.environ
+            | {"PYTHONUNBUFFERED": "1", RUN_VARIABLE: _joined(folder)}  # unbuffered: the log ends with the error
+            | dict(environment or {}),
         )
     timed_out = False
     try:
-        write_process_file(folder, process.pid)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         next_tick = 0.0
         while not has_ended(process):
@@ -86,6 +91,7 @@ def run(
                 break
             if now >= next_tick:
                 next_tick = now + TICK_SECONDS
+                begin = min(begin, shorten(log))
                 on_tick()
             time.sleep(POLL_SECONDS)
     except BaseException:
@@ -94,7 +100,7 @@ def run(
     finally:
         kill_group(process)  # workers that outlived it
         process.wait()
-        (folder / PROCESS_FILE).unlink(missing_ok=True)
+        stop_all(members(folder), grace=0.0)  # those that have left the group
     return Ended(process.returncode, timed_out, tail(log, begin))
 
 
@@ -115,30 +121,44 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def write_process_file(folder: pathlib.Path, pid: int) -> None:
-    """Notes which process works in `folder`, for `stop_left_over` after this process was killed."""
+def _joined(folder: pathlib.Path) -> str:
+    return os.pathsep.join(filter(None, [os.environ.get(RUN_VARIABLE), str(folder.resolve())]))
+
+
+def members(folder: pathlib.Path, *, below: bool = False) -> "list[psutil.Process]":
+    """Returns the processes that belong to the run of `folder`, or to those of the folders directly in it.
+
+    Their environment says so, which no file can claim of a process of somebody else.
+    """
     import psutil
 
-    with contextlib.suppress(psutil.NoSuchProcess):
-        write_json(folder / PROCESS_FILE, {"pid": pid, "created": psutil.Process(pid).create_time()})
+    found, wanted = [], folder.resolve()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            runs = map(pathlib.Path, filter(None, process.environ().get(RUN_VARIABLE, "").split(os.pathsep)))
+            if process.pid != os.getpid() and any((run.parent if below else run) == wanted for run in runs):
+                found.append(process)
+    return found
 
 
-def stop_left_over(folder: pathlib.Path, grace: float) -> None:
-    """Stops a process that still works in `folder` although the process which started it was killed."""
+def stop_all(found: "Sequence[psutil.Process]", grace: float) -> None:
+    """Asks processes to stop, and those that they have not started themselves first; kills what is left after `grace`.
+
+    psutil compares the time at which a process started before each signal, so that no other one of the same id gets it.
+    """
     import psutil
 
-    with contextlib.suppress(psutil.Error, OSError, KeyError, TypeError, ValueError):
-        record = json.loads((folder / PROCESS_FILE).read_text())
-        process = psutil.Process(record["pid"])
-        if abs(process.create_time() - record["created"]) > 0.01:
-            return  # the id belongs to another process by now
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
-        wait_until(lambda: is_gone(process), grace)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        wait_until(lambda: all(map(is_gone, family)), 5.0)
+    if grace:
+        ids = {process.pid for process in found}
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                if process.ppid() not in ids:
+                    process.terminate()
+        wait_until(lambda: all(map(is_gone, found)), grace)
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    wait_until(lambda: all(map(is_gone, found)), 5.0)
 
 
 def is_gone(process: "psutil.Process") -> bool:
@@ -176,6 +196,21 @@ def signal_name(exit_code: int) -> str:
         return signal.Signals(-exit_code).name
     except ValueError:
         return f"signal {-exit_code}"
+
+
+def shorten(log: pathlib.Path) -> int:
+    """Drops all but the end of a log that is too long; returns its size, or where its end now begins.
+
+    Its writers append, so that they go on behind the new end.
+    """
+    size = os.path.getsize(log)
+    if size <= LOG_BYTES:
+        return size
+    kept = tail(log, size=KEPT_BYTES).encode()
+    os.truncate(log, 0)
+    with open(log, "ab") as file:
+        file.write(b"[%d bytes were dropped here]\n" % (size - len(kept)) + kept)
+    return 0
 
 
 def tail(path: pathlib.Path, begin: int = 0, size: int = 16384) -> str:

@@ -180,8 +180,7 @@ class Experiment:
             make_folder(folder)
         try:
             with signals_raise(), processes.only_one(self.folder / ".lock", refusal), progress:
-                for left_over in self.folder.glob(f"*/{processes.PROCESS_FILE}"):
-                    processes.stop_left_over(left_over.parent, grace)
+                processes.stop_all(processes.members(self.folder, below=True), grace)
                 work()
         except KeyboardInterrupt as stop:
             return getattr(stop, "exit_code", EXIT_INTERRUPTED)

@@ -1,5 +1,6 @@
 """The encoder of a run in a form that others can use: our safetensors, a directory for transformers, or StableHLO."""
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -47,8 +48,9 @@ def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathl
         raise UserError(f"--format={format}: is for encoders of images, this one takes {takes}; use stablehlo")
     files = FORMATS[format](encoder)
     record = Exported(
-        folder, format, {name: len(content) for name, content in files.items()}, encoder.feature_dim,
-        input_size(encoder) if of_images else 0, encoder.channels if of_images else 0,
+        folder, format, {name: len(content) for name, content in files.items()},
+        {name: hashlib.sha256(files[name]).hexdigest() for name in ("model.safetensors", STABLEHLO) if name in files},
+        encoder.feature_dim, input_size(encoder) if of_images else 0, encoder.channels if of_images else 0,
         {name: f"{one.dtype} [{', '.join(map(str, ('B', *one.shape)))}]" for name, one in encoder.inputs.items()},
     )  # fmt: skip
     files["README.md"] = model_card(pathlib.Path(workdir), encoder.config, record).encode()

@@ -21,6 +21,7 @@ class Exported:
     folder: pathlib.Path
     format: str
     files: Mapping[str, int]
+    sha256: Mapping[str, str]  # of the files with weights
     feature_dim: int
     image_size: int  # 0 for an encoder of other elements
     channels: int

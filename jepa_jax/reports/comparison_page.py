@@ -67,7 +67,7 @@ def write_comparison(
     if not target.parent.is_dir():
         raise UserError(f"--output={target}: there is no folder {target.parent}; make it, or choose another")
     runs = [
-        ComparedRun(name, read_run(path), read_json_or_empty(path / "eval" / "eval.json"))
+        ComparedRun(name, read_run(path), read_evaluation(path / "eval" / "eval.json"))
         for name, path in zip(short_names(paths), paths, strict=True)
     ]
     warnings = data_warnings(runs)
@@ -78,6 +78,15 @@ def write_comparison(
         "runs": {item.name: figures_of(item) for item in runs},
         "differing_keys": [row[0] for row in differing_table([item.run.config for item in runs])],
     }
+
+
+def read_evaluation(path: pathlib.Path) -> dict[str, Any]:
+    """Returns an eval.json with those of its levels that can be shown; {} without one."""
+    evaluation = read_json_or_empty(path)
+    levels = evaluation.get("levels")
+    items = levels.items() if isinstance(levels, Mapping) else ()
+    shown = {name: one for name, one in items if name.isdecimal() and isinstance(one, Mapping)}
+    return evaluation | {"levels": shown} if evaluation else {}
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
@@ -100,14 +109,13 @@ def data_warnings(runs: Sequence[ComparedRun]) -> list[str]:
     """Returns warnings about differing data or numbers of test images, which make accuracies incomparable."""
     warnings = []
     sources = {item.name: item.run.choices["data"] for item in runs}
-    identities = [item.run.summary.get("data_identity") for item in runs]
+    identities = {item.name: data_identity(item.run.summary) for item in runs}
     if len(set(sources.values())) > 1:
         warnings.append(f"The runs have different data ({in_brackets(sources)}): their accuracies are not comparable.")
-    elif None not in identities and any(identity != identities[0] for identity in identities):
-        splits = {item.name: item.run.summary["data_identity"].items() for item in runs}
-        counts = {  # with the first digits of the digest of their first images
-            name: " and ".join(f"{one['images']:,} {split} [{one['sha256'][:6]}]" for split, one in found)
-            for name, found in splits.items()
+    elif all(identities.values()) and any(one != identities[runs[0].name] for one in identities.values()):
+        counts = {  # with the first digits of the digest of some of their images
+            name: " and ".join(f"{count} {split} [{digest[:6]}]" for split, (count, digest) in found.items())
+            for name, found in identities.items()
         }
         warnings.append(
             f"The runs read different images from {sources[runs[0].name]} ({in_brackets(counts)}): their accuracies "
@@ -118,10 +126,18 @@ def data_warnings(runs: Sequence[ComparedRun]) -> list[str]:
         "The evaluations": {item.name: item.evaluation.get("test_images") for item in runs},
     }
     for what, found in measured.items():
-        known = {name: f"{count:,}" for name, count in found.items() if isinstance(count, int)}
+        known = {name: f"{count:,}" for name, count in found.items() if type(count) is int}
         if len(set(known.values())) > 1:
             warnings.append(f"{what} are of different numbers of test images ({in_brackets(known)}).")
     return warnings
+
+
+def data_identity(summary: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Returns the number of images and the digest of each split; {} if the summary does not tell them."""
+    try:
+        return {split: (f"{one['images']:,}", str(one["sha256"])) for split, one in summary["data_identity"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
 
 
 def in_brackets(values: Mapping[str, str]) -> str:

@@ -100,8 +100,8 @@ def level_rows(results: LevelResults) -> dict[str, str]:
     rows = {}
     for label, show in ROWS.items():
         try:
-            rows[label] = show(results)
-        except (KeyError, TypeError, ValueError, IndexError):
+            rows[label] = str(show(results))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue
     return rows
 

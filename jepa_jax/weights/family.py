@@ -1,7 +1,9 @@
 """What a family of weights is: the module that they fit, their names, and the images that it reads."""
 
+import contextlib
+import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,36 @@ class Family(NamedTuple):
     channels: int  # of the images
     renamed: Mapping[str, str] = {}  # beginnings of names that older libraries wrote, and what they are called today
     no_features: str = ""  # for a model that is no encoder, what it returns instead, as part of an error message
+
+
+BLOCKS = ("num_hidden_layers", "decoder_num_hidden_layers", "depth", "depths", "layers", "blocks")  # keys: counts
+# Keys: pixels per side.
+SIDES = ("image_size", "img_size", "view_size", "size", "crop_size", "shorter_side", "shortest_edge", "height")
+LARGEST_SIDE = 2**14
+
+
+@contextlib.contextmanager
+def describing(origin: pathlib.Path) -> Iterator[None]:
+    """Turns what goes wrong while config.json is interpreted into an error that names the file: others wrote it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        raise UserError(f"{origin.parent}/config.json: describes no model ({reason}); download it again") from error
+
+
+def check_sizes(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> None:
+    """Raises UserError if a model would have more blocks than there are tensors, or images without a bound."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_sizes(value, tensors, origin)
+        numbers = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+        if key in BLOCKS and sum(numbers) > len(tensors):
+            raise UserError(f"{origin}: {key} = {value}: there are {len(tensors)} tensors; download the files again")
+        if key in SIDES and numbers and max(numbers) > LARGEST_SIDE:
+            raise UserError(f"{origin}: {key} = {value}: more than {LARGEST_SIDE:,} pixels; download the files again")
 
 
 def needed(config: Mapping[str, Any], key: str, origin: object) -> Any:

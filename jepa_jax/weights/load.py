@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -18,9 +19,9 @@ from jepa_jax.config.schema import flatten, nested, with_variants
 from jepa_jax.models.pooling import PoolingEncoder, pooled
 from jepa_jax.models.registry import DTYPES, encoder_kind, encoder_structure
 from jepa_jax.models.vit import ViT
-from jepa_jax.weights.family import Family, needed, section
+from jepa_jax.weights.family import Family, check_sizes, describing, needed, section
 from jepa_jax.weights.names import load_into
-from jepa_jax.weights.reader import located, read_optional, read_tensors, tensor_file
+from jepa_jax.weights.reader import check_card, located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import torchvision_resnet
 from jepa_jax.weights.vit import timm_vit
 
@@ -178,9 +179,21 @@ def load_model(source: str | os.PathLike[str]) -> LoadedModel:
     """See `jepa_jax.weights.load_model`."""
     path = located(source)
     config, tensors, origin = read_optional(path), read_tensors(path), tensor_file(path)
-    mean, std = normalisation(path, config)
-    if config.get("format") == FORMAT:
-        return _exported(config, tensors, origin)
+    preprocessor = read_optional(path, PREPROCESSOR)
+    check_card(origin)
+    with describing(origin):
+        check_sizes(config, tensors, origin)
+        check_sizes(preprocessor, tensors, origin)
+        if config.get("format") == FORMAT:
+            return _exported(config, tensors, origin)
+        return _public(config, preprocessor, tensors, origin)
+
+
+def _public(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: pathlib.Path
+) -> LoadedModel:
+    """Returns a model of another library."""
+    mean, std = normalisation(config, preprocessor, origin)
     family = _family(config, tensors, origin)
     module = nnx.eval_shape(family.build)
     for old, new in family.renamed.items():
@@ -189,7 +202,7 @@ def load_model(source: str | os.PathLike[str]) -> LoadedModel:
     if len(mean) != family.channels:
         mean, std = (0.5,) * family.channels, (0.5,) * family.channels
     pool = "cls" if family.structure.get("cls_token") else "mean"
-    geometry = described_geometry(read_optional(path, PREPROCESSOR), family.image_size)
+    geometry = described_geometry(preprocessor, family.image_size)
     return LoadedModel(
         module, family.kind, family.structure, family.image_size, family.channels, mean, std, pool, origin, geometry,
         family.no_features,
@@ -232,21 +245,31 @@ def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     encoder = nnx.eval_shape(make, jax.ShapeDtypeStruct((64, view_size, view_size, channels), np.float32))
     load_into(encoder, tensors, None, origin, "export it again")
     structure, size = encoder_structure(group), config["image_size"]
-    mean, std = tuple(config["mean"]), tuple(config["std"])
+    mean, std = checked_statistics(config["mean"], config["std"])
+    if config["pool"] not in getattr(cls, "pools", (config["pool"],)):
+        raise ValueError(f"pool = {config['pool']!r} is not one of {cls.pools}")
     kind = encoder_kind(structure, group.name)
     geometry = Geometry(size, config.get("crop_size", 0), config.get("shorter_side", 0))
     return LoadedModel(encoder, kind, structure, size, channels, mean, std, config["pool"], origin, geometry)
 
 
-def normalisation(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalisation(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], origin: object
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and deviation per channel that images are normalised with; those of ImageNet if no file says so."""
-    found = read_optional(path, PREPROCESSOR)
-    timm = section(config, "pretrained_cfg", path)
-    for values, names in ((found, ("image_mean", "image_std")), (timm, ("mean", "std"))):
+    timm = section(config, "pretrained_cfg", origin)
+    for values, names in ((preprocessor, ("image_mean", "image_std")), (timm, ("mean", "std"))):
         if all(values.get(name) is not None for name in names):
-            mean, std = (tuple(map(float, values[name])) for name in names)
-            return mean, std
+            return checked_statistics(*(values[name] for name in names))
     return IMAGENET
+
+
+def checked_statistics(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns mean and deviation per channel; raises ValueError if images cannot be normalised with them."""
+    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+    if len(mean) != len(std) or not all(map(math.isfinite, mean)) or not all(0 < one < math.inf for one in std):
+        raise ValueError(f"mean {mean} and std {std} do not normalise images")
+    return mean, std
 
 
 def _on_host(module: nnx.Module, kept: Any) -> dict[str, Any]:

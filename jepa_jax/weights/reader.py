@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json
+from jepa_jax.base.files import file_digest, read_json
 
 HUB = "hub:"
 TENSORS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+CARD = "README.md"
+STATED = re.compile(r"^- SHA-256 of (\S+): ([0-9a-f]{64})", re.MULTILINE)  # file, digest
 _SAVE = "save it again with save_pretrained(directory, safe_serialization=True)"
 Path = str | os.PathLike[str]
 
@@ -46,6 +49,15 @@ def read_optional(path: pathlib.Path, name: str = CONFIG) -> dict[str, Any]:
     """Returns a JSON file of a directory, or of the directory of a file of tensors; {} if there is none."""
     found = (path if path.is_dir() else path.parent) / name
     return read_json(found, "save the model again") if found.is_file() else {}
+
+
+def check_card(origin: pathlib.Path) -> None:
+    """Raises UserError if files of weights have not the SHA-256 that the model card beside them states, if it does."""
+    card = origin.with_name(CARD)
+    stated = dict(STATED.findall(card.read_text(errors="replace"))) if card.is_file() else {}
+    for file in weight_files(origin):
+        if file.name in stated and file_digest(file, "sha256") != stated[file.name]:
+            raise UserError(f"{file}: is not the file that {CARD} describes (another SHA-256); export or copy it again")
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:

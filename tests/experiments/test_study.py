@@ -320,7 +320,7 @@ def test_a_killed_study_goes_on_and_does_nothing_twice(make, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.DEVNULL)
     workdir = tmp_path / "out" / "lr7.0_epochs2_seed0"
     worker = int(wait_for(workdir / "worker", process))
-    left_over = json.loads(wait_for(workdir / "process.json", process))["pid"]
+    [left_over] = [member.pid for member in processes.members(workdir) if member.pid != worker]
     process.kill()
     process.wait()
     assert is_alive(left_over)  # its study is gone, the run is not

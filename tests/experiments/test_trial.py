@@ -403,7 +403,6 @@ def test_the_process_of_a_trial_leaves_its_result(tmp_path, monkeypatch):
     assert result.status == "refused" and "nowhere" in result.reason
     assert finished_result(tmp_path / "0", request) == dataclasses.replace(result, trial_seconds=None)
     assert finished_result(tmp_path / "0", dataclasses.replace(request, max_batches=5)) is None  # another request
-    assert not (tmp_path / "0" / processes.PROCESS_FILE).exists()
 
 
 @pytest.mark.slow

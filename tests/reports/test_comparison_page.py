@@ -1,6 +1,7 @@
 """The comparison page: figures, evaluations and differing keys of runs, from their files alone."""
 
 import json
+import random
 
 import pytest
 
@@ -111,3 +112,23 @@ def test_mistakes_are_named(tmp_path):
     other = write_run(tmp_path / "other", probe=1.0, lr=0.1)
     with pytest.raises(UserError, match="--output"):
         write_comparison([run, other], tmp_path / "no" / "page.html")
+
+
+HOSTILE = (None, True, -1, 10**400, 1e400, "x", "\ud800", [], [[1]], {}, {"a": {"b": [None]}}, {"train": 3}, {"0": []})
+
+
+def test_altered_files_of_runs_are_compared_without_an_exception(tmp_path):
+    whole = {"data_identity": identity("a1"), "probe_test_images": 32, "baselines": {}, "num_classes": 10}
+    paths = [write_run(tmp_path / name, probe=50.0, lr=0.1, **whole) for name in ("a", "b")]
+    places = [("summary.json", key) for key in json.loads((paths[1] / "summary.json").read_text())]
+    places += [("config.json", "data"), ("config.json", "method"), ("eval/eval.json", "levels")]
+    for name, key in places:
+        file = paths[1] / name
+        before = json.loads(file.read_text())
+        for value in random.Random(key).sample(HOSTILE, 3):
+            file.write_text(json.dumps(before | {key: value}))
+            comparison_text(write_comparison(paths)["runs"])
+        file.write_text(json.dumps(before))
+    results = {"fine_tune": 3, "knn": {"accuracy": []}, "few_shot": {"shots": []}, "feature_quality": {"collapse": []}}
+    (paths[1] / "eval" / "eval.json").write_text(json.dumps({"levels": {"0": results, "x": {}, "1": None}}))
+    comparison_text(write_comparison(paths)["runs"])

@@ -1,7 +1,10 @@
 """Models of other libraries: outputs as recorded there, and one error for each file that does not fit."""
 
+import contextlib
+import hashlib
 import json
 import pickle
+import random
 import shutil
 import sys
 import types
@@ -152,6 +155,46 @@ def test_incomplete_configs_and_models_that_compute_something_else_are_refused(n
         load_model(with_config(tmp_path, name, change))
 
 
+HOSTILE = (None, -1, 0, 2**31, 1e30, float("nan"), True, "x", "9" * 5000, [], [1, 2], {}, {"a": None}, [[]], "\ud800")
+
+
+@pytest.mark.parametrize("name", [*VITS, "hf_vitmae", *RESNETS])
+def test_no_value_in_a_config_raises_anything_but_a_user_error(name, tmp_path):
+    config = json.loads((WEIGHTS / name / "config.json").read_text())
+    chosen = random.Random(name).sample([(key, value) for key in [*config, "pretrained_cfg"] for value in HOSTILE], 8)
+    for number, (key, value) in enumerate(chosen):
+        with contextlib.suppress(UserError):
+            load_model(with_config(tmp_path / str(number), name, {key: value}))
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("hf_vit", {"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000: there are"),
+        ("timm_resnet_basic", {"layers": [1, 1, 1, 10**9]}, r"layers = \[1, 1, 1, 1000000000\]: there are"),
+        ("hf_vit", {"image_size": 2**20}, "image_size = 1048576: more than 16,384 pixels"),
+        ("timm_vit", {"pretrained_cfg": {"mean": [0, 0, 0], "std": [1, 0, 1]}}, "do not normalise images"),
+        ("hf_vit", {"hidden_size": "x"}, "config.json: describes no model"),
+    ],
+)
+def test_configs_that_would_take_all_time_or_memory_are_refused(name, change, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        load_model(with_config(tmp_path, name, change))
+
+
+def test_weights_that_are_not_those_of_their_card_are_refused(tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(WEIGHTS / "timm_resnet_basic" / file, tmp_path)
+    digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    (tmp_path / "README.md").write_text(f"# Card\n\n- SHA-256 of model.safetensors: {digest}\n")
+    load_model(tmp_path)
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"model.safetensors: is not the file that README.md describes"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name, architecture", [("timm_vit", "deit3_small_patch16_224"), ("timm_resnet_basic", "tv_resnet34")]
 )
@@ -202,6 +245,7 @@ def changed(folder, name, tensors):
 
 def with_config(folder, name, change):
     """Writes a model with other values in its config.json; returns its folder."""
+    folder.mkdir(exist_ok=True)
     shutil.copy(WEIGHTS / name / "model.safetensors", folder)
     saved = json.loads((WEIGHTS / name / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(saved | change))

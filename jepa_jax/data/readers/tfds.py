@@ -1,10 +1,14 @@
 """Image sets prepared by TFDS as ArrayRecord, read without TensorFlow."""
 
+import json
 import pathlib
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from jepa_jax.base.classes import trust_files
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
@@ -12,6 +16,7 @@ from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
 from jepa_jax.data.photos.source import PhotoSource
 from jepa_jax.data.readers.folder import check_file_channels
 
+CLASS_KEYS = ("type", "pythonClassName", "python_class_name")  # of features.json
 SPLITS = {"train": ("train",), "test": ("test", "validation")}
 CACHE_LIMIT_BYTES = 1 << 30  # decoded images are kept up to this size, so later epochs decode nothing
 
@@ -106,6 +111,8 @@ def _open_builder(name: str, directory: str) -> Any:
     if not folder.is_dir():
         raise UserError(f"config.data.dir = {str(folder)!r}: no such folder; give the data_dir of the prepared {name}")
     prepare = f"tfds.builder({name!r}, data_dir={str(folder)!r}, file_format='array_record').download_and_prepare()"
+    for path in sorted((folder / re.split("[/:]", name)[0]).rglob("features.json")):
+        refuse_foreign_features(path)
     try:
         builder = tfds.builder(name, data_dir=str(folder))
     except tfds.core.DatasetNotFoundError as error:
@@ -125,6 +132,28 @@ def _open_builder(name: str, directory: str) -> Any:
             f"prepare it with {prepare}"
         )
     return builder
+
+
+def refuse_foreign_features(path: pathlib.Path) -> None:
+    """Raises UserError if a description of features names a class outside of TFDS, which imports what is named."""
+    try:
+        found = set(_class_names(json.loads(path.read_text())))
+    except (OSError, ValueError, RecursionError):
+        return  # TFDS refuses it
+    if not trust_files and (foreign := sorted(name for name in found if not name.startswith("tensorflow_datasets."))):
+        raise UserError(
+            f"{path}: names {foreign[0]}, and importing it runs its code; add --trust if you know where the file comes "
+            "from (in Python: with jepa_jax.trust_files())"
+        )
+
+
+def _class_names(value: Any) -> Iterator[str]:
+    """Yields every dotted name under a key that names a class, at any depth."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        if key in CLASS_KEYS and isinstance(inner, str) and "." in inner:
+            yield inner
+        yield from _class_names(inner)
 
 
 def _split_name(builder: Any, split: str) -> str:

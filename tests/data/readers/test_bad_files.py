@@ -337,6 +337,19 @@ def test_damaged_descriptions_of_tfds_are_refused(tmp_path, content):
         open_source(config("tfds:strange", tmp_path), "train")
 
 
+@pytest.mark.parametrize("key", ["type", "pythonClassName", "python_class_name"])
+def test_a_description_of_tfds_imports_no_class_of_others(tmp_path, monkeypatch, key):
+    pytest.importorskip("tensorflow_datasets")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil_features.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "strange" / "1.0.0").mkdir(parents=True)
+    description = {key: "tensorflow_datasets.core.features.FeaturesDict", "content": [{key: "evil_features.Evil"}]}
+    (tmp_path / "strange" / "1.0.0" / "features.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=r"features.json: names evil_features.Evil, .*--trust"):
+        open_source(config("tfds:strange", tmp_path), "train")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_places_that_cannot_be_read_are_named(tmp_path):
     for source in ("cifar10", "idx", "npz", "folder", "tfds:mnist"):
         for directory in ("x" * 5000, "a\0b", str(tmp_path / "file" / "below"), "/proc/self/mem"):

@@ -14,10 +14,10 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json
 from jepa_jax.projects.wildfire.models.segformer import SegFormer, SegFormerSize
-from jepa_jax.weights.family import Family
+from jepa_jax.weights.family import Family, describing
 from jepa_jax.weights.fit import adapt_channels
 from jepa_jax.weights.names import Rule, Table, batch_norm, both, convolution, dense, load_into, norm
-from jepa_jax.weights.reader import read_tensors, tensor_file
+from jepa_jax.weights.reader import TENSORS, read_tensors, tensor_file
 
 ARCHITECTURE = "SegformerForSemanticSegmentation"
 
@@ -63,7 +63,8 @@ def load_segformer(
     Raises:
         UserError: a file is missing or damaged, or its tensors do not fit its config.json or `size`.
     """
-    saved = _segformer_size(read_config(path), path) if pathlib.Path(path).is_dir() else size
+    with describing(pathlib.Path(path) / TENSORS):
+        saved = _segformer_size(read_config(path), path) if pathlib.Path(path).is_dir() else size
     if saved is None:
         raise UserError(f"{path}: give the directory with config.json; a file alone does not tell the model's sizes")
     if size is not None and dataclasses.replace(saved, strides=size.strides) != size:
