@@ -7,12 +7,13 @@ What the user writes on the command line wins over the file, and the file over t
 import dataclasses
 import os
 import pathlib
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json, write_json
+from jepa_jax.base.text import number
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.experiments.recommendation import learning_rate_advice
@@ -24,6 +25,13 @@ from jepa_jax.runtime.provenance import describe_hardware
 KIND, VERSION = "jepa_jax.tuned", 1
 MACHINE_KEYS = ("cpu", "cores", "gpu_name")
 TUNED_TYPES: dict[str, Any] = {KNOBS[field.name]: field.type for field in dataclasses.fields(Combination)}
+# What a file may say besides its settings, and what that must be.
+FACTS: dict[str, Callable[[Any], bool]] = {
+    "samples_per_sec": lambda value: not isinstance(value, str) and (number(value) or 0) > 0,
+    "memory_fraction": lambda value: not isinstance(value, str) and 0 < (number(value) or 0) <= 1,
+    "hardware": lambda value: isinstance(value, Mapping),
+    "config": lambda value: isinstance(value, Mapping),
+}
 # Keys that decide how fast a step is, besides the tuned ones.
 SPEED_KEYS = ("method.", "model.", "data.", "mesh.")
 NO_SPEED_KEYS = ("data.dir", "data.seed", "data.on_error", "data.num_train", "data.num_test")
@@ -43,6 +51,9 @@ def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     for key, value in tuned["overrides"].items():
         if type(value) is not TUNED_TYPES.get(key):
             raise UserError(f"--tuned={path}: {key} = {value!r} is not a tuned setting; {fix}, unchanged")
+    for key, fits in FACTS.items():
+        if tuned.get(key) is not None and not fits(tuned[key]):
+            raise UserError(f"--tuned={path}: {key} = {str(tuned[key])[:100]} cannot be; {fix}, unchanged")
     return tuned
 
 

@@ -45,10 +45,11 @@ def restore_state(
     start_compile_cache()
     folder = Workdir(workdir)
     with open_whole(folder.checkpoint_folders()) as checkpoints:
-        stored = checkpoints.manifest().get("config", {})
-        if stored and (differing := config_differences(stored, run_config(workdir).to_dict())):
-            lines = "\n  ".join(differing)
-            raise UserError(f"{folder.config}: is not of these checkpoints; put back the one that is:\n  {lines}")
+        if stored := checkpoints.manifest().get("config"):
+            own = resolve_stored(folder.read_config(), config.to_dict()).to_dict()
+            if differing := config_differences(stored, own):
+                lines = "\n  ".join(differing)
+                raise UserError(f"{folder.config}: is not of these checkpoints; put back the one that is:\n  {lines}")
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
         known = spec_from_json(read_json_or_empty(Workdir(workdir).elements))
         images = image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)

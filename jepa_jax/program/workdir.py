@@ -69,7 +69,7 @@ class Workdir:
 
     def every_checkpoint(self) -> list[pathlib.Path]:
         """Returns the folders of all checkpoints, damaged ones included."""
-        return [folder for parent in (self.best, self.checkpoints) for _, folder in step_folders(parent)]
+        return [folder for parent in (self.checkpoints, self.best) for _, folder in step_folders(parent)]
 
     def create(self) -> None:
         """Creates the folder; call it when everything that may refuse a run has been checked."""

@@ -89,3 +89,15 @@ def test_what_is_no_such_file_is_refused_with_the_fix(tmp_path, content):
         tuned_file.read_tuned(path)
     with pytest.raises(UserError, match="absent.json: not found; give the tuned.json"):
         tuned_file.read_tuned(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("samples_per_sec", "fast"), ("samples_per_sec", [1]), ("samples_per_sec", 10**400), ("memory_fraction", "x"),
+        ("memory_fraction", 7), ("memory_fraction", {}), ("hardware", [1]), ("hardware", "GPU"), ("config", 3),
+    ],
+)  # fmt: skip
+def test_facts_that_cannot_be_are_refused(tmp_path, key, value):
+    with pytest.raises(UserError, match=f"--tuned=.*: {key} = .* cannot be"):
+        write(tmp_path / "tuned.json", **{key: value})

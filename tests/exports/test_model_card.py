@@ -8,7 +8,9 @@ import pytest
 from jepa_jax.exports.model_card import model_card
 from tests.tiny import tiny_config
 
-EXPORTED = types.SimpleNamespace(format="safetensors", feature_dim=16, image_size=16, channels=3)
+EXPORTED = types.SimpleNamespace(
+    format="safetensors", feature_dim=16, image_size=16, channels=3, sha256={"model.safetensors": "ab"}
+)
 
 
 def card(folder, command, **changes):

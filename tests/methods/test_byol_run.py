@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jepa_jax.base.classes import trust_files
 from jepa_jax.base.console import Console
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.data.contract import abstract_batch
@@ -77,13 +78,14 @@ def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(finis
 @pytest.mark.slow
 def test_the_slow_copy_is_evaluated_with_its_own_statistics(finished):
     workdir, summary = finished
-    found = evaluate(workdir, protocols="linear_probe,knn,feature_quality", console=Console(io.StringIO()))
+    with trust_files():  # whose config.json names byol:Byol
+        found = evaluate(workdir, protocols="linear_probe,knn,feature_quality", console=Console(io.StringIO()))
+        encoder = load_run(workdir).encoder
     assert (found.record["method"], found.record["weights"]) == ("byol:Byol", "target")
     results = found.record["levels"]["0"]
     assert results["linear_probe"]["accuracy"] == summary["probe_accuracy"]
     assert 1 <= results["feature_quality"]["effective_rank"] <= 16
     _, state = restore_state(small_config(), workdir, make_mesh(1, 1))
-    encoder = load_run(workdir).encoder
     jax.tree.map(np.testing.assert_array_equal, encoder.params["encoder"], state.target["encoder"])
     slow, online = state.target_stats["encoder"]["stem_norm"], state.stats["encoder"]["stem_norm"]
     np.testing.assert_allclose(encoder.stats["encoder"]["stem_norm"]["mean"], slow["mean"], rtol=1e-4, atol=1e-5)

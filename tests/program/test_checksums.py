@@ -13,7 +13,7 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.program import checksums
 from jepa_jax.program.checkpoint import Checkpoints, open_whole
-from jepa_jax.program.checksums import CHECKSUMS, METADATA, newest_whole, step_folders, verify
+from jepa_jax.program.checksums import CHECKSUMS, METADATA, newest_whole, step_folders, verify, write_checksums
 from tests.program.test_checkpoint import abstract, make_state
 
 
@@ -201,11 +201,14 @@ def test_an_unfinished_checkpoint_does_not_count_and_other_names_are_ignored(fol
 def test_a_checkpoint_that_a_training_replaces_meanwhile_is_not_damaged(folder, monkeypatch):
     verified = []
 
-    def replace_first(path, step=0):
+    def replace_first(path):
         if not verified:
             shutil.rmtree(folder / "step_1")
             (folder / "step_2").rename(folder / "step_3")
-        verified.append(step)
+            rewrite(folder / "step_3" / METADATA, lambda content: content.replace(b'"step": 2', b'"step": 3'))
+            (folder / "step_3" / CHECKSUMS).unlink()
+            write_checksums(folder / "step_3")
+        verified.append(int(path.name.removeprefix("step_")))
         return verify(path)
 
     monkeypatch.setattr(checksums, "verify", replace_first)
