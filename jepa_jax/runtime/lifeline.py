@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from jepa_jax.base.errors import EXIT_PROCESS_LOST, UserError
+from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_PROCESS_LOST, UserError
 from jepa_jax.runtime.places import ANY, Place
 
 CONNECT_SECONDS = 300  # for all processes to start
@@ -69,7 +69,7 @@ class Lifeline:
         own = isinstance(error, UserError | KeyboardInterrupt)
         if self._ending.wait(0.0 if own else 2 * OWN_END_SECONDS):
             threading.Event().wait()  # for the other thread, which ends this process
-        self._code = getattr(error, "exit_code", 1)
+        self._code = getattr(error, "exit_code", EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
         self._failing.set()
         self._tell(self._index, f"ended: {str(error).partition(chr(10))[0][:300] or type(error).__name__}", self._code)
 

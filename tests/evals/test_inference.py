@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jepa_jax import load_encoder
+from jepa_jax.base.classes import trust_files
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.evals.inference import load_run
@@ -117,8 +118,9 @@ def test_the_target_has_its_own_weights_and_statistics(tmp_path, byol):
         config = tiny_config(**byol, eval__weights=weights, eval__calibration_images=0)
         state = write_run(config, tmp_path / weights, shifted)
         assert set(state.target_stats) == {"encoder", "projector"}
-        features[weights] = load_encoder(tmp_path / weights)(IMAGES)
-        evaluated = load_run(tmp_path / weights).encoder
+        with trust_files():  # whose config.json names byol:Byol
+            features[weights] = load_encoder(tmp_path / weights)(IMAGES)
+            evaluated = load_run(tmp_path / weights).encoder
         expected = state.target_stats if weights == "target" else state.stats
         jax.tree.map(np.testing.assert_array_equal, evaluated.stats["encoder"], expected["encoder"])
         jax.tree.map(np.testing.assert_array_equal, evaluated.stats["predictor"], state.stats["predictor"])

@@ -29,8 +29,11 @@ for what in sys.argv[2:]:
         time.sleep(600)
     try:
         with peers.fail_all(KeyError):
-            raise {"user": UserError("no such file"), "agreed": KeyError(), "bug": ZeroDivisionError("oops")}[what]
-    except Exception as error:
+            raise {
+                "user": UserError("no such file"), "agreed": KeyError(), "bug": ZeroDivisionError("oops"),
+                "ctrl-c": KeyboardInterrupt(),
+            }[what]
+    except BaseException as error:
         code = getattr(error, "exit_code", 1)
 sys.exit(code)
 """
@@ -157,3 +160,9 @@ def test_what_does_not_come_and_a_port_that_is_taken_are_named(monkeypatch):
         with meeting(monkeypatch, Place(address, 2, 0), Place(address, 2, 1)) as ends:
             assert "process 0 cannot listen there (Address already in use)" in outcome(ends[0])
             assert "is not process 0 of a run" in outcome(ends[1])
+
+
+def test_a_second_ctrl_c_ends_all_processes_with_its_own_code():
+    peer = Peer("ctrl-c")
+    assert peer.said()["code"] == 130
+    assert peer.end()[0] == 130
