@@ -54,7 +54,7 @@ class VerifiedCache:
             self._write(key + ENTRY, value)  # JAX does not write atomically
         self._cache.put(key, value)  # does nothing if there is an entry
 
-    def loaded(self, event: str, seconds: float, **_: str | int) -> None:
+    def loaded(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Forgets which entry this thread loads when JAX says that it is loaded; a listener of its events."""
         if event == LOADED_EVENT and (marker := self._loading.pop(threading.get_ident(), None)):
             with contextlib.suppress(OSError):
