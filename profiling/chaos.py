@@ -1,6 +1,6 @@
 """Stops training runs with random signals at random times, and checks that nothing is lost and nothing is left.
 
-  python profiling/chaos.py [--kills=25] [--processes=1,2] [--workers=0,2] [--seed=0]
+  python profiling/chaos.py [--kills=25] [--processes=1,2] [--workers=0,2] [--seed=0] [--cases=all]
 
 For each number of processes and of workers one tiny run is started again and again, and hit each time by SIGKILL,
 SIGTERM or SIGINT: at any moment from its start on, at a step, while a checkpoint is written, or while it evaluates;
@@ -11,14 +11,18 @@ with two processes one of them or their launcher is hit. In the end it is left a
 - every process that was hit or lost a companion ends within 30 s, with the right exit code and no traceback;
 - no temporary file, shared memory or process is left.
 
-The last line is JSON: `kills`, `equal` (whether all runs were), `leftovers` (how many) and what went wrong, by name.
+Then come faults that are no signals, each a case of `chaos_cases.py`: output that nobody reads, on a full disk or
+closed; data that disappear or hang; checkpoints that are swapped, renamed or of another run; damaged programs in the
+compile cache; other code in one of two processes.
+
+The last line is JSON: `kills`, `equal` (whether all runs were), `leftovers` (how many), `cases` (whether each held) and
+what went wrong, by name.
 Exit code 0 only if all held.
 """
 
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 import random
@@ -33,6 +37,7 @@ import uuid
 from collections.abc import Callable
 
 import psutil
+from chaos_cases import chosen, last_step, read_summary, run_cases
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_PROCESS_LOST
@@ -51,7 +56,8 @@ MARK = "JEPA_JAX_CHAOS"
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_flag("kills", "N", "signals in all", 25, least=1)
+    parser.add_flag("kills", "N", "signals in all", 25, least=0)
+    parser.add_flag("cases", "LIST", "all, none, or beginnings of the names of other faults", "all")
     parser.add_flag("processes", "LIST", "numbers of processes", "1,2")
     parser.add_flag("workers", "LIST", "numbers of workers that load data, in each process", "0,2")
     parser.add_flag("seed", "N", "of signals and moments", 0)
@@ -260,25 +266,9 @@ MOMENTS = {
 }
 
 
-def last_step(workdir: pathlib.Path) -> int:
-    """Returns the newest step of metrics.jsonl; 0 before there is one."""
-    with contextlib.suppress(OSError):
-        for line in reversed((workdir / "metrics.jsonl").read_text().splitlines()):
-            with contextlib.suppress(ValueError):  # half a line: it is being written
-                return json.loads(line)["step"]
-    return 0
-
-
 def newest_step(workdir: pathlib.Path) -> int:
     names = (path.name.removeprefix("step_") for path in (workdir / "checkpoints").glob("step_*"))
     return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def read_summary(workdir: pathlib.Path) -> dict:
-    try:
-        return json.loads((workdir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def leftovers(workdirs: list[pathlib.Path], memory_before: set[str]) -> list[str]:
@@ -308,7 +298,8 @@ def check(arguments: Arguments, console: Console) -> Result:
     ]
     expected: dict[int, str | None] = {}
     problems: list[str] = []
-    for count in dict.fromkeys(p for p, _ in variants):
+    counts = [p for p, _ in variants] if arguments.kills else []
+    for count in dict.fromkeys([*counts, *([1] if arguments.cases != "none" else [])]):
         undisturbed = Storm(f"undisturbed, {count} processes", folder / f"whole_{count}", count, 0, rng, problems)
         expected[count] = undisturbed.finish()
         console.line(f"{undisturbed.name}: {str(expected[count])[:12]}")
@@ -325,17 +316,24 @@ def check(arguments: Arguments, console: Console) -> Result:
             storm.reached = None
         console.line(f"{kills + 1}/{arguments.kills} {storm.name}: {storm.hit()}")
     equal = True
-    for storm in storms:
+    for storm in storms if kills else ():
         same = storm.finish() == expected[storm.processes]
         equal = equal and same
         console.line(f"{storm.name}: {'equal' if same else 'DIFFERENT'}")
+    cases = {}
+    for name, found in run_cases(chosen(arguments.cases), folder / "cases", expected.get(1), arguments.end_seconds):
+        cases[name] = not found
+        problems += [f"{name}: {problem}" for problem in found]
+        console.line(f"{name}: {'held' if not found else 'DID NOT HOLD'}")
     left = leftovers([storm.workdir for storm in storms], memory_before)
     problems += [problem for storm in storms for problem in storm.problems]
     good = equal and not left and not problems
     if good:
         shutil.rmtree(folder)
-    row = {"kills": kills, "equal": equal, "leftovers": len(left), "problems": problems, "left": left}
-    text = "\n".join([*problems, *left, f"{kills} kills: {'all held' if good else 'NOT ALL HELD'}"])
+    row = {
+        "kills": kills, "equal": equal, "leftovers": len(left), "cases": cases, "problems": problems, "left": left,
+    }  # fmt: skip
+    text = "\n".join([*problems, *left, f"{kills} kills, {len(cases)} cases: {'all held' if good else 'NOT ALL HELD'}"])
     return Result([row], text, 0 if good else 1)
 
 

@@ -19,11 +19,17 @@ def storm(*flags: str) -> dict:
 
 @pytest.mark.slow
 def test_a_run_that_is_hit_by_signals_ends_with_the_same_parameters_and_leaves_nothing():
-    result = storm("--kills=2", "--processes=1", "--workers=2", "--seed=2")
+    result = storm("--kills=2", "--processes=1", "--workers=2", "--seed=2", "--cases=none")
     assert (result["kills"], result["equal"], result["leftovers"]) == (2, True, 0)
 
 
 @pytest.mark.slow
 def test_two_processes_that_are_hit_by_signals_end_with_the_same_parameters_and_leave_nothing():
-    result = storm("--kills=4", "--processes=2", "--workers=0", "--seed=3")
+    result = storm("--kills=4", "--processes=2", "--workers=0", "--seed=3", "--cases=none")
     assert (result["kills"], result["equal"], result["leftovers"]) == (4, True, 0)
+
+
+@pytest.mark.slow
+def test_a_foreign_checkpoint_and_damaged_programs_are_noticed():
+    result = storm("--kills=0", "--processes=1", "--cases=foreign,damaged")
+    assert result["cases"] == {"foreign checkpoint": True, "damaged programs": True} and not result["problems"]
