@@ -5,13 +5,14 @@
 6,526,848 trainable parameters of 12,051,264 (jepa-jax describe). Images are enlarged to 224 pixels on the device.
 Encoder, predictor, level weights, masks, crop, flip, colour jitter, AdamW, rate, schedule, batch and seed are those of
 the published run. Ours by design: levels pool the 2-D grid, masked tokens are dropped, views are resized bilinearly
-and normalised by the statistics of CIFAR-10, and the VICReg term compares two views of one image, with weights of its
+normalised by the statistics of CIFAR-10, in bfloat16 on GPUs, and the VICReg term compares two views of one image, with weights of its
 own. The published run names the term and ignores it, and collapsed; here collapse is watched.
 """
 
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.config.recipe import by_machine
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -29,6 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.augment.jitter.contrast = 0.12
     config.data.augment.jitter.saturation = 0.06
     config.data.augment.jitter.hue = 0.03
+    config.train.precision = by_machine("bfloat16", "float32")
     config.optim.epochs = 5.0
     config.optim.warmup_lr = 0.0
     config.optim.end_lr = 1e-6

@@ -87,7 +87,7 @@ def train(
         _start_quietly()
         from jepa_jax.config.groups import Config
         from jepa_jax.program.config import changed_config
-        from jepa_jax.reports.memory_check import check_memory, explain_out_of_memory
+        from jepa_jax.reports.memory_check import explain_out_of_memory
         from jepa_jax.reports.run_report import write_report
         from jepa_jax.training.run import train
         from jepa_jax.training.setup import Hooks
@@ -95,7 +95,7 @@ def train(
     checked = config if isinstance(config, Config) else _checked(config)
     if data is not None:
         checked = changed_config(checked, {"data.source": "python"})
-    hooks = Hooks(check_memory, explain_out_of_memory, write_report)
+    hooks = Hooks(explain_out_of_memory, write_report)
     return train(
         checked, workdir, resume=resume, allow_changed=allow_changed, console=console or Console(), hooks=hooks,
         data=data,

@@ -162,14 +162,14 @@ class Compiled:
     def memory(self, row: dict[str, str]) -> dict[str, Any]:
         """Returns whether the batch of a row fits its card: the peak as compiled with the plan's margin."""
         from jepa_jax.planning import estimate
+        from jepa_jax.runtime.allocator import POOL_FRACTION
 
         facts, gpu = self.facts(row, int(row["batch_size"])), self.gpu(row["gpu"])
-        workspace = min(facts.largest_convolution_bytes, estimate.WORKSPACE_MOST_BYTES)
-        margin = estimate.CONTEXT_BYTES + workspace + round(estimate.FRAGMENTATION * facts.peak_bytes)
-        needed = facts.peak_bytes + margin
+        needed = estimate.memory_need(facts.peak_bytes, facts.largest_convolution_bytes).total
+        capacity = round(POOL_FRACTION * gpu.memory_bytes)
         recomputed = sum(kernel.recomputed for kernel in facts.kernels)
-        return {"peak_bytes": facts.peak_bytes, "needed_bytes": needed, "capacity_bytes": gpu.memory_bytes,
-                "recomputed_kernels": recomputed, "fits": needed <= gpu.memory_bytes}  # fmt: skip
+        return {"peak_bytes": facts.peak_bytes, "needed_bytes": needed, "capacity_bytes": capacity,
+                "recomputed_kernels": recomputed, "fits": needed <= capacity}  # fmt: skip
 
     def extra_checks(self, whole: Any) -> dict[str, Any]:
         """Returns whether kernels scale with the batch, and a figure that is not in the file."""

@@ -224,17 +224,17 @@ def page(results: Results, *, finished: bool) -> str:
 def explanation() -> list[str]:
     """Returns the meaning of the columns."""
     from jepa_jax.planning import estimate
+    from jepa_jax.runtime.allocator import POOL_FRACTION
 
-    sizes = (estimate.CONTEXT_BYTES, estimate.WORKSPACE_MOST_BYTES, estimate.COLLECTIVE_BYTES)
-    context, workspace, collective = (f"{size >> 20} MiB" for size in sizes)
+    workspace = f"{estimate.WORKSPACE_MOST_BYTES >> 20} MiB"
     return [
         "- **peak**: memory of one device in the step as compiled for the memory of this card, a lower bound: what",
         "  only a real device decides, such as the workspace of cuDNN's convolutions, is not in it. XLA recomputes",
-        "  values to stay within about 76 % of the card; **without recomputing** is the peak if it kept them.",
-        f"- **needed**: peak, data kept on the device and a margin: {context} for CUDA's context and libraries; for",
-        f"  the workspace of convolutions what the largest one reads and writes, at most {workspace}; {collective} for",
-        f"  collectives with more than one device; {100 * estimate.FRAGMENTATION:.0f} % of the peak for fragmentation.",
-        f"- **verdict**: fits up to {100 * estimate.FITS_BELOW:.0f} % of the memory, tight up to 100 %.",
+        "  values to stay within about 95 % of the pool; **without recomputing** is the peak if it kept them.",
+        "- **needed**: peak, data kept on the device and a margin: for the workspace of convolutions what the largest",
+        f"  one reads and writes, at most {workspace}; {100 * estimate.FRAGMENTATION:.0f} % for fragmentation.",
+        f"- **memory**: what JAX takes of the card, {100 * POOL_FRACTION:.0f} %; CUDA and NCCL have the rest.",
+        f"- **verdict**: fits up to {100 * estimate.FITS_BELOW:.0f} % of that, tight up to 100 %.",
         "- **largest batch**: over all devices, compiled and found to fit; the config is otherwise the same.",
         "- **predicted**: the sum over kernels of the longer of products and traffic, at the shares of the peak rates",
         "  that published measurements show, and launches and exchanges. The next column is how far nine of ten",

@@ -67,7 +67,7 @@ def add_sweep_flags(parser: Parser) -> None:
     parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
     parser.add_flag(
         "memory_fraction", "SHARE", "share of a GPU's memory that JAX takes, as in the training to come; by default "
-        "that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
+        "that of XLA_CLIENT_MEM_FRACTION, or 0.9", kind=float, least=0.05, most=1,
     )  # fmt: skip
     parser.add_flag("gpus", "LIST", "GPUs of this host to run trials on at once, e.g. 0,1,3; all for all of them")
     parser.add_switch("slurm_array", "submit a SLURM task per repeat, and measure nothing here")
@@ -214,7 +214,7 @@ def add_tune_flags(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_flag(
         "memory_fraction", "SHARE", "share of a GPU's memory that JAX takes in trials and, by tuned.json, in training; "
-        "by default that of XLA_CLIENT_MEM_FRACTION, or 0.75", kind=float, least=0.05, most=1,
+        "by default that of XLA_CLIENT_MEM_FRACTION, or 0.9", kind=float, least=0.05, most=1,
     )  # fmt: skip
     parser.add_flag("gpu_index", "N", "the only GPU to use", kind=int, least=0)
     add_lists(parser, default="what is worth a try on this machine")

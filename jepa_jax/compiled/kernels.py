@@ -25,8 +25,8 @@ COPIES = frozenset((
     "slice", "concatenate", "pad", "reverse", "copy", "dynamic-slice", "dynamic-update-slice", "gather",
     "bitcast-convert", "convert",
 ))  # fmt: skip
-FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # of an attention kernel: scores and mixing; dV, dP, dQ, dK and scores again
-_ATTENTION = re.compile(r"mha_(forward|backward)")
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # of attention: scores and mixing; dV, dP, dQ, dK and scores again
+_ATTENTION = re.compile(r"attention_(forward|backward)_(\d+)")  # names of the kernels, with tokens per block
 
 
 class Kernel(NamedTuple):
@@ -81,14 +81,14 @@ def _kernel(program: CompiledProgram, instruction: Instruction, inside: Computat
 
 
 def attention_flops(instruction: Instruction, inside: Computation) -> int:
-    """Returns the operations of a fused attention kernel over [B, T, N, H], padding included; 0 for other kernels."""
+    """Returns the operations of a fused attention kernel, those beyond the last token included; 0 for others."""
     name = instruction.scope.rpartition("/pallas_call")[0].rpartition("/")[2]  # of the kernel
     match = _ATTENTION.fullmatch(name)
     if instruction.opcode != "custom-call" or not match:
         return 0
-    batch, length, heads, width = _extents(inside[instruction.operands[0]].shape)
-    products = BACKWARD_PRODUCTS if "backward" in match[0] else FORWARD_PRODUCTS
-    return products * 2 * batch * heads * length**2 * width
+    batch, length, joined, width = _extents(inside[instruction.operands[0]].shape)  # of queries, keys and values
+    products, block = BACKWARD_PRODUCTS if match[1] == "backward" else FORWARD_PRODUCTS, int(match[2])
+    return products * 2 * batch * (joined // 3) * (-(-length // block) * block) ** 2 * width
 
 
 def product_flops(instruction: Instruction, inside: Computation) -> int:

@@ -190,7 +190,7 @@ class ProfileConfig(Group):
     peak_tflops: float = key(
         0.0, "peak of one device, for MFU; 0 = from the table of GPUs, or measured beside the run on a CPU", least=0
     )
-    plan: bool = key(True, "whether to warn before compiling for a GPU on which the step will not fit")
+    plan: bool = key(True, "whether to warn if the compiled step needs more memory than JAX takes of the GPU")
     trace_steps: str = key("", "steps A to B to record for TensorBoard, as A:B; empty = none")
     trace_python: bool = key(False, "whether that trace has every call of Python, which slows its steps down")
 

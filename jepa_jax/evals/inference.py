@@ -1,6 +1,7 @@
 """Models with fixed weights: of a run's checkpoint, called with arrays or applied to whole data sources."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
@@ -40,7 +41,7 @@ from jepa_jax.program.step import (
 )
 from jepa_jax.program.variables import with_variables
 from jepa_jax.program.workdir import Workdir
-from jepa_jax.runtime.allocator import keep_freed_memory
+from jepa_jax.runtime.allocator import prepare_allocators
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh, replicated, whole_array
 
 QUALITY_IMAGES = 4096  # test images whose features are looked at without labels
@@ -336,7 +337,7 @@ def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: 
 
     `data_dir` is the new place of data that moved, `pool` what features are made of instead of the run's `eval.pool`.
     """
-    keep_freed_memory()
+    prepare_allocators(os.environ)
     config, mesh, folder = encoder_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
     changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
     config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})

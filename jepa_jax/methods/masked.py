@@ -15,9 +15,10 @@ from jepa_jax.methods import schedules
 from jepa_jax.methods.contract import Batch, Ema
 from jepa_jax.methods.image_method import Features, ImageMethod
 from jepa_jax.methods.masking import BlockMasks, MaskConfig, Masks, covers
+from jepa_jax.models.kernels.attention import AUTO
 from jepa_jax.models.pooling import EncoderOutputs
 from jepa_jax.models.tokens import patchify, unpatchify
-from jepa_jax.models.vit import ViT, VitConfig
+from jepa_jax.models.vit import BlockOptions, ViT, VitConfig
 
 HIDDEN_PIXEL = 0.0  # of a normalised picture: the mean colour
 View = Float[Array, "b h w c"]
@@ -84,7 +85,10 @@ class MaskedMethod(ImageMethod):
         return self.view_size // self.patch_size
 
     def predictor_options(self, rngs: nnx.Rngs) -> dict[str, Any]:
-        return {"grid": self.grid, "dtype": self.dtype, "remat": self.run_config.train.remat, "rngs": rngs}
+        """Returns the arguments of `Predictor` that follow from the rest of the config."""
+        options = BlockOptions(attention=getattr(self.run_config.model, "attention", AUTO))  # as in the encoder
+        remat = self.run_config.train.remat
+        return {"grid": self.grid, "options": options, "dtype": self.dtype, "remat": remat, "rngs": rngs}
 
     def view(self, batch: Batch, key: jax.Array, number: int = 0) -> View:
         """Returns one normalised view of each image; `number` counts those that a method takes."""

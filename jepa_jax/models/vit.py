@@ -6,7 +6,7 @@ size that the encoder was built for are interpolated. A CLS token is optional.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
-from jepa_jax.models.kernels.attention import attention, store_gradient
-from jepa_jax.models.kernels.linear import linear
+from jepa_jax.models.kernels.attention import AUTO, IMPLEMENTATIONS, self_attention, store_gradient
+from jepa_jax.models.kernels.linear import linear, row_major
 from jepa_jax.models.kernels.mlp import mlp
 from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, pooled
@@ -90,6 +90,12 @@ class VitConfig(EncoderGroup):
     layer_scale: float = key(0.0, "initial factor of each branch of a block, trained per channel; 0 = none", least=0)
     qkv_bias: bool = key(True, "whether queries, keys and values have a bias")
     norm_eps: float = key(1e-6, "added to the variance by layer norms", least=0)
+    attention: str = key(
+        AUTO,
+        "how NVIDIA GPUs from Ampere on compute attention: by cuDNN, by a kernel of this package, or by XLA, which "
+        "writes the matrix of scores; auto takes the first that applies; plans for other machines never take cuDNN",
+        choices=IMPLEMENTATIONS,
+    )
 
     def problems(self, config: Config) -> Iterator[Problem]:
         if self.pool == "cls" and not self.cls_token:
@@ -109,6 +115,12 @@ class BlockOptions(NamedTuple):
     qkv_bias: bool = True
     layer_scale: float = 0.0
     norm_eps: float = 1e-6
+    attention: str = AUTO
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], attention: str = AUTO) -> "BlockOptions":
+        """Returns the options of an encoder that `ViT.structure` describes."""
+        return cls(*(facts[name] for name in cls._fields[:-1]), attention)
 
 
 DEFAULT_OPTIONS = BlockOptions()
@@ -117,25 +129,27 @@ DEFAULT_OPTIONS = BlockOptions()
 class Attention(nnx.Module):
     """Multi-head self-attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, dtype: Any, rngs: nnx.Rngs):
-        self.heads = heads
+    def __init__(
+        self, width: int, heads: int, *, qkv_bias: bool = True, implementation: str = AUTO, dtype: Any, rngs: nnx.Rngs
+    ):
+        self.heads, self.implementation = heads, implementation
         self.qkv = linear(width, 3 * width, dtype, rngs, bias=qkv_bias)
         self.out = linear(width, width, dtype, rngs)
 
     def __call__(self, x: Tokens) -> Tokens:
-        return self.out(attention(*self._projected(x)).reshape(x.shape))
+        return self.out(self_attention(self._projected(x), self.implementation).reshape(x.shape))
 
     def weights(self, x: Tokens) -> Float[Array, "b heads n n"]:
         """Returns how much of each token (last axis) every token reads, per head; the weights of a token sum to 1."""
-        q, k, _ = self._projected(x)
+        q, k, _ = jnp.split(self._projected(x), 3, axis=2)
         scores = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32)
         return jax.nn.softmax(scores / math.sqrt(q.shape[-1]), axis=-1)
 
-    def _projected(self, x: Tokens) -> list[Float[Array, "b n heads per_head"]]:
-        """Returns queries, keys and values."""
+    def _projected(self, x: Tokens) -> Float[Array, "b n heads per_head"]:
+        """Returns the heads of queries, then those of keys, then those of values."""
         batch, length, width = x.shape
         projected = store_gradient(self.qkv(x))
-        return jnp.split(projected.reshape(batch, length, 3 * self.heads, width // self.heads), 3, axis=2)
+        return projected.reshape(batch, length, 3 * self.heads, width // self.heads)
 
 
 class Block(nnx.Module):
@@ -157,7 +171,9 @@ class Block(nnx.Module):
     ):
         hidden = options.mlp_width or 4 * width
         self.norm1 = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
-        self.attention = Attention(width, heads, qkv_bias=options.qkv_bias, dtype=dtype, rngs=rngs)
+        self.attention = Attention(
+            width, heads, qkv_bias=options.qkv_bias, implementation=options.attention, dtype=dtype, rngs=rngs
+        )
         self.norm2 = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
         self.up = linear(width, hidden, dtype, rngs)
         self.down = linear(hidden, width, dtype, rngs)
@@ -226,7 +242,7 @@ class ViT(nnx.Module):
     ) -> "ViT":
         """See `jepa_jax.models.registry.Encoder`."""
         facts = cls.structure(config)
-        options = BlockOptions(*(facts[name] for name in BlockOptions._fields))
+        options = BlockOptions.of(facts, config.attention)
         whitened = None
         if config.embedding == "whitened":
             whitened = WhitenedPatches(
@@ -326,9 +342,10 @@ class ViT(nnx.Module):
 def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: str, train: bool = False) -> Tokens:
     """Applies blocks one after the other; the backward pass recomputes what `remat` says of each."""
     run = rematerialized(lambda block, x: block(x, train=train), remat)
+    x = row_major(x)
     for block in blocks:
         x = run(block, x)
-    return x
+    return row_major(x)
 
 
 def sincos_positions(grid: int, width: int, new_grid: tuple[int, int] | None = None) -> np.ndarray:

@@ -16,14 +16,17 @@ from typing import Any
 import jax
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.runtime.allocator import POOL_FRACTION
 from jepa_jax.runtime.hardware import MULTIPROCESSORS, Gpu
 from jepa_jax.runtime.platforms import without_driver_remarks
 
 WHEELS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 WHEELS_13 = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")  # of an installation with jax[cuda13]
 PTXAS_VERSION = "12.9.86"
-# Far more than any GPU has. Told the real size, XLA recomputes values to stay within about 76 % of it, as it does on
-# the real card; told this one, it never does, which shows the need without recomputation.
+# XLA recomputes values to stay within 95 % of a limit: of the allocator's pool on a real device, of this share of the
+# memory on one that is not there.
+ABSENT_LIMIT = 0.8
+# Far more than any GPU has: told this, XLA never recomputes, which shows the need without recomputation.
 UNLIMITED_BYTES = 2**42
 # Without a device XLA cannot time tiles for Triton's matrix products, and those it chooses instead do not always
 # compile; cuBLAS needs none. The peak of `rapid` differs by 0.4 %.
@@ -82,8 +85,13 @@ def require_wheels() -> pathlib.Path:
 
 
 @functools.cache
-def absent_devices(gpu: Gpu, topology: str, unlimited: bool = False) -> list[Any]:
-    """Returns the devices of a topology of GPUs, none of which has to exist; `unlimited` gives them endless memory."""
+def absent_devices(
+    gpu: Gpu, topology: str, unlimited: bool = False, memory_fraction: float = POOL_FRACTION
+) -> list[Any]:
+    """Returns the devices of a topology of GPUs, none of which has to exist; `unlimited` gives them endless memory.
+
+    XLA compiles for the memory that JAX takes of the real card, which is `memory_fraction` of it.
+    """
     from jax.experimental import topologies
 
     require_wheels()
@@ -92,7 +100,7 @@ def absent_devices(gpu: Gpu, topology: str, unlimited: bool = False) -> list[Any
         jax.devices()  # makes JAX find its plugins
         try:
             description = topologies.get_topology_desc(
-                platform="cuda", topology=topology, target_config=target_config(gpu, unlimited)
+                platform="cuda", topology=topology, target_config=target_config(gpu, unlimited, memory_fraction)
             )
         except RuntimeError as error:
             raise UserError(
@@ -101,8 +109,9 @@ def absent_devices(gpu: Gpu, topology: str, unlimited: bool = False) -> list[Any
     return list(description.devices)
 
 
-def target_config(gpu: Gpu, unlimited: bool = False) -> str:
-    """Returns the text of XLA's `GpuTargetConfigProto` for a GPU, with its own or with unlimited memory."""
+def target_config(gpu: Gpu, unlimited: bool = False, memory_fraction: float = POOL_FRACTION) -> str:
+    """Returns the text of XLA's `GpuTargetConfigProto` for a GPU with such a pool, or with unlimited memory."""
+    memory = UNLIMITED_BYTES if unlimited else round(gpu.memory_bytes * memory_fraction / ABSENT_LIMIT)
     major, minor = gpu.compute_capability
     shared, shared_optin, threads, units = MULTIPROCESSORS[gpu.compute_capability]
     name = json.dumps(gpu.name)
@@ -115,7 +124,7 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
   memory_bandwidth: {round(gpu.bandwidth_gb_per_second * 1e9)} l2_cache_size: {gpu.l2_bytes}
-  clock_rate_ghz: {gpu.clock_ghz} device_memory_size: {UNLIMITED_BYTES if unlimited else gpu.memory_bytes}
+  clock_rate_ghz: {gpu.clock_ghz} device_memory_size: {memory}
   cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
   name: {name} runtime_version: "12.9.0" driver_version: "12.9.0"

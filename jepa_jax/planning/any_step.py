@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered
 from jepa_jax.planning.absent_meshes import count_devices, lower
 from jepa_jax.planning.estimate import MemoryNeed, exchange_seconds, memory_need, verdict_of
 from jepa_jax.planning.factors import Prediction, predict, timed_kernels
+from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, find_gpus, load_table, lowering_for
 from jepa_jax.runtime.platforms import prepare_to_plan
 
@@ -41,15 +43,21 @@ class StepPlan:
     unlimited_peak_bytes: int  # the peak if XLA kept everything; the same unless it recomputes
     kernels: list[Kernel]
     prediction: Prediction
+    memory_fraction: float  # of the GPU's memory that JAX takes
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the function can have: the pool that JAX takes of the GPU."""
+        return round(self.memory_fraction * self.gpu.memory_bytes)
 
     @property
     def verdict(self) -> str:
         """ "fits", "tight" or "does not fit"."""
-        return verdict_of(self.need.total, self.gpu.memory_bytes)
+        return verdict_of(self.need.total, self.pool_bytes)
 
     @property
     def fits(self) -> bool:
-        return self.need.total <= self.gpu.memory_bytes
+        return self.need.total <= self.pool_bytes
 
     @property
     def recomputed(self) -> int:
@@ -78,8 +86,11 @@ class StepPlan:
         low, high = (1e3 * speed.samples / rate for rate in reversed(speed.predicted))
         rows: list[Row] = [
             ("peak of the compiled function (a lower bound)", gib(need.peak)),
-            ("margin: CUDA, workspace, fragmentation", gib(need.margin)),
-            ("needed", f"{gib(need.total)} of {gib(self.gpu.memory_bytes)}"),
+            ("margin: workspace of convolutions, fragmentation", gib(need.margin)),
+            (
+                f"needed, of {100 * self.memory_fraction:.0f} % of the GPU",
+                f"{gib(need.total)} of {gib(self.pool_bytes)}",
+            ),
             ("predicted time of a call", f"{1e3 * speed.seconds:,.2f} ms ({low:,.2f} to {high:,.2f})"),
             ("bound at the peak rates", f"{1e3 * speed.bound_seconds:,.2f} ms"),
             ("how far predictions are off", speed.error_text),
@@ -138,6 +149,7 @@ def plan(
     if not has_nvidia_driver():
         prepare_to_plan()  # or JAX would drop the compiler together with the driver that it misses
     card = gpu if isinstance(gpu, Gpu) else find_gpus([gpu], load_table(gpu_table))[0]
+    fraction = pool_fraction(os.environ)
     leaves, tree = jax.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS)]
     arguments = [_shape_of(leaves[i]) for i in places]
@@ -155,7 +167,7 @@ def plan(
 
     def compiled(unlimited: bool) -> tuple[int, CompiledProgram, Peak]:
         """Returns the peak in bytes, the program and what is alive at the peak."""
-        there = absent_devices(card, f"1x1x{devices}", unlimited)
+        there = absent_devices(card, f"1x1x{devices}", unlimited, fraction)
         alone = SingleDeviceSharding(there[0])
         own = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=alone) for one in arguments]
         with lowering_for(card):
@@ -173,8 +185,8 @@ def plan(
     sent = sum(wire for _, wire in hlo.collectives().values())
     exchange = exchange_seconds(sent, card, devices)
     speed = predict(kernels, card, samples=samples, mode=mode, exchange_seconds=exchange)
-    need = memory_need(top, hlo.largest_convolution_bytes(), devices=devices)
-    return StepPlan(card, devices, need, peak, unlimited, kernels, speed)
+    need = memory_need(top, hlo.largest_convolution_bytes())
+    return StepPlan(card, devices, need, peak, unlimited, kernels, speed, fraction)
 
 
 def _shape_of(array: Any) -> jax.ShapeDtypeStruct:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from jepa_jax.planning.planner import FailedPlan, Plan, Planner
 from jepa_jax.planning.run_cost import PlanContext
 from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder, program_for, trace_step
 from jepa_jax.program.config import changed_config
+from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.hardware import Gpu, find_gpus, gpu_of_device, load_table
 from jepa_jax.runtime.memory import is_out_of_memory
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
@@ -82,7 +84,8 @@ def make_plans(config: Config, options: PlanOptions, console: Console, ladder: S
             f"divide it; use a multiple of {grain}"
         )
     mesh = {"mesh.data": -1, "mesh.fsdp": devices} if options.fsdp else {}
-    requests = [Request(config, gpu, options.topology).changed(mesh) for gpu in gpus]
+    fraction = pool_fraction(os.environ)
+    requests = [Request(config, gpu, options.topology, memory_fraction=fraction).changed(mesh) for gpu in gpus]
     for flag, value in (("batch_sizes", options.batch_sizes), ("ladder", options.ladder)):
         if value and len(requests) > FEW_GPUS:
             raise UserError(f"--{flag}: not for more than {FEW_GPUS} GPUs at once; name fewer in --gpu")

@@ -67,7 +67,8 @@ class Estimate:
 
     @property
     def capacity(self) -> int:
-        return self.request.gpu.memory_bytes
+        """Bytes of each device that the step can have: the pool that JAX takes."""
+        return self.request.pool_bytes
 
     @property
     def verdict(self) -> str:
@@ -176,7 +177,7 @@ class Planner:
         beside = facts.batch_bytes * (config.prefetch + 1)  # the loader's thread holds one more
         if config.pipeline == "device":
             beside = data.num_train * element_bytes(data.spec)
-        need = memory_need(facts.peak_bytes, facts.largest_convolution_bytes, data=beside, devices=facts.devices)
+        need = memory_need(facts.peak_bytes, facts.largest_convolution_bytes, data=beside)
         return Estimate(request, label, named, facts, need, predicted_speed(facts, request))
 
     def plan(
@@ -226,14 +227,15 @@ class Planner:
         if len(found) < FEWEST_WAYS:
             found += self._fitting(request, combined_changes(request))
         found.sort(key=lambda way: -way.speed.images_per_sec)
-        larger = [gpu for gpu in self.table.values() if FITS_BELOW * gpu.memory_bytes >= estimate.need.total]
+        enough = estimate.need.total / (FITS_BELOW * request.memory_fraction)
+        larger = [gpu for gpu in self.table.values() if gpu.memory_bytes >= enough]
         smallest = sorted(larger, key=lambda gpu: gpu.memory_bytes)[:1]
         return found + self._fitting(request, [(gpu.name, {"gpu": gpu}) for gpu in smallest])
 
     def frontier(self, request: Request, budget_bytes: int = 0) -> Frontier:
         """Compiles every policy of remat with 1, 2 and 4 times the accumulation; the default budget is the card's."""
         points = self.possible([(request, *change) for change in combinations(request)])
-        return Frontier(points, budget_bytes or round(FITS_BELOW * request.gpu.memory_bytes))
+        return Frontier(points, budget_bytes or round(FITS_BELOW * request.pool_bytes))
 
     def _fitting(self, request: Request, candidates: Sequence[tuple[str, Changes]]) -> list[Estimate]:
         return [row for row in self.possible([(request, *change) for change in candidates]) if row.fits]
@@ -319,7 +321,7 @@ def part_counts(request: Request) -> list[int]:
 def enough_parts(estimate: Estimate) -> list[int]:
     """Returns into how many parts an accumulation step has to be divided to fit, as far as this estimate tells."""
     facts, need = estimate.facts, estimate.need
-    fixed = facts.state_bytes + facts.parameter_bytes + need.context + need.collectives
+    fixed = facts.state_bytes + facts.parameter_bytes
     # With accumulation the sum of the gradients is kept beside those of a part.
     room = FITS_BELOW * estimate.capacity - fixed - facts.parameter_bytes
     return [parts for parts in part_counts(estimate.request) if (need.total - fixed) / parts <= room]
@@ -374,4 +376,4 @@ def predicted_need(points: Sequence[Estimate], batch_size: int) -> float:
             slope = (need.peak - other.need.peak) / (last.batch_size - other.batch_size)
     peak = need.peak + max(0.0, slope) * (batch_size - last.batch_size)
     workspace = min(facts.largest_convolution_bytes * batch_size / last.batch_size, WORKSPACE_MOST_BYTES)
-    return peak * (1 + FRAGMENTATION) + need.data + workspace + need.context + need.collectives
+    return peak * (1 + FRAGMENTATION) + need.data + workspace

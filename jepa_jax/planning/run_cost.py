@@ -93,4 +93,4 @@ def evaluation_bytes(plan: Plan, context: PlanContext) -> int:
     features = (1 + TEST_SHARE) * train * context.feature_numbers * FEATURE_BYTES
     # Features are there twice, as extracted and scaled to unit length; k-NN compares a block of queries with all.
     needed = 2 * features + QUERIES * train * FEATURE_BYTES
-    return round(needed) + plan.estimate.facts.state_bytes + plan.estimate.need.context
+    return round(needed) + plan.estimate.facts.state_bytes

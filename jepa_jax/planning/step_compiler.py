@@ -39,6 +39,7 @@ from jepa_jax.planning.absent_gpus import (
 )
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.config import changed_config
+from jepa_jax.runtime.allocator import POOL_FRACTION
 from jepa_jax.runtime.hardware import Gpu, lowering_for
 from jepa_jax.runtime.mesh import check_batch, make_mesh
 from jepa_jax.runtime.start import cache_folder
@@ -58,6 +59,7 @@ class Request:
         data: facts of the data, if they are not those of the compiler.
         elements: of one bucket of the data, if batches are to have its size instead of the largest.
         unlimited: pretends that the GPU has endless memory, so that XLA keeps everything that it can.
+        memory_fraction: of the GPU's memory that JAX takes.
     """
 
     config: Config
@@ -66,6 +68,12 @@ class Request:
     data: DataFacts | None = None
     elements: Spec | None = None
     unlimited: bool = False
+    memory_fraction: float = POOL_FRACTION
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of each device that a step can have."""
+        return round(self.memory_fraction * self.gpu.memory_bytes)
 
     @property
     def devices(self) -> int:
@@ -198,7 +206,7 @@ class StepCompiler:
         by_config = self._config_digest(request)
         if kept := self._read(by_config):
             return pool.submit(self._write, kept)
-        devices = absent_devices(request.gpu, request.topology, request.unlimited)
+        devices = absent_devices(request.gpu, request.topology, request.unlimited, request.memory_fraction)
         data = request.data or self.data
         elements = batch_spec(request.config, request.elements or data.spec)
         batch = abstract_batch(elements, request.config.data.batch_size)
@@ -251,7 +259,8 @@ def _digest(request: Request, *program: str) -> str:
     """Returns a digest of a program, its target, and everything else that decides about the compiled result."""
     versions = [f"{name} {metadata.version(name)}" for name in (*PACKAGES, *installed_wheels())]
     settings = [str(jax.config.values[name]) for name in SETTINGS] + [str(COMPILER_OPTIONS)]
-    target = [target_config(request.gpu, request.unlimited), request.topology, os.environ.get("XLA_FLAGS", "")]
+    own = target_config(request.gpu, request.unlimited, request.memory_fraction)
+    target = [own, request.topology, os.environ.get("XLA_FLAGS", "")]
     return hashlib.sha256("\0".join([*program, *target, *settings, *versions]).encode()).hexdigest()[:32]
 
 

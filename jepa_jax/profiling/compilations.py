@@ -107,6 +107,11 @@ class CompiledStep:
         self.total_flops += program.flops
         return program.compiled(state, batch)
 
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of a device that the newest program needs, its arguments included."""
+        return next(reversed(self._programs.values())).compiled.memory_analysis().peak_memory_in_bytes
+
     def were_alike(self, steps: int) -> bool:
         """Returns whether the last steps, at most REMEMBERED, ran the same program."""
         return all(program is self._ran[-1] for program in list(self._ran)[-steps:])

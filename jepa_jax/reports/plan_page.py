@@ -78,7 +78,7 @@ def cards_table(plans: Sequence[Plan], context: PlanContext) -> parts.Table:
 
 
 def memory_bar(estimate: Estimate) -> parts.StackedBars:
-    """Returns the memory that a step needs as a divided bar; a labelled line marks the memory of the card."""
+    """Returns the memory that a step needs as a divided bar; a labelled line marks what JAX takes of the card."""
     need, whole = estimate.need, max(estimate.capacity, estimate.need.total)
     named = zip(PART_STYLES, memory_parts(estimate).items(), strict=True)
     shown = [(style, name, size) for style, (name, size) in named if size]
@@ -88,7 +88,7 @@ def memory_bar(estimate: Estimate) -> parts.StackedBars:
         pieces,
         width=100 * need.total / whole,
         mark=100 * estimate.capacity / whole,
-        mark_label=f"card: {gib(estimate.capacity)}",
+        mark_label=f"JAX takes {gib(estimate.capacity)}",
     )
     return parts.StackedBars([bar], legend)
 

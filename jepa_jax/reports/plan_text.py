@@ -12,7 +12,6 @@ from jepa_jax.planning.planner import BATCH_GRAIN, Estimate, FailedPlan, Frontie
 from jepa_jax.planning.run_cost import PlanContext, evaluation_bytes, run_cost
 from jepa_jax.program.optim import scaled_learning_rate
 from jepa_jax.reports.tables import text_table
-from jepa_jax.runtime.allocator import POOL_FRACTION, POOL_VARIABLE
 
 FACTS_IN_JSON = (
     "argument_bytes", "temp_bytes", "parameter_bytes", "optimizer_bytes", "target_bytes", "alias_bytes",
@@ -35,12 +34,10 @@ class PlanTable(NamedTuple):
 
 def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
     """Returns the lines of the whole plan of a config called `name`."""
-    estimate = plan.estimate
     blocks = [
         [f"{name} on {plan.request.describe()}"],
         memory_lines(plan, context),
         speed_lines(plan, context),
-        pool_lines(estimate) if estimate.fits else [],
         *map(table_lines, plan_tables(plan)),
     ]
     return [line for block in blocks if block for line in ("", *block)]
@@ -69,12 +66,10 @@ def memory_lines(plan: Plan, context: PlanContext) -> list[str]:
         *((name, parts[name]) for name in list(parts)[:-2] if name != "EMA target" or parts[name]),
         ("peak of the compiled step (a lower bound)", need.peak),
         ("data on the device beside it", need.data),
-        ("margin: CUDA context and libraries", need.context),
         ("margin: workspace of convolutions", need.workspace),
-        *([("margin: buffers of collectives", need.collectives)] if need.collectives else []),
         ("margin: fragmentation", need.fragmentation),
         ("needed", need.total),
-        ("memory of the GPU", capacity),
+        (f"memory that JAX takes, {100 * plan.request.memory_fraction:.0f} % of the GPU", capacity),
     ]
     limits = f"fits up to {100 * FITS_BELOW:.0f} %, tight up to 100 %"
     lines = [
@@ -108,13 +103,7 @@ def variant_table(plan: Plan) -> PlanTable:
     rows = [[*estimate_cells(estimate), largest_text(largest)] for estimate, largest in plan.largest]
     rows += [[*estimate_cells(estimate), ""] for estimate in plan.batches]
     note = accumulation_note(plan.estimate, [estimate for estimate, _ in plan.largest])
-    others = [largest.estimate for _, largest in plan.largest if largest.estimate] + plan.batches
-    if any(pool_lines(estimate) for estimate in others):
-        note += (
-            f" Batches that need more than the {100 * POOL_FRACTION:.0f} % of the memory that JAX takes, such as the "
-            f"largest ones, need {POOL_VARIABLE}=0.95 in the environment."
-        )
-    return PlanTable("variants", [*ESTIMATE_COLUMNS, "largest batch"], rows, note.strip())
+    return PlanTable("variants", [*ESTIMATE_COLUMNS, "largest batch"], rows, note)
 
 
 def accumulation_note(base: Estimate, changed: Sequence[Estimate]) -> str:
@@ -145,16 +134,6 @@ def changes_table(title: str, base: Estimate, changed: Sequence[Estimate], note:
     """Returns changes of an estimate with the flags that make them."""
     rows = [[*estimate_cells(row), flags(row)] for row in changed]
     return PlanTable(title, [*ESTIMATE_COLUMNS, "flags"], rows, note + accumulation_note(base, changed))
-
-
-def pool_lines(estimate: Estimate, fraction: float = POOL_FRACTION) -> list[str]:
-    """Returns what to set if JAX, which takes `fraction` of the memory, takes too little; otherwise nothing."""
-    if estimate.need.pool <= fraction * estimate.capacity:
-        return []
-    enough = min(0.95, -(-estimate.need.pool * 100 // estimate.capacity) / 100 + 0.02)
-    return [
-        f"JAX takes {100 * fraction:.0f} % of the memory, less than this step needs: set {POOL_VARIABLE}={enough:.2f}"
-    ]
 
 
 def speed_lines(plan: Plan, context: PlanContext) -> list[str]:
@@ -352,7 +331,7 @@ def failed_json(failed: FailedPlan) -> dict[str, Any]:
     """Returns the JSON object of a GPU for which the step could not be compiled."""
     request = failed.request
     what = {"gpu": request.gpu.key, "topology": request.topology, "batch_size": request.config.data.batch_size}
-    return what | {"capacity_bytes": request.gpu.memory_bytes, "verdict": FAILED, "fits": False, "error": failed.reason}
+    return what | {"capacity_bytes": request.pool_bytes, "verdict": FAILED, "fits": False, "error": failed.reason}
 
 
 def row_json(estimate: Estimate) -> dict[str, Any]:

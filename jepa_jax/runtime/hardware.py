@@ -79,6 +79,11 @@ def compute_capability() -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
+def is_gpu_here() -> bool:
+    """Returns whether programs are traced for a GPU of this machine."""
+    return _lowered_for.get() is None and compute_capability() is not None
+
+
 def load_table(extra: str | pathlib.Path | None = None) -> dict[str, Gpu]:
     """Returns the GPUs of `hardware.toml` and those of a file of the user's, which replace entries of the same key."""
     table: dict[str, Gpu] = {}

@@ -5,8 +5,11 @@ import pathlib
 import re
 import resource
 import sys
+from typing import Any
 
 import psutil
+
+from jepa_jax.base.text import gib
 
 # What malloc, XLA, CUDA, LLVM, Python and the dynamic loader say, in lower case.
 _WORDS = (
@@ -40,6 +43,17 @@ def is_out_of_memory(message: str | BaseException) -> bool:
     wanted = _WORDS + _LIBRARY_WORDS + (_THREAD_WORDS if is_limited else ())
     lines = [line for line in text.lower().splitlines() if not any(words in line for words in _HARMLESS)]
     return any(words in line for line in lines for words in wanted)
+
+
+def pool_doubt(peak_bytes: int, device: Any) -> str:
+    """Returns a warning if a compiled program needs more than the pool of a device; "" on a device without one."""
+    pool = (device.memory_stats() or {}).get("bytes_limit")
+    if pool is None or peak_bytes <= pool:
+        return ""
+    return (
+        f"{device.device_kind}: the step needs {gib(peak_bytes)} of the {gib(pool)} that JAX takes, and will run out "
+        "of memory; jepa-jax plan --gpu=here with the same --config says what fits"
+    )
 
 
 def free_bytes() -> int:

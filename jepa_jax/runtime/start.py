@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jepa_jax.config.groups import Config
-from jepa_jax.runtime.allocator import keep_freed_memory
+from jepa_jax.runtime.allocator import prepare_allocators
 from jepa_jax.runtime.compile_cache import verify_compile_cache
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.runtime.peers import check_same, connect
@@ -19,7 +19,7 @@ CACHED_FROM = "jax_persistent_cache_min_compile_time_secs"
 def setup(config: Config) -> Mesh:
     """Prepares the process, connects it to others where the environment asks for it, and returns the mesh."""
     import_jax()  # silences the CUDA plugin where there is no driver
-    keep_freed_memory()
+    prepare_allocators(os.environ)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML's numbers and CUDA's agree
     if config.train.deterministic:
         make_deterministic()

@@ -23,6 +23,7 @@ from jepa_jax.profiling.profiler import NullProfiler, Profiler
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage
 from jepa_jax.profiling.trace import TraceWindow
+from jepa_jax.runtime.memory import pool_doubt
 from jepa_jax.runtime.peers import is_first, sum_over_processes
 from jepa_jax.training.progress import Loop, Progress
 from jepa_jax.training.setup import Run
@@ -99,6 +100,9 @@ class Recorder(contextlib.ExitStack):
         if not self.train_step.is_ready_for(batch):
             with self.timeline.section(Section.COMPILE):
                 self.train_step.compile(loop.state, batch)
+            doubt = pool_doubt(self.train_step.peak_bytes, jax.local_devices()[0])
+            if doubt and self._run.config.profile.plan:
+                self._console.warn(doubt)
             if self.train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()

@@ -64,7 +64,6 @@ def train(
     with contextlib.ExitStack() as stack:
         with signals_raise(), fail_all():
             run = prepare(config, folder, console, hooks, data)
-            hooks.check_memory(config, run.program, run.facts, console)
             stack.enter_context(hold(run, resume, allow_changed))
             start_folder(run)
         with fail_all(Interrupted, Diverged), explaining_out_of_memory(run):

@@ -39,12 +39,10 @@ class Hooks:
     """What higher layers add to a run; by default nothing.
 
     Attributes:
-      check_memory: called before anything is compiled; may warn that the step will not fit.
       explain_out_of_memory: called when memory ran out; returns what to tell the user, or "" for general advice.
       write_report: called with the folder of a run when it ends, for whatever reason.
     """
 
-    check_memory: Callable[[Config, Program, DataFacts, Console], object] = lambda *_: None
     explain_out_of_memory: Callable[[Config, Program, DataFacts, Console], str] = lambda *_: ""
     write_report: Callable[[pathlib.Path], object] = lambda *_: None
 

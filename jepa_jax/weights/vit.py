@@ -156,7 +156,7 @@ def hf_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin:
 
 def vit_module(facts: Mapping[str, Any], image_size: int, channels: int) -> ViT:
     """Returns the ViT that `ViT.structure` facts describe, to be filled with weights."""
-    options = BlockOptions(*(facts[name] for name in BlockOptions._fields))
+    options = BlockOptions.of(facts)
     return ViT(
         facts["width"], facts["depth"], facts["heads"], image_size=image_size, patch_size=facts["patch_size"],
         pool="cls" if facts["cls_token"] else "mean", cls_token=facts["cls_token"], positions=facts["positions"],

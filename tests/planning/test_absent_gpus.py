@@ -18,10 +18,11 @@ def test_topologies_are_slices_hosts_and_gpus():
             num_devices(wrong)
 
 
-def test_the_compiler_is_told_of_the_memory_of_the_card_unless_asked_for_the_need_without_a_limit():
-    """With the real size XLA recomputes values to fit, as it will on the real card."""
+def test_the_compiler_keeps_to_the_pool_that_training_will_have_unless_asked_for_the_need_without_a_limit():
+    """XLA recomputes to stay within 95 % of the pool on a card, and of 80 % of the memory where there is none."""
     text = target_config(TABLE["h100"])
-    assert f"device_memory_size: {TABLE['h100'].memory_bytes}" in text and "core_count: 132" in text
+    assert f"device_memory_size: {round(0.9 * TABLE['h100'].memory_bytes / 0.8)}" in text and "core_count: 132" in text
+    assert f"device_memory_size: {TABLE['h100'].memory_bytes}" in target_config(TABLE["h100"], memory_fraction=0.8)
     assert "device_memory_size: 4398046511104" in target_config(TABLE["h100"], unlimited=True)
     assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in text
     assert "ACCELERATED" not in target_config(TABLE["rtx4090"])

@@ -76,7 +76,7 @@ def test_several_gpus_get_a_plan_each():
     requests = [Request(config, TABLE[name]) for name in ("rtx4080", "h100")]
     small, large = (Planner(LineCompiler(), TABLE).plan(request, batch_sizes=(64, 128)) for request in requests)
     assert (small.request.gpu.key, large.request.gpu.key) == ("rtx4080", "h100")
-    assert small.estimate.capacity == TABLE["rtx4080"].memory_bytes
+    assert small.estimate.capacity == round(0.9 * TABLE["rtx4080"].memory_bytes)
     assert small.largest[0][1].batch_size < large.largest[0][1].batch_size
     assert [row.batch_size for row in large.batches] == [64, 128]
     assert [row.label for row, _ in large.largest] == LABELS
@@ -114,10 +114,9 @@ def test_a_model_that_is_too_large_is_divided_by_fsdp():
 
 
 def test_the_margin_is_stated_part_by_part():
-    need = memory_need(5 * GIB, 10 * GIB, data=7, devices=8)
-    assert need.total == need.peak + 7 + need.context + need.workspace + need.collectives + need.fragmentation
-    assert need.workspace == GIB and need.collectives > 0  # the workspace is capped
-    assert memory_need(5 * GIB, 0).collectives == 0
+    need = memory_need(5 * GIB, 10 * GIB, data=7)
+    assert need.total == need.peak + 7 + need.workspace + need.fragmentation
+    assert need.workspace == GIB  # capped
 
 
 def test_data_beside_the_step_is_the_set_or_the_batches_that_wait():
@@ -130,7 +129,7 @@ def test_data_beside_the_step_is_the_set_or_the_batches_that_wait():
 @pytest.mark.parametrize("share, verdict", [(0.9, FITS), (0.97, TIGHT), (1.05, NO)])
 def test_verdicts(share, verdict):
     plan, _ = line_plan(variants=False)
-    gpu = dataclasses.replace(TABLE["rtx4090"], memory_bytes=round(plan.estimate.need.total / share))
+    gpu = dataclasses.replace(TABLE["rtx4090"], memory_bytes=round(plan.estimate.need.total / share / 0.9))
     request = dataclasses.replace(plan.request, gpu=gpu)
     assert dataclasses.replace(plan.estimate, request=request).verdict == verdict
 

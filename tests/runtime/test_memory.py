@@ -7,8 +7,8 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime import memory
-from jepa_jax.runtime.allocator import pool_fraction
-from jepa_jax.runtime.memory import free_bytes, is_out_of_memory, peak_bytes, reset_peak
+from jepa_jax.runtime.allocator import pool_fraction, prepare_allocators
+from jepa_jax.runtime.memory import free_bytes, is_out_of_memory, peak_bytes, pool_doubt, reset_peak
 
 MB = 2**20
 
@@ -60,11 +60,37 @@ def test_the_peak_of_the_process_can_be_reset():
 
 
 def test_the_share_of_the_pool_is_read_from_the_environment():
-    assert pool_fraction({}) == 0.75
+    assert pool_fraction({}) == 0.9
     assert pool_fraction({"XLA_CLIENT_MEM_FRACTION": ".9"}) == 0.9
     assert pool_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}) == 0.5
     with pytest.raises(UserError, match="XLA_CLIENT_MEM_FRACTION = much"):
         pool_fraction({"XLA_CLIENT_MEM_FRACTION": "much"})
+
+
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        ({}, {"XLA_CLIENT_MEM_FRACTION": "0.9"}),
+        ({"XLA_CLIENT_MEM_FRACTION": ".5"}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}),
+    ],
+)
+def test_runs_set_the_share_unless_a_variable_names_one(given, found):
+    prepare_allocators(given)
+    assert given == found
+
+
+def test_a_program_is_doubted_that_needs_more_than_the_pool():
+    class Device:
+        device_kind = "NVIDIA L4"
+
+        def memory_stats(self):
+            return {"bytes_limit": 100 * MB}
+
+    assert pool_doubt(100 * MB, Device()) == ""
+    assert "NVIDIA L4: the step needs 0.20 GiB of the 0.10 GiB that JAX takes" in pool_doubt(200 * MB, Device())
+    Device.memory_stats = lambda self: None  # a CPU
+    assert pool_doubt(200 * MB, Device()) == ""
 
 
 @pytest.mark.parametrize("limited, free", [("job", 35), ("job/task", 35), ("other", None), (".", 35)])

@@ -176,15 +176,12 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         return f"{config.data.batch_size} of {facts.num_train} images are too many"
 
     hooks = Hooks(
-        check_memory=lambda config, program, facts, console: calls.append(
-            (facts.num_classes, program.length.total_steps)
-        ),
         explain_out_of_memory=explain,
         write_report=lambda folder: calls.append(folder),
     )
     config = tiny_config(mesh__data=1, train__max_steps=1, eval__untrained=False, profile__enabled=False)
     train(config, tmp_path / "a", console=Silent(), hooks=hooks)
-    assert calls == [(10, 1), tmp_path / "a"]
+    assert calls == [tmp_path / "a"]
     monkeypatch.setattr(Steps, "dispatch", no_memory)
     with pytest.raises(UserError, match="16 of 96 images are too many"):
         train(config, tmp_path / "b", console=Silent(), hooks=hooks)

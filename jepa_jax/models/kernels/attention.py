@@ -1,12 +1,15 @@
 """Softmax attention that is fast everywhere, with one meaning: softmax(q k' / sqrt(d)) v for each head.
 
 Which formulation a program holds is settled when it is lowered, as for convolutions. On CPUs heads are batches of plain
-matrix products with a gradient that reuses the softmax of the forward pass; on NVIDIA GPUs from Ampere on
-self-attention is one fused kernel, the same whether a step is trained or planned; elsewhere it is XLA's.
+matrix products with a gradient that reuses the softmax of the forward pass. On NVIDIA GPUs from Ampere on
+self-attention is fused, so that the matrix of scores is never written: by cuDNN, or by a kernel of our own
+(`fused_attention.py`) for what cuDNN does not take and for GPUs that are not there. Elsewhere it is XLA's.
 """
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +21,33 @@ from jepa_jax.base.scope import Scope
 from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.kernels.linear import materialize
 from jepa_jax.models.remat import product
-from jepa_jax.runtime.hardware import MULTIPROCESSORS, compute_capability
+from jepa_jax.runtime.hardware import MULTIPROCESSORS, compute_capability, is_gpu_here
 
 FUSED_LENGTH = 64  # tokens from which on the kernel for GPUs is used
 FUSED_BLOCKS = (64, 32, 16)  # tokens of a block of scores in it, the fastest first
 AMPERE = (8, 0)  # compute capability of the first GPUs that have bfloat16 and that Triton compiles for
 MASKED_SCORE = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
+CUDNN_WIDTH, CUDNN_GRAIN = 128, 8  # widest head that cuDNN takes on all of these GPUs, and what divides its width
+AUTO, CUDNN, KERNEL, XLA = "auto", "cudnn", "kernel", "xla"
+IMPLEMENTATIONS = (AUTO, CUDNN, KERNEL, XLA)  # values of `model.attention`
 # The scope in which exported programs are traced, which run without this package.
 without_gpu_kernels = Scope("without_gpu_kernels")
+
+
+def self_attention(qkv: Float[Array, "b n heads d"], implementation: str = AUTO) -> Float[Array, "b n heads/3 d"]:
+    """Returns attention outputs of queries, keys and values, whose heads stand behind each other in `qkv`.
+
+    Args:
+      implementation: on NVIDIA GPUs: `cudnn`, `kernel`, `xla`, or `auto` for the first of them that applies.
+    """
+
+    def split(formulation: Callable[..., Array]) -> Callable[[Array], Array]:
+        return lambda qkv: formulation(*jnp.split(qkv, 3, axis=2))
+
+    if forward_mode:
+        return split(_plain)(qkv)
+    on_cuda = _fused_formulation(qkv.shape, qkv.dtype, implementation) or split(_unfused())
+    return product(lax.platform_dependent(qkv, cpu=split(_on_cpu), cuda=on_cuda, default=split(_plain)))
 
 
 def attention(
@@ -38,26 +60,76 @@ def attention(
     if forward_mode:
         return _plain(q, k, v, mask)
     masks = () if mask is None else (mask,)
-    on_cuda = _plain
-    if (compute_capability() or AMPERE) < AMPERE:
-        on_cuda = _in_float32
-    elif not (without_gpu_kernels or masks or q.shape != k.shape or q.shape[1] < FUSED_LENGTH):
-        # A new function for each call: JAX would reuse the trace of another GPU.
-        if block := fused_block(q.shape[-1], q.dtype.itemsize):
-            on_cuda = functools.partial(_on_cuda, block=block)
+    on_cuda = _unfused()
+    if mask is None and q.shape == k.shape:
+        batch, length, heads, width = q.shape
+        if fused := _fused_formulation((batch, length, 3 * heads, width), q.dtype, AUTO):
+            on_cuda = functools.partial(_joined, fused)
     return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=on_cuda, default=_plain))
 
 
-def fused_block(width: int, itemsize: int) -> int:
-    """Returns the tokens per block of the kernel on the GPU that the program is for; 0 if its memory is too small.
+def _joined(fused: Callable[[Array], Array], q: Array, k: Array, v: Array) -> Array:
+    return fused(jnp.concatenate([q, k, v], axis=2))
 
-    The kernel of the backward pass holds three blocks of heads and one of scores in shared memory.
-    """
-    capability = compute_capability() or (8, 6)
-    padded = 1 << (width - 1).bit_length()  # Triton's arrays are powers of two
-    limit = MULTIPROCESSORS.get(capability, MULTIPROCESSORS[8, 6])[1]
-    fitting = [block for block in FUSED_BLOCKS if block * ((3 * padded + block) * itemsize + 4) <= limit]
-    return next(iter(fitting), 0)
+
+def _unfused() -> Callable[..., Array]:
+    """Returns XLA's formulation for the GPU that the program is for; before Ampere there are no bfloat16 products."""
+    return _in_float32 if (compute_capability() or AMPERE) < AMPERE else _plain
+
+
+def _fused_formulation(shape: tuple[int, ...], dtype: Any, implementation: str) -> Callable[[Array], Array] | None:
+    """Returns the fused formulation for joined queries, keys and values of this shape; None to let XLA do it."""
+    capability = compute_capability() or AMPERE
+    short = implementation == AUTO and shape[1] < FUSED_LENGTH
+    if without_gpu_kernels or implementation == XLA or capability < AMPERE or short:
+        return None
+    if implementation != KERNEL and _cudnn_applies(shape, dtype):
+        return functools.partial(_per_device, _by_cudnn)
+    block = fused_block(shape[-1], dtype.itemsize)
+    # A new function for each call: JAX would reuse the trace of another GPU.
+    return functools.partial(_per_device, functools.partial(_by_kernel, block=block)) if block else None
+
+
+def _cudnn_applies(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Returns whether cuDNN takes such heads on the GPU of this process; plans cannot ask it."""
+    width, halves = shape[-1], dtype in (jnp.bfloat16, jnp.float16)
+    if not is_gpu_here() or not halves or width > CUDNN_WIDTH or width % CUDNN_GRAIN:
+        return False
+    heads = jax.ShapeDtypeStruct((*shape[:2], shape[2] // 3, width), dtype)
+    try:
+        jax.eval_shape(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads)
+    except (RuntimeError, NotImplementedError, ValueError):  # cuDNN is missing, too old, or refuses the shape
+        return False
+    return True
+
+
+def _by_cudnn(qkv: Array) -> Array:
+    return jax.nn.dot_product_attention(*jnp.split(qkv, 3, axis=2), implementation="cudnn")
+
+
+def _by_kernel(qkv: Array, *, block: int) -> Array:
+    from jepa_jax.models.kernels.fused_attention import fused_attention  # imports Pallas, which takes 0.3 s
+
+    return fused_attention(qkv, block)
+
+
+def _per_device(fused: Callable[[Array], Array], qkv: Array) -> Array:
+    """Applies a kernel, which XLA does not divide: each device attends to its own images."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1:
+        return fused(qkv)
+    split = PartitionSpec(mesh.axis_names)
+    return jax.shard_map(fused, in_specs=split, out_specs=split, check_vma=False)(qkv)
+
+
+def fused_block(width: int, itemsize: int) -> int:
+    """Returns the tokens per block of the kernel on the GPU that the program is for; 0 if its memory is too small."""
+    try:
+        from jepa_jax.models.kernels.fused_attention import shared_bytes
+    except ImportError:  # a version of JAX without Pallas for Triton
+        return 0
+    limit = MULTIPROCESSORS.get(compute_capability() or (8, 6), MULTIPROCESSORS[8, 6])[1]
+    return next((block for block in FUSED_BLOCKS if shared_bytes(width, block, itemsize) <= limit), 0)
 
 
 def store_gradient(x: Array) -> Array:
@@ -94,29 +166,6 @@ def _on_cpu(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     bias = jnp.zeros(()) if mask is None else jnp.repeat(jnp.where(mask, 0.0, MASKED_SCORE), heads, axis=0)[:, None, :]
     mixed = _heads(q, k, v, bias).reshape(batch, heads, length, width)
     return jnp.swapaxes(mixed, 1, 2).astype(dtype)
-
-
-def _on_cuda(q: Array, k: Array, v: Array, *, block: int) -> Array:
-    """Computes blocks of scores in fast memory (a Triton kernel): the matrix of all scores is never written."""
-    mesh = jax.sharding.get_abstract_mesh()
-    fused = functools.partial(_fused, block=block)
-    if mesh.size <= 1:
-        return fused(q, k, v)
-    split = PartitionSpec(mesh.axis_names)  # XLA does not divide a kernel: each device attends to its own images
-    return jax.shard_map(fused, in_specs=(split,) * 3, out_specs=split, check_vma=False)(q, k, v)
-
-
-def _fused(q: Array, k: Array, v: Array, *, block: int, interpret: bool = False) -> Array:
-    from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
-
-    batch, length, _, width = q.shape
-    padding = -length % block
-    q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
-    # Tokens attend to those of their own segment, and padding is another one.
-    segments = jnp.broadcast_to(jnp.arange(length + padding) < length, (batch, length + padding)).astype(jnp.int32)
-    blocks = BlockSizes(*[block] * 6)
-    mixed = mha(q, k, v, segments, sm_scale=1 / math.sqrt(width), block_sizes=blocks, interpret=interpret)
-    return mixed[:, :length]
 
 
 def _by_head(x: Array) -> Array:

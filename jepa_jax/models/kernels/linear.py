@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import PartitionSpec
 
 from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.remat import product
@@ -80,6 +81,25 @@ def _sums(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
     """Returns products in float32 at least: only for these have CPUs instructions that multiply bfloat16 faster."""
     wide = jnp.promote_types(a.dtype, jnp.float32)
     return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=wide)
+
+
+def row_major(x: Array) -> Array:
+    """Returns x, which NVIDIA GPUs store in the order of its axes, and its gradient too.
+
+    XLA would keep the tokens of some models with the batch innermost, and transpose them in every block.
+    """
+
+    def constrain(x: Array) -> Array:
+        return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+    def on_cuda(x: Array) -> Array:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.size <= 1:
+            return constrain(x)
+        split = PartitionSpec(mesh.axis_names)  # XLA would gather what it is to lay out
+        return jax.shard_map(constrain, in_specs=split, out_specs=split, check_vma=False)(x)
+
+    return x if forward_mode else lax.platform_dependent(x, cuda=on_cuda, default=lambda x: x)
 
 
 def materialize(x: Array) -> Array:
