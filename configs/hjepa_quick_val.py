@@ -5,8 +5,9 @@
 6,526,848 trainable parameters of 12,051,264 (jepa-jax describe). Images are enlarged to 224 pixels on the device.
 Encoder, predictor, level weights, masks, crop, flip, colour jitter, AdamW, rate, schedule, batch and seed are those of
 the published run. Ours by design: levels pool the 2-D grid, masked tokens are dropped, views are resized bilinearly
-and normalised by the statistics of CIFAR-10, GPUs compute in bfloat16, and the VICReg term compares two views of one
-image, with weights of its own. The published run names the term and ignores it, and collapsed; here collapse is watched.
+and normalised by the statistics of CIFAR-10, GPUs compute in bfloat16, and the VICReg term compares two views
+of one image, with weights of its own. The published run names the term and ignores it, and collapsed; here collapse is
+watched.
 """
 
 import ml_collections
