@@ -120,7 +120,7 @@ class BlockOptions(NamedTuple):
     @classmethod
     def of(cls, facts: Mapping[str, Any], attention: str = AUTO) -> "BlockOptions":
         """Returns the options of an encoder that `ViT.structure` describes."""
-        return cls(*(facts[name] for name in cls._fields[:-1]), attention)
+        return cls(**{name: facts[name] for name in cls._fields[:-1]}, attention=attention)
 
 
 DEFAULT_OPTIONS = BlockOptions()

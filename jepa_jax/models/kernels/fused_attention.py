@@ -56,7 +56,8 @@ def _fused_forward(qkv: Array, block: int, interpret: bool) -> tuple[Array, tupl
 
 
 def _fused_backward(block: int, interpret: bool, kept: tuple[Array, ...], dout: Array) -> tuple[Array]:
-    return (_backward(*kept, dout, block, interpret),)
+    qkv, out, lse = kept
+    return (_backward(qkv, out, lse, dout, block, interpret),)
 
 
 fused_attention.defvjp(_fused_forward, _fused_backward)
