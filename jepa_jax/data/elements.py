@@ -16,12 +16,11 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Source, Spec, sample
-from jepa_jax.data.in_memory import Arrays, InMemorySource
+from jepa_jax.data.in_memory import Arrays, InMemorySource, numbered_classes
 
 OTHER_NAMES = {"img": "image", "fine_label": "label", "labels": "label"}
 MOST_ELEMENTS = 2**32  # that Grain can shuffle
 COUNTED = 1000  # elements whose labels are looked at where classes have no names
-LEAST_CLASSES = 10  # so that a test split in which the last class is missing has as many as train
 REFUSED_TYPES = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -144,7 +143,7 @@ class ElementSource:
         if names:
             return tuple(map(str, names))
         highest = max(int(self._element(int(index))["label"]) for index in sample(len(self), COUNTED))
-        return tuple(map(str, range(max(LEAST_CLASSES, 1 + highest))))
+        return numbered_classes(highest)
 
 
 def _words(found: tuple[tuple[int, ...], np.dtype] | None) -> str:

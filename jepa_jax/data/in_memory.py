@@ -10,8 +10,17 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
+from jepa_jax.data.readers.bounded import check_classes
+
+LEAST_CLASSES = 10
 
 Arrays = dict[str, np.ndarray]  # [N, ...] each, e.g. {"image": uint8 [N, H, W, C], "label": int32 [N]}
+
+
+def numbered_classes(highest: int) -> tuple[str, ...]:
+    """Returns names for classes up to a number; ten at least, so that a test split may lack the last one."""
+    check_classes(highest, "data: 'label'")
+    return tuple(map(str, range(max(LEAST_CLASSES, int(highest) + 1))))
 
 
 class InMemorySource:
@@ -25,8 +34,7 @@ class InMemorySource:
         self.spec = {key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for key, array in arrays.items()}
         self.classes = classes
         if "label" in arrays and not classes:
-            # At least ten, so that a test split in which the last class is missing has as many classes as train.
-            self.classes = tuple(str(i) for i in range(max(10, int(arrays["label"].max()) + 1)))
+            self.classes = numbered_classes(arrays["label"].max())
 
     def __len__(self) -> int:
         return self._length

@@ -24,6 +24,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import file_digest, make_folder, write_atomically
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.readers.bounded import read_image_file
 from jepa_jax.data.readers.folder import EXTENSIONS
 from jepa_jax.data.readers.npz import read_npz_file
 from jepa_jax.evals.features import FeatureCache, Split, delayed_by_one
@@ -190,7 +191,7 @@ def _computed(embedder: Embedder, root: pathlib.Path, names: Sequence[str], skip
 
     def read(name: str) -> np.ndarray | None:
         try:
-            photo = Photo((root / name).read_bytes(), embedder.channels)
+            photo = Photo(read_image_file(root / name), embedder.channels)
             return centre_crop(photo, embedder.size, embedder.shorter_side)
         except UserError:
             raise

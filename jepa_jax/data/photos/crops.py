@@ -20,6 +20,7 @@ from jepa_jax.data.augment import CROP_TRIES, central_box
 from jepa_jax.data.contract import Spec
 from jepa_jax.data.photos.decode import Photo, opencv
 
+MOST_ASPECT = 16  # of what is resized before it is cropped: a strip of 20,000 x 1 pixels would take gigabytes
 DRAWS = 2 * CROP_TRIES + 3  # areas, aspects, row, column, whether to crop at all
 
 
@@ -133,11 +134,11 @@ def centre_crop(photo: Photo, size: int, shorter_side: int = 0) -> np.ndarray:
     """
     shorter_side = shorter_side or size
     height, width = photo.size
+    if photo.is_array or max(height, width) > MOST_ASPECT * min(height, width):
+        return centre_of(photo.pixels(), size, shorter_side)
     scale = shorter_side / min(height, width)
     height, width = max(shorter_side, round(height * scale)), max(shorter_side, round(width * scale))
     top, left = (height - size) // 2, (width - size) // 2
-    if photo.is_array:
-        return centre_of(photo.pixels(), size, shorter_side)
     image = photo.image(1 / (2 * scale)).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image.crop((left, top, left + size, top + size))).reshape(size, size, -1)
 
@@ -145,6 +146,6 @@ def centre_crop(photo: Photo, size: int, shorter_side: int = 0) -> np.ndarray:
 def centre_of(pixels: np.ndarray, size: int, shorter_side: int = 0) -> np.ndarray:
     """Returns what `centre_crop` does, of an array [H, W, C] of any number of channels."""
     height, width, _ = pixels.shape
-    kept = round(min(height, width) * size / (shorter_side or size))
+    kept = max(1, round(min(height, width) * size / (shorter_side or size)))
     top, left = (height - kept) // 2, (width - kept) // 2
     return resized(pixels[top : top + kept, left : left + kept], size)

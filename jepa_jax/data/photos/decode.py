@@ -7,11 +7,17 @@ Arrays of any number of channels come from .npy files and, with the package tiff
 
 import functools
 import io
-from typing import Any
+import itertools
+import math
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from jepa_jax.data.readers.bounded import check_values
+
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+MODE_BYTES = 4  # that Pillow keeps per pixel, at most
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
 # Of what the files hold, whatever their names say; Pillow would run a program for some others.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -36,9 +42,9 @@ class Photo:
         self._stored: Any = None
         self._array: np.ndarray | None = None
         if content.startswith(NPY_MAGIC):
-            self._array = as_levels(np.load(io.BytesIO(content), allow_pickle=False), channels)
+            self._array = as_levels(read_array(io.BytesIO(content), len(content)), channels)
         elif channels not in MODES and content.startswith(TIFF_MAGICS):
-            self._array = as_levels(read_tiff(content), channels)
+            self._array = as_levels(read_tiff(content, channels), channels)
         if self._array is not None:
             self.size = self._array.shape[:2]
             return
@@ -47,6 +53,7 @@ class Photo:
         self._content = content
         self._stored = Image.open(io.BytesIO(content), formats=FORMATS)
         width, height = self._stored.size
+        check_values(height * width * MODE_BYTES, len(content))
         self._orientation = self._stored.getexif().get(ORIENTATION, 1)
         self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
 
@@ -108,6 +115,8 @@ def eight_bits(array: np.ndarray) -> np.ndarray:
         return array
     if array.dtype == bool:
         return array.astype(np.uint8) * np.uint8(255)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{array.dtype}; store uint8, uint16, or floats in 0..1")
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if array.dtype.kind == "f":
         if not (low >= 0 and high <= 1):
@@ -137,15 +146,35 @@ def as_levels(array: np.ndarray, channels: int) -> np.ndarray:
     return eight_bits(array)
 
 
-def read_tiff(content: bytes) -> np.ndarray:
+def read_array(stream: IO[bytes], size: int) -> np.ndarray:
+    """Returns the array of a .npy file of `size` bytes; raises ValueError unless they are what its header claims."""
+    version = np.lib.format.read_magic(stream)
+    if version not in HEADERS:
+        raise ValueError(f"has version {version} of the format")
+    shape, _, dtype = HEADERS[version](stream)
+    claimed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if dtype.hasobject:  # numpy would advise to trust the file
+        raise ValueError("an array holds Python objects instead of numbers")
+    if claimed != held:
+        raise ValueError(f"claims {claimed:,} bytes, which the file does not hold")
+    stream.seek(0)
+    return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def read_tiff(content: bytes, channels: int) -> np.ndarray:
     """Returns the bands of a TIFF file as [H, W, C], however they are stored."""
     tifffile = _tifffile()
     with tifffile.TiffFile(io.BytesIO(content)) as file:
-        page = file.pages[0]
-        array = page.asarray()
-        if array.ndim == 2 and len(file.pages) > 1:  # one page per band
-            return np.stack([page.asarray() for page in file.pages], axis=-1)
-        return np.moveaxis(array, 0, -1) if page.planarconfig == 2 and array.ndim == 3 else array
+        pages = list(itertools.islice(file.pages, channels + 1))
+        first = pages[0]
+        if len(first.shape) == 2 and len(pages) > 1:  # one page per band
+            if len(pages) > channels or any(page.shape != first.shape for page in pages):
+                raise ValueError(f"has other pages than {channels} bands of one size")
+            check_values(math.prod(first.shape) * channels, len(content))
+            return np.stack([page.asarray() for page in pages], axis=-1)
+        check_values(math.prod(first.shape), len(content))
+        array = first.asarray()
+        return np.moveaxis(array, 0, -1) if first.planarconfig == 2 and array.ndim == 3 else array
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Reading files that may be damaged or hostile: no file blocks, and none takes more memory than there is."""
 
+import dataclasses
 import os
 import pathlib
 import stat
@@ -9,16 +10,73 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.runtime.memory import free_bytes
 
 
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The most that any reader makes of a file, whatever the file claims.
+
+    Attributes:
+      values: of a decoded image, height * width * channels; Pillow refuses more pixels than a quarter of these.
+      values_per_byte: of a decoded image, for each byte of its file: more than any format packs into one.
+      values_always: of a decoded image, however small its file is.
+      file_bytes: of the file of an image.
+      classes: that labels may count.
+    """
+
+    values: int = 4 * 178_956_970
+    values_per_byte: int = 40_000
+    values_always: int = 2**26
+    file_bytes: int = 2**31
+    classes: int = 1_000_000
+
+
+BUDGET = Budget()
+
+
 def open_regular(file: pathlib.Path) -> BinaryIO:
     """Opens a file for reading; raises UserError if it cannot be read or is a pipe, device or folder."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+        return _opened(file)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); check the file and its permissions") from error
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; remove it or put the file there") from error
+
+
+def _opened(file: str | os.PathLike[str]) -> BinaryIO:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UserError(f"{file}: not a regular file; remove it or put the file there")
+        raise ValueError("not a regular file")
     return os.fdopen(descriptor, "rb")
+
+
+def read_image_file(file: str | os.PathLike[str]) -> bytes:
+    """Returns the content of an image file; raises OSError, or ValueError if it is no file or too large."""
+    with _opened(file) as stream:
+        check_file_bytes(os.fstat(stream.fileno()).st_size)
+        return stream.read()
+
+
+def check_file_bytes(size: int) -> None:
+    """Raises ValueError if the file of an image is larger than the budget."""
+    if size > BUDGET.file_bytes:
+        raise ValueError(f"{size:,} bytes, at most {BUDGET.file_bytes:,} are read")
+
+
+def check_values(values: int, file_bytes: int) -> None:
+    """Raises ValueError if a decoded image has more values than the budget allows for a file of this size."""
+    most = min(BUDGET.values, max(BUDGET.values_always, file_bytes * BUDGET.values_per_byte))
+    if values > most:
+        raise ValueError(f"claims {values:,} values in {file_bytes:,} bytes; at most {most:,} are decoded")
+
+
+def check_classes(highest: int, where: object) -> None:
+    """Raises UserError if labels go up to a number that cannot be that of a class."""
+    if highest >= BUDGET.classes:
+        raise UserError(
+            f"{where}: labels go up to {highest}, and at most {BUDGET.classes:,} classes are possible; number the "
+            "classes from 0 on without gaps"
+        )
 
 
 def check_fits(num_bytes: int, file: pathlib.Path) -> None:

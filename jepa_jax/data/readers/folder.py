@@ -16,6 +16,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import num_used
 from jepa_jax.data.photos.decode import MODES
 from jepa_jax.data.photos.source import PhotoSource
+from jepa_jax.data.readers.bounded import read_image_file
 from jepa_jax.data.readers.undivided import is_test_name, name_digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
@@ -27,14 +28,15 @@ class FolderSource(PhotoSource):
     """The images of one split of a folder."""
 
     def __init__(self, data: DataConfig, split: str):
-        self._root, self.classes, paths = list_images(data.dir, split)
+        self._root, folders, paths = list_images(data.dir, split)
+        self.classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in folders)
         check_file_channels(data, paths)
         super().__init__(data, labelled=bool(self.classes))
         del paths[num_used(data, split, len(paths)) :]
         # Fixed-width arrays: a million names go to a worker in one memory copy.
         self._names = np.array([os.fsencode(path) for path in paths])
         if self.classes:
-            number = {name: i for i, name in enumerate(self.classes)}
+            number = {name: i for i, name in enumerate(folders)}
             self.labels = np.array([number[path.partition("/")[0]] for path in paths], np.int32)
 
     def __len__(self) -> int:
@@ -44,8 +46,7 @@ class FolderSource(PhotoSource):
         return str(self._root / os.fsdecode(self._names[index]))
 
     def content(self, index: int) -> bytes:
-        with open(self.name_of(index), "rb") as file:
-            return file.read()
+        return read_image_file(self.name_of(index))
 
 
 def check_file_channels(data: DataConfig, names: Iterable[str] = ("image",)) -> None:

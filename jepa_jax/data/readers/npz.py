@@ -1,6 +1,5 @@
 """Images and labels in numpy's .npz: train.npz and test.npz in a folder, or one file, with both splits or undivided."""
 
-import math
 import pathlib
 import zipfile
 from collections.abc import Callable, Collection
@@ -11,8 +10,8 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.photos.crops import centre_of
-from jepa_jax.data.photos.decode import eight_bits, is_sixteen_bits
-from jepa_jax.data.readers.bounded import check_fits, open_regular
+from jepa_jax.data.photos.decode import eight_bits, is_sixteen_bits, read_array
+from jepa_jax.data.readers.bounded import check_classes, check_fits, open_regular
 from jepa_jax.data.readers.undivided import drawn_part
 
 # Names of arrays, in any case; {} is the name of a split.
@@ -22,8 +21,6 @@ BOTH_SPLITS = {
     "label": ("y_{}", "{}_y", "{}_labels", "labels_{}", "{}_targets"),
 }
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
-MOST_CLASSES = 1_000_000
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_npz(data: DataConfig, split: str) -> Arrays:
@@ -115,19 +112,12 @@ def _read(file: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, np.nda
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: pathlib.Path) -> np.ndarray:
-    with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version not in HEADERS:
-            raise ValueError(f"{info.filename} has version {version} of the format")
-        shape, _, dtype = HEADERS[version](stream)
-        claimed, held = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
-    if dtype.hasobject:  # numpy would advise to trust the file
-        raise ValueError("an array holds Python objects instead of numbers")
-    if claimed != held:
-        raise ValueError(f"{info.filename} claims {claimed:,} bytes, which the file does not hold")
-    check_fits(claimed, file)
-    with archive.open(info) as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
+    check_fits(info.file_size, file)
+    try:
+        with archive.open(info) as stream:
+            return read_array(stream, info.file_size)
+    except ValueError as error:
+        raise ValueError(f"{info.filename}: {error}") from error
 
 
 def _holds_images_alone(stored: Collection[str]) -> bool:
@@ -168,9 +158,5 @@ def _checked_labels(labels: np.ndarray, num_images: int, file: pathlib.Path) -> 
             f"{file}: labels are {labels.dtype} {labels.shape} for {num_images} images, "
             f"expected integers from 0 on, shape ({num_images},)"
         )
-    if labels.max() >= MOST_CLASSES:
-        raise UserError(
-            f"{file}: labels go up to {labels.max()}, and at most {MOST_CLASSES:,} classes are possible; number the "
-            "classes from 0 on without gaps"
-        )
+    check_classes(labels.max(), file)
     return labels.astype(np.int32)

@@ -17,7 +17,8 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
 from jepa_jax.data.photos.source import PackedPhotos
-from jepa_jax.data.readers.bounded import open_regular
+from jepa_jax.data.readers import bounded
+from jepa_jax.data.readers.bounded import check_classes, check_fits, open_regular
 from jepa_jax.data.readers.undivided import drawn_part
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "val", "valid")}
@@ -35,8 +36,12 @@ class ParquetSource(PackedPhotos):
         self._groups: list[tuple[str, int]] = []  # file and number of each row group
         counts: list[int] = []
         schema = open_parquet(files[0]).schema_arrow
+        self._image = image_column(files[0])
+        label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
         for file in files:
             opened = open_parquet(file)
+            if image_column(file) != self._image or (label and label not in opened.schema_arrow.names):
+                raise UserError(f"{file}: has other columns than {files[0].name}; give both the same")
             for group in range(opened.num_row_groups):
                 self._groups.append((str(file), group))
                 counts.append(opened.metadata.row_group(group).num_rows)
@@ -44,10 +49,8 @@ class ParquetSource(PackedPhotos):
         available = int(self._ends[-1]) if counts else 0
         if not available:
             raise UserError(f"{files[0]}: holds no image; check the files")
-        self._image = _column(schema, IMAGE_COLUMNS, files[0])
         rows = drawn_part(available, split, files[0]) if divided else np.arange(available)
         self._chosen = rows[sample(len(rows), num_used(data, split, len(rows)))]
-        label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
         super().__init__(data, labelled=label is not None)
         if label is not None:
             labels = read_labels(files, label)
@@ -62,7 +65,7 @@ class ParquetSource(PackedPhotos):
     def content(self, index: int) -> bytes:
         number, place = self._place(index)
         stored = self._row_group(number)[place].as_py()
-        content = stored.get("bytes") if isinstance(stored, dict) else stored
+        content = stored["bytes"] if isinstance(stored, dict) else stored
         if not isinstance(content, bytes):
             raise ValueError("holds no bytes; images beside the parquet file are not read")
         return content
@@ -74,7 +77,7 @@ class ParquetSource(PackedPhotos):
                 self._open.move_to_end(number)
                 return self._open[number]
             file, group = self._groups[number]
-            column = open_parquet(pathlib.Path(file)).read_row_group(group, columns=[self._image]).column(0)
+            column = read_images(pathlib.Path(file), group, self._image)
             self._open[number] = column
             while len(self._open) > 1 and sum(kept.nbytes for kept in self._open.values()) > CACHE_BYTES:
                 self._open.popitem(last=False)
@@ -98,7 +101,27 @@ def split_files(directory: str, split: str) -> tuple[list[pathlib.Path], bool]:
     return (found[split], False) if found["test"] else (found["train"], True)
 
 
-def open_parquet(file: pathlib.Path) -> Any:
+def read_images(file: pathlib.Path, group: int, name: str) -> Any:
+    """Returns the images of a row group; one that is stored once and named in many rows is in memory once."""
+    opened = open_parquet(file, read_dictionary=[name])
+    row_group = opened.metadata.row_group(group)
+    columns = map(row_group.column, range(row_group.num_columns))
+    check_fits(sum(one.total_uncompressed_size for one in columns if one.path_in_schema == name), file)
+    return opened.read_row_group(group, columns=[name]).column(0)
+
+
+def image_column(file: pathlib.Path) -> str:
+    """Returns the path of the column that holds the bytes of images; raises UserError if there is none."""
+    opened = open_parquet(file)
+    paths = [opened.schema.column(number).path for number in range(len(opened.schema))]
+    for path in (path for name in IMAGE_COLUMNS for path in (name, f"{name}.bytes")):
+        if path in paths:
+            return path
+    names = opened.schema_arrow.names
+    raise UserError(f"{file}: has the columns {', '.join(names)}; images are in {' or '.join(IMAGE_COLUMNS)}")
+
+
+def open_parquet(file: pathlib.Path, **options: Any) -> Any:
     """Returns an opened parquet file; raises UserError if that is not possible."""
     try:
         import pyarrow.parquet as parquet
@@ -108,7 +131,7 @@ def open_parquet(file: pathlib.Path) -> Any:
         ) from error
     open_regular(file).close()
     try:
-        return parquet.ParquetFile(file)
+        return parquet.ParquetFile(file, **options)
     except Exception as error:  # damaged files raise nearly anything
         raise UserError(f"{file}: not a readable parquet file ({error}); download it again") from error
 
@@ -117,11 +140,15 @@ def read_labels(files: list[pathlib.Path], name: str) -> np.ndarray:
     """Returns the labels of all rows, int32 [N]."""
     parts = []
     for file in files:
-        column = open_parquet(file).read(columns=[name]).column(0)
+        try:
+            column = open_parquet(file).read(columns=[name]).column(0)
+        except (OSError, ValueError, ArithmeticError) as error:  # of Arrow, for damaged files
+            raise UserError(f"{file}: column {name} cannot be read ({error}); download it again") from error
         values = column.to_numpy() if column.null_count == 0 else np.array([np.nan])
         if values.dtype.kind not in "iu" or (values.size and values.min() < 0):
             gaps = f"{column.null_count} gaps"
             raise UserError(f"{file}: column {name} is {column.type} with {gaps}; labels are integers from 0 on")
+        check_classes(int(values.max()) if values.size else 0, f"{file}: column {name}")
         parts.append(values)
     return np.concatenate(parts).astype(np.int32)
 
@@ -130,14 +157,7 @@ def class_names(schema: Any, label: str, labels: np.ndarray) -> tuple[str, ...]:
     """Returns the names that the files give the classes; numbers if they give none."""
     try:
         described = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
-    except (TypeError, KeyError, ValueError):
-        described = []
-    known = [str(name) for name in described]
+        known = [str(name) for name in described[: bounded.BUDGET.classes]]
+    except (TypeError, KeyError, ValueError, RecursionError):
+        known = []
     return tuple(known + [str(number) for number in range(len(known), int(labels.max()) + 1)])
-
-
-def _column(schema: Any, names: tuple[str, ...], file: pathlib.Path) -> str:
-    for name in names:
-        if name in schema.names:
-            return name
-    raise UserError(f"{file}: has the columns {', '.join(schema.names)}; images are in {' or '.join(names)}")

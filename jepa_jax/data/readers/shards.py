@@ -26,6 +26,7 @@ MANIFEST = "manifest.json"
 FORMAT = "jepa_jax shards 1"
 SHARD_BYTES = 2**28  # after which a new shard begins
 MANIFEST_LIMIT = 2**31
+ENTRY = {"file": str, "images": int, "bytes": int, "sha256": str, "labels": list}  # of a shard in the manifest
 
 
 class ShardSource(PackedPhotos):
@@ -72,9 +73,10 @@ def read_manifest(root: pathlib.Path, directory: str) -> dict[str, Any]:
             manifest = json.loads(file.read(MANIFEST_LIMIT))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r}, expected {FORMAT!r}")
+        if not isinstance(manifest["classes"], list) or not all(isinstance(name, str) for name in manifest["classes"]):
+            raise ValueError("classes are no list of names")
         for shard in (shard for split in ("train", "test") for shard in manifest["splits"][split]):
-            if manifest["classes"] and not _are_labels(shard, len(manifest["classes"])):
-                raise ValueError(f"labels of {shard['file']} do not fit its images")
+            check_entry(shard, len(manifest["classes"]))
     except UserError:
         raise
     except Exception as error:  # any kind of damage
@@ -84,9 +86,16 @@ def read_manifest(root: pathlib.Path, directory: str) -> dict[str, Any]:
     return manifest
 
 
-def _are_labels(shard: dict[str, Any], classes: int) -> bool:
+def check_entry(shard: dict[str, Any], classes: int) -> None:
+    """Raises ValueError, or whatever else, unless this is the description of a shard."""
+    if any(type(shard[name]) is not kind for name, kind in ENTRY.items()):
+        raise ValueError(f"{shard['file']}: one of {', '.join(ENTRY)} is of another kind")
+    if not 0 < shard["images"] <= shard["bytes"]:
+        raise ValueError(f"{shard['file']}: {shard['images']} images in {shard['bytes']} bytes")
     labels = shard["labels"]
-    return len(labels) == shard["images"] and all(isinstance(n, int) and 0 <= n < classes for n in labels)
+    fit = len(labels) == shard["images"] and all(type(n) is int and 0 <= n < classes for n in labels)
+    if classes and not fit:
+        raise ValueError(f"labels of {shard['file']} do not fit its images")
 
 
 def check_shard(root: pathlib.Path, shard: dict[str, Any]) -> pathlib.Path:

@@ -18,9 +18,11 @@ from jepa_jax.base.errors import DataLost, UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Cropping, Source
-from jepa_jax.data.elements import LEAST_CLASSES, Kind, StreamSource
+from jepa_jax.data.elements import Kind, StreamSource
+from jepa_jax.data.in_memory import numbered_classes
 from jepa_jax.data.photos.source import PhotoSource
-from jepa_jax.data.readers.bounded import open_regular
+from jepa_jax.data.readers import bounded
+from jepa_jax.data.readers.bounded import check_file_bytes, open_regular
 from jepa_jax.data.readers.folder import EXTENSIONS, SPLIT_FOLDERS
 
 SHARDS_AT_ONCE = 4  # whose samples alternate
@@ -75,7 +77,7 @@ class SampledPhotos(PhotoSource):
         super().__init__(data, labelled=bool((labels >= 0).all()) if kind is None else "label" in kind.spec)
         if "label" in self.spec:
             self.labels = labels
-            self.classes = kind.classes if kind else tuple(map(str, range(max(LEAST_CLASSES, labels.max() + 1))))
+            self.classes = kind.classes if kind else numbered_classes(labels.max())
             outside = (labels < 0) | (labels >= len(self.classes))
             if outside.any():
                 place, _, label = samples[int(np.argmax(outside))]
@@ -129,13 +131,17 @@ class TarIterator(grain.DatasetIterator):
         while self._member is not None:
             name, parts = _name(self._member), {}
             while self._member is not None and _name(self._member) == name:
+                check_file_bytes(self._member.size)  # also of a sparse member, which has no bytes
                 content = self._tar.extractfile(self._member)
                 parts[self._member.name.rpartition(".")[2].lower()] = content.read() if content else b""
                 self._member = self._tar.next()
                 self._tar.members = []  # it would keep all of them
             self._offset = self._tar.offset if self._member is None else self._member.offset
             if images := [content for ending, content in parts.items() if f".{ending}" in EXTENSIONS]:
-                return f"{self._file}, {name}", images[0], int(parts.get("cls", -1))
+                label = int(parts.get("cls", -1))
+                if not -1 <= label < bounded.BUDGET.classes:
+                    raise ValueError(f"{name}.cls is {label}")
+                return f"{self._file}, {name}", images[0], label
         self._tar.fileobj.seek(self._offset)
         if self._tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError("no end of the archive")  # tarfile takes a damaged header for the end

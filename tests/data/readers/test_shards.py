@@ -74,6 +74,17 @@ def test_damaged_shards_are_named(tmp_path):
         (lambda m: m.pop("splits"), "KeyError"),
         (lambda m: m["splits"]["train"][0]["labels"].pop(), "labels of .* do not fit"),
         (lambda m: m["splits"]["train"][0]["labels"].__setitem__(0, 9), "labels of .* do not fit"),
+        (lambda m: m["splits"]["train"][0].update(images=2**60), "1152921504606846976 images in"),
+        (lambda m: m["splits"]["train"][0].update(images=-1), "-1 images in"),
+        (lambda m: m["splits"]["train"][0].update(images=True), "is of another kind"),
+        (lambda m: m["splits"]["train"][0].update(images=1.5), "is of another kind"),
+        (lambda m: m["splits"]["train"][0].update(bytes="1"), "is of another kind"),
+        (lambda m: m["splits"]["train"][0].update(sha256=None), "is of another kind"),
+        (lambda m: m["splits"]["train"][0].update(file=7), "is of another kind"),
+        (lambda m: m["splits"].update(train={"a": 1}), "TypeError"),
+        (lambda m: m["splits"].update(train=[1]), "TypeError"),
+        (lambda m: m.update(classes=None), "classes are no list of names"),
+        (lambda m: m.update(classes=[0, 1]), "classes are no list of names"),
     ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path, change, message):
