@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.classes import trust_files
 from jepa_jax.base.console import Console
+from jepa_jax.base.files import user_path
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.signals import signals_exit
 
@@ -209,7 +210,7 @@ def tune_step(
     from jepa_jax.reports.page import write_page
 
     console = console or Console()
-    settings = TuneOptions(pathlib.Path(output_dir).expanduser(), budget, **options)
+    settings = TuneOptions(user_path(output_dir, "output_dir"), budget, **options)
     _, result, document = tune_own_step(make, batch, batch_sizes, precisions, workers, settings, console)
     write_page(result["html"], sweep_page(document))
     for line in (*document["conclusion"]["text"], f"page: {result['html']}"):

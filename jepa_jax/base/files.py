@@ -19,6 +19,19 @@ FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 TOO_LARGE = "the file would be larger than `ulimit -f` or the file system allows"
 
 
+def user_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
+    """Returns a path that a user gave, with ~ replaced; UserError, which calls it `name`, for one that cannot be."""
+    try:
+        path = pathlib.Path(text).expanduser()
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # whoever uses it knows what that means
+    except (RuntimeError, ValueError, OSError) as error:  # no home, a null byte, too long a name, a loop of links
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{name} = {os.fspath(text)!r}: not a path ({reason}); give another one") from None
+    return path
+
+
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replaces a file in one step and returns when it is on disk: readers see the old or the new content, never a part.
 

@@ -232,6 +232,9 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
         try:
             lock = stack.enter_context(open(lock_file, "w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = os.open(lock_file.parent, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            lock_folder(folder)
         except BlockingIOError:
             raise UserError(refusal) from None
         except OSError as error:
@@ -243,6 +246,18 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
         finally:
             if same_file(lock.fileno(), lock_file):
                 lock_file.unlink()
+
+
+def lock_folder(descriptor: int) -> None:
+    """Locks a folder, because a lock file can be removed; raises BlockingIOError if another process holds it."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # some network file systems lock no folders
 
 
 def same_file(descriptor: int, path: pathlib.Path) -> bool:

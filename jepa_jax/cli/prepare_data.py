@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from jepa_jax.base.console import Console, ProgressBar
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.data.download import Progress, RemoteFile, download
@@ -47,7 +48,7 @@ def add_flags(parser: Parser) -> None:
 
 def prepare_data(arguments: Arguments, console: Console) -> Result:
     if arguments.name in REMOTE_ARCHIVES:
-        return prepare_archive(arguments.name, pathlib.Path(required(arguments, "dir")).expanduser())
+        return prepare_archive(arguments.name, user_path(required(arguments, "dir"), "--dir"))
     prepare = {"shards": prepare_shards, "statistics": prepare_statistics}[arguments.name]
     with progress_bar(arguments.name, "images") as on_progress:
         return prepare(arguments, on_progress)
@@ -85,7 +86,7 @@ def prepare_shards(arguments: Arguments, on_progress: Progress) -> Result:
     from jepa_jax.data.readers.shards import verify_shards, write_shards
     from jepa_jax.data.sources import open_source
 
-    output, data = pathlib.Path(required(arguments, "dir")).expanduser(), input_data(arguments)
+    output, data = user_path(required(arguments, "dir"), "--dir"), input_data(arguments)
     sources = {}
     for split in PREPARED_SPLITS:
         source = open_source(data, split)
@@ -125,7 +126,7 @@ def input_data(arguments: Arguments) -> "DataConfig":
     from jepa_jax.config.groups import DataConfig
 
     directory = required(arguments, "input")
-    place = pathlib.Path(directory).expanduser()
+    place = user_path(directory, "the folder of the data")
     has_parquet = any(folder.is_dir() and any(folder.glob("*.parquet")) for folder in (place, place / "data"))
     source = arguments.source or ("parquet" if has_parquet else "folder")
     return DataConfig(source=source, dir=directory, image_size=arguments.image_size, channels=arguments.channels)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_toml
+from jepa_jax.base.files import read_toml, user_path
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
 
@@ -228,7 +228,7 @@ def run_tune(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.reports.page import write_page
 
     others = {
-        "output_dir": pathlib.Path(arguments.output_dir).expanduser(),
+        "output_dir": user_path(arguments.output_dir, "--output_dir"),
         "values": lists_from(arguments),
         "config_name": config_name(arguments),
     }

@@ -1,10 +1,10 @@
 """The commands `export` and `embed`: an encoder, or the features of data, for use elsewhere."""
 
 import dataclasses
-import pathlib
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
 
@@ -75,7 +75,7 @@ def run_embed(arguments: Arguments, console: Console) -> Result:
     if arguments.input.endswith(".npz"):
         return _embed_arrays(arguments)
     if arguments.neighbours:  # before hours of work that would end in this error
-        names = list_images(pathlib.Path(arguments.input).expanduser())
+        names = list_images(user_path(arguments.input, "--input"))
         queries([shown(name) for name in names], arguments.neighbours)
     embedder = open_embedder(
         workdir=arguments.workdir,

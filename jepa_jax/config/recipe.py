@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from ml_collections import ConfigDict
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json
+from jepa_jax.base.files import read_json, user_path
 from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.scope import Scope
 from jepa_jax.config.config_dicts import chosen
@@ -54,7 +54,7 @@ def recipe_path(reference: str) -> pathlib.Path:
     recipes = shipped_recipes()
     if reference in recipes:
         return recipes[reference]
-    path = pathlib.Path(reference).expanduser()
+    path = user_path(reference, "--config")
     if path.is_file():
         return path
     if path.parent.name == "configs" and path.stem in recipes:  # configs/rapid.py outside a clone
@@ -92,7 +92,7 @@ def read_recipe(reference: str) -> ConfigDict:
     `reference` is the name of a shipped recipe or the path of a .py file, either with `:argument`, which is passed to
     `get_config`; or a run: its folder or its config.json, perhaps of an earlier version.
     """
-    path = pathlib.Path(reference).expanduser()
+    path = user_path(reference, "--config")
     path = path / "config.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():
         return chosen(resolve_stored(read_json(path, "name that of a run")).to_dict(), {})

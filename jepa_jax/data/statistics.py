@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json_or_empty, write_json
+from jepa_jax.base.files import read_json_or_empty, user_path, write_json
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Source, sample
 from jepa_jax.data.sources import open_source
@@ -31,7 +31,7 @@ class Statistics:
 
 def statistics_file(data: DataConfig) -> pathlib.Path:
     """Returns where the statistics of a set are kept: in its folder, or beside its file."""
-    place = pathlib.Path(data.dir).expanduser()
+    place = user_path(data.dir, "config.data.dir")
     return place / "statistics.json" if place.is_dir() else place.with_name(f"{place.name}.statistics.json")
 
 

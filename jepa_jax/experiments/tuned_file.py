@@ -12,7 +12,7 @@ from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json, write_json
+from jepa_jax.base.files import read_json, user_path, write_json
 from jepa_jax.base.text import number
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
@@ -45,7 +45,7 @@ def write_tuned(path: str | pathlib.Path, combination: Combination, **facts: Any
 def read_tuned(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads a file of tuned settings; rejects any other file."""
     fix = "give the tuned.json of jepa-jax tune as --tuned"
-    tuned = read_json(pathlib.Path(path).expanduser(), fix)
+    tuned = read_json(user_path(path, "--tuned"), fix)
     if (tuned.get("kind"), tuned.get("version")) != (KIND, VERSION) or not isinstance(tuned.get("overrides"), dict):
         raise UserError(f"--tuned={path}: not a file of tuned settings of version {VERSION}; {fix}")
     for key, value in tuned["overrides"].items():

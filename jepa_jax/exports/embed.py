@@ -21,7 +21,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import file_digest, make_folder, write_atomically
+from jepa_jax.base.files import file_digest, make_folder, user_path, write_atomically
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.bounded import read_image_file
@@ -129,7 +129,7 @@ def embed_folder(
 
     `output` is a .npz or .parquet file. Images that cannot be read raise UserError, or are left out with `skip`.
     """
-    root, file = pathlib.Path(folder).expanduser(), pathlib.Path(output).expanduser()
+    root, file = user_path(folder, "--input"), user_path(output, "--output")
     check_output(file)
     names = list_images(root)
     found = [(name, (root / name).stat() if (root / name).exists() else None) for name in names]
@@ -162,7 +162,7 @@ def embed_folder(
 
 def embed_arrays(workdir: str, file: str | pathlib.Path, output: str | pathlib.Path, batch_size: int) -> Embedded:
     """Writes and returns the features of the elements in an .npz file, whose arrays are those that an encoder reads."""
-    source, target = pathlib.Path(file).expanduser(), pathlib.Path(output).expanduser()
+    source, target = user_path(file, "--input"), user_path(output, "--output")
     check_output(target)
     content = read_npz_file(source)
     features = load_encoder(workdir, batch_size=batch_size)(content)

@@ -14,7 +14,7 @@ from flax import nnx
 from safetensors.numpy import save
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import make_folder, write_atomically
+from jepa_jax.base.files import make_folder, user_path, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
 from jepa_jax.exports.model_card import Exported, model_card
 from jepa_jax.models.kernels.attention import without_gpu_kernels
@@ -36,7 +36,7 @@ def export_encoder(workdir: str | pathlib.Path, format: str, output: str | pathl
     """Writes the evaluated encoder of a run into a folder that is new or holds an export, with a model card."""
     if format not in FORMATS:
         raise UserError(f"--format={format}: not one of {', '.join(FORMATS)}")
-    folder = pathlib.Path(output).expanduser()
+    folder = user_path(output, "--output")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder}: is a file; give a folder")
     if others := sorted({path.name for path in folder.iterdir()} - KNOWN_FILES) if folder.is_dir() else []:

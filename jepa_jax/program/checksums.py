@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import sync_folder, write_atomically
 
 CHECKSUMS = "checksums.json"
@@ -72,9 +73,17 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def step_folders(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-    """Returns step and folder of all checkpoints, damaged ones included, the newest first."""
-    names = {path: path.name.removeprefix("step_") for path in directory.glob("step_*")}
-    return sorted(((int(name), path) for path, name in names.items() if name.isdecimal()), reverse=True)
+    """Returns step and folder of all checkpoints, damaged ones included, the newest first.
+
+    Raises UserError if the directory cannot be read: taken for empty, the run would start anew in it.
+    """
+    try:
+        names = [name.removeprefix("step_") for name in os.listdir(directory) if name.startswith("step_")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be read ({error.strerror}); check it and its permissions") from error
+    return sorted(((int(name), directory / f"step_{name}") for name in names if name.isdecimal()), reverse=True)
 
 
 def newest_whole(directory: pathlib.Path) -> tuple[Verdict | None, list[Verdict]]:

@@ -1,12 +1,12 @@
 """Configs of runs: recipes with overrides, checked, and with the statistics of their data."""
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.config_dicts import overridden
 from jepa_jax.config.groups import Config
 from jepa_jax.config.owners import dropped_keys
@@ -56,7 +56,7 @@ def with_set_statistics(config: Config, *, needs_data: bool) -> Config:
     """
     if config.data.statistics != "set":
         return config
-    if pathlib.Path(config.data.dir).expanduser().exists():
+    if user_path(config.data.dir, "config.data.dir").exists():
         return _with_statistics(config, set_statistics(config.data))
     if needs_data:
         raise UserError(

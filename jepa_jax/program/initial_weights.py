@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import Config
 from jepa_jax.methods.contract import Pretrained
 from jepa_jax.models.registry import encoder_kind, encoder_structure
@@ -50,7 +51,7 @@ def saved_encoder(source: str) -> LoadedModel:
 
 def is_workdir(source: str | os.PathLike[str]) -> bool:
     """Returns whether a path is the folder of a run rather than of weights."""
-    folder = pathlib.Path(source).expanduser()
+    folder = user_path(source, "config.init_from")
     return any((folder / part).is_dir() for part in ("checkpoints", "best"))
 
 

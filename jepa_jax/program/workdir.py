@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import make_folder, read_json, remove_leftovers
+from jepa_jax.base.files import make_folder, read_json, remove_leftovers, user_path
 from jepa_jax.base.processes import only_one, same_file
 from jepa_jax.config.resolve import resolve_stored
 from jepa_jax.program.checksums import step_folders
@@ -20,7 +20,9 @@ class Workdir:
     """Paths and small files of one run; nothing is created before `create`."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = pathlib.Path(path).expanduser()
+        if not os.fspath(path):
+            raise UserError("--workdir is empty: give the folder of the run; . is the current one")
+        self.path = user_path(path, "--workdir")
         self.config = self.path / "config.json"
         self.environment = self.path / "environment.json"
         self.elements = self.path / "elements.json"  # dtype and shape of each array of an element
@@ -42,6 +44,8 @@ class Workdir:
         """
         if resume not in RESUME:
             raise UserError(f"--resume={resume}: not one of {', '.join(RESUME)}")
+        if (shown := os.fsencode(self.path).decode(errors="backslashreplace")) != str(self.path):
+            raise UserError(f"--workdir = {shown}: not UTF-8, which checkpoints need; give another one")
         nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise UserError(f"{self.path}: cannot be written ({nearest} is read-only or a file); choose another place")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json_or_empty
+from jepa_jax.base.files import read_json_or_empty, user_path
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.config.schema import flatten
 from jepa_jax.reports.charts import Series, line_chart
@@ -56,14 +56,14 @@ def write_comparison(
     workdirs: Sequence[str | pathlib.Path], output: str | pathlib.Path | None = None
 ) -> dict[str, Any]:
     """Writes the page (default: comparison.html beside the first workdir); returns the figures of each run."""
-    paths = list(dict.fromkeys(pathlib.Path(workdir).expanduser().resolve() for workdir in workdirs))
+    paths = list(dict.fromkeys(user_path(workdir, "workdir").resolve() for workdir in workdirs))
     if len(paths) < 2:
         raise UserError("compare needs two runs or more; give their folders: jepa-jax compare runs/a runs/b")
     for path in paths:
         if not (path / "config.json").exists():
             reason = "holds no run (no config.json)" if path.is_dir() else "there is no such folder"
             raise UserError(f"{path}: {reason}; give the folders of runs")
-    target = pathlib.Path(output).expanduser() if output else paths[0].parent / "comparison.html"
+    target = user_path(output, "--output") if output else paths[0].parent / "comparison.html"
     if not target.parent.is_dir():
         raise UserError(f"--output={target}: there is no folder {target.parent}; make it, or choose another")
     runs = [

@@ -8,6 +8,7 @@ import numpy as np
 import PIL.Image
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.evals.knn import unit_length
 from jepa_jax.exports.embed import Embedded
 from jepa_jax.reports.page import embed_image, write_page
@@ -20,7 +21,7 @@ SAMPLE = 12  # images that `sample` draws
 
 def write_neighbours(embedded: Embedded, folder: str | pathlib.Path, asked: str) -> pathlib.Path:
     """Writes the page of the images that are asked for (see `queries`) beside the features; returns its path."""
-    root, names, page = pathlib.Path(folder).expanduser(), embedded.names, embedded.output.with_suffix(".html")
+    root, names, page = user_path(folder, "--input"), embedded.names, embedded.output.with_suffix(".html")
     cards = []
     for query in queries(names, asked):
         nearest, cosines = neighbours(embedded.features, query)

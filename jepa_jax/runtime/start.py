@@ -43,15 +43,19 @@ def start_compile_cache() -> None:
         jax.config.update(CACHED_FROM, 0.0)  # evaluations have a dozen small programs
     if jax.config.values["jax_compilation_cache_dir"]:
         return
-    default = cache_folder() / "xla"
     try:
+        default = cache_folder() / "xla"
         default.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # a read-only home costs a compilation, not the run
+        return  # a home that is read-only or missing costs a compilation, not the run
     jax.config.update("jax_compilation_cache_dir", str(default))
 
 
 def cache_folder() -> pathlib.Path:
     """Returns the folder of everything that is kept between runs."""
-    named = os.environ.get("XDG_CACHE_HOME")  # empty means unset
-    return (pathlib.Path(named) if named else pathlib.Path.home() / ".cache") / "jepa_jax"
+    if named := os.environ.get("XDG_CACHE_HOME"):  # empty means unset
+        return pathlib.Path(named) / "jepa_jax"
+    try:
+        return pathlib.Path.home() / ".cache" / "jepa_jax"
+    except RuntimeError:  # no home
+        return pathlib.Path(os.devnull) / "jepa_jax"  # cannot be made, as in a home that is read-only

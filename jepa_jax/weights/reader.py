@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import file_digest, read_json
+from jepa_jax.base.files import file_digest, read_json, user_path
 
 HUB = "hub:"
 TENSORS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -24,7 +24,7 @@ def located(source: Path) -> pathlib.Path:
     """Returns the local path of weights; downloads `hub:OWNER/NAME` from the Hugging Face Hub, unless it is cached."""
     text = os.fspath(source)
     if not text.startswith(HUB):
-        path = pathlib.Path(text).expanduser()
+        path = user_path(text, "weights")
         if not path.exists():
             raise UserError(
                 f"{text}: no such file or folder; for weights of the Hugging Face Hub write {HUB}OWNER/NAME"

@@ -2,11 +2,21 @@
 
 import errno
 import os
+import pathlib
+import pwd
 
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import disk_reason, read_json, read_json_or_empty, read_toml, write_atomically, write_json
+from jepa_jax.base.files import (
+    disk_reason,
+    read_json,
+    read_json_or_empty,
+    read_toml,
+    user_path,
+    write_atomically,
+    write_json,
+)
 
 
 def test_a_written_file_replaces_the_old_one_and_leaves_nothing_beside_it(tmp_path):
@@ -93,3 +103,18 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     assert read_json_or_empty(path) == {} == read_json_or_empty(tmp_path)
     with pytest.raises(UserError, match="not TOML"):
         read_toml(path, str(path), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("~nosuchuser/x", "home directory"), ("x" * 300, "File name too long"), ("a\0b", "null byte"), ("~/x", "home")],
+)
+def test_paths_that_cannot_be_are_named_with_their_flag(monkeypatch, text, reason):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(UserError, match=rf"^--workdir = .*: not a path \(.*{reason}"):
+        user_path(text, "--workdir")
+    assert user_path("a/b", "--workdir") == pathlib.Path("a/b")

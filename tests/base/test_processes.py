@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from jepa_jax.base import processes
+from jepa_jax.base.errors import UserError
 
 DAEMON = """
 import pathlib, subprocess, sys
@@ -64,3 +65,12 @@ def test_members_are_those_of_one_folder_or_of_the_folders_in_it(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_folder_stays_locked_when_its_lock_file_is_removed(tmp_path):
+    with processes.only_one(tmp_path / ".lock", "taken"):
+        (tmp_path / ".lock").unlink()
+        with pytest.raises(UserError, match="taken"), processes.only_one(tmp_path / ".lock", "taken"):
+            pass
+    with processes.only_one(tmp_path / ".lock", "taken"):
+        pass

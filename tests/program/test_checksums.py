@@ -1,6 +1,7 @@
 """Damaged checkpoints: nothing is silent, the newest whole one is used, and nothing is deleted."""
 
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -236,3 +237,18 @@ def test_a_checkpoint_renamed_to_a_later_step_is_not_in_the_way_of_saves(folder)
         checkpoints.set_aside_damaged()
         checkpoints.save(3, make_state(step=3), {"step": 3})
     assert [step for step, _ in step_folders(folder)] == [3, 1] and (folder / "damaged_step_48").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["loop", "file", "closed"])
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_not_taken_for_empty(tmp_path, kind):
+    folder = tmp_path / "checkpoints"
+    if kind == "loop":
+        folder.symlink_to(folder)
+    elif kind == "file":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0)
+        if os.access(folder, os.R_OK):
+            pytest.skip("root may read everything")
+    with pytest.raises(UserError, match="checkpoints: cannot be read"):
+        step_folders(folder)

@@ -76,3 +76,14 @@ def test_taking_a_folder_removes_what_a_killed_process_left_half_written(finishe
     with finished.held():
         assert {name: not (finished.path / name).exists() for name in names} == names
     assert finished.read_summary() == {"status": "finished"}
+
+
+def test_workdirs_that_cannot_be_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--workdir is empty"):
+        Workdir("")
+    with pytest.raises(UserError, match="--workdir = .*File name too long"):
+        Workdir("x" * 300)
+    with pytest.raises(UserError, match=r"--workdir = a\\xff: not UTF-8"):
+        Workdir(b"a\xff".decode(errors="surrogateescape")).check({}, "auto")
+    assert list(tmp_path.iterdir()) == []

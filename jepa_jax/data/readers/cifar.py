@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.readers.bounded import open_regular
@@ -41,7 +42,7 @@ def read_cifar10(data: DataConfig, split: str) -> Arrays:
     """Reads images uint8 [N, 32, 32, 3] and labels int32 [N] of one split; `data.dir` may be the archive itself."""
     if not data.dir:
         raise UserError(f"config.data.dir is empty: cifar10 needs the folder of its files; {_fix('data/cifar10')}")
-    path = pathlib.Path(data.dir).expanduser()
+    path = user_path(data.dir, "config.data.dir")
     if not path.exists():
         raise UserError(f"config.data.dir = {data.dir}: no such file or folder; {_fix(path)}")
     if path.is_file():

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import num_used
 from jepa_jax.data.photos.decode import MODES
@@ -64,7 +65,7 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
 
     The order is that of a hash of the path, so that the first n images are a mixture of all classes.
     """
-    root = pathlib.Path(directory).expanduser()
+    root = user_path(directory, "config.data.dir")
     if not directory or not root.is_dir():
         raise UserError(
             f"config.data.dir = {directory!r}: no such folder; folder needs D/train/<class>/*.jpg or D/<class>/*.jpg, "

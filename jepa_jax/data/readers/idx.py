@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.readers.bounded import check_fits, open_regular
@@ -18,7 +19,7 @@ IMAGES, LABELS = 3, 1  # number of axes, the last byte of the magic number
 
 def read_idx(data: DataConfig, split: str) -> Arrays:
     """Reads grey images uint8 [N, S, S, 1], zero-padded to `data.image_size`, and labels int32 [N] of one split."""
-    path = pathlib.Path(data.dir).expanduser()
+    path = user_path(data.dir, "config.data.dir")
     if not data.dir or not path.is_dir():
         raise UserError(f"config.data.dir = {data.dir!r}: no such folder; idx needs a folder of -idx3-ubyte files")
     images_file = _find(path, split, "images", IMAGES)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.photos.crops import centre_of
@@ -33,7 +34,7 @@ def read_npz(data: DataConfig, split: str) -> Arrays:
     `data.dir` is a folder with train.npz and test.npz (or val.npz), whose arrays are named as in ONE_SPLIT; one file
     with the names of BOTH_SPLITS; or one file with the names of ONE_SPLIT, of which one image in ten is a test image.
     """
-    place = pathlib.Path(data.dir).expanduser()
+    place = user_path(data.dir, "config.data.dir")
     if not data.dir or not place.exists():
         raise UserError(
             f"config.data.dir = {data.dir!r}: no such file or folder; npz needs a .npz file or a folder with train.npz "

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
@@ -86,7 +87,7 @@ class ParquetSource(PackedPhotos):
 
 def split_files(directory: str, split: str) -> tuple[list[pathlib.Path], bool]:
     """Returns the files of a split, and whether they are those of both splits, of which a part is meant."""
-    root = pathlib.Path(directory).expanduser()
+    root = user_path(directory, "config.data.dir")
     folders = [folder for folder in (root, root / "data") if folder.is_dir()] if directory else []
     files = sorted(file for folder in folders for file in folder.glob("*.parquet"))
     found = {

@@ -15,7 +15,7 @@ import numpy as np
 from array_record.python import array_record_module
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import file_digest, write_atomically
+from jepa_jax.base.files import file_digest, user_path, write_atomically
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
@@ -35,7 +35,7 @@ class ShardSource(PackedPhotos):
     fix = "write the shards again, or set data.on_error = skip"
 
     def __init__(self, data: DataConfig, split: str):
-        self._root = pathlib.Path(data.dir).expanduser()
+        self._root = user_path(data.dir, "config.data.dir")
         manifest = read_manifest(self._root, data.dir)
         shards = manifest["splits"][split]
         self._files = [str(check_shard(self._root, shard)) for shard in shards]

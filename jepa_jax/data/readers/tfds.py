@@ -10,6 +10,7 @@ import numpy as np
 
 from jepa_jax.base.classes import trust_files
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
@@ -107,7 +108,7 @@ class TfdsSource(PhotoSource):
 def _open_builder(name: str, directory: str) -> Any:
     import tensorflow_datasets as tfds
 
-    folder = pathlib.Path(directory or tfds.core.constants.DATA_DIR).expanduser()
+    folder = user_path(directory or tfds.core.constants.DATA_DIR, "config.data.dir")
     if not folder.is_dir():
         raise UserError(f"config.data.dir = {str(folder)!r}: no such folder; give the data_dir of the prepared {name}")
     prepare = f"tfds.builder({name!r}, data_dir={str(folder)!r}, file_format='array_record').download_and_prepare()"

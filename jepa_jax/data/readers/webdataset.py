@@ -15,6 +15,7 @@ import grain
 import numpy as np
 
 from jepa_jax.base.errors import DataLost, UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Cropping, Source
@@ -33,7 +34,7 @@ Sample = tuple[str, bytes, int]  # place, content of the image file and label; -
 
 def open_webdataset(data: DataConfig, split: str) -> StreamSource:
     """Opens a split; `data.num_train` samples are an epoch, and these and the test split are kept in memory."""
-    root = pathlib.Path(data.dir).expanduser()
+    root = user_path(data.dir, "config.data.dir")
     files = [file for name in SPLIT_FOLDERS[split] for file in sorted(root.glob(f"{name}-*.tar"))] if data.dir else []
     if not files:
         raise UserError(f"config.data.dir = {data.dir!r}: no {SPLIT_FOLDERS[split][0]}-*.tar there")

@@ -12,6 +12,7 @@ import pathlib
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Spec, sample
 from jepa_jax.data.in_memory import Arrays, check_image_size, num_used
@@ -130,7 +131,7 @@ def _read_example(file: pathlib.Path, offset: int) -> Arrays:
 
 def _list_tiles(directory: str, split: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
     """Returns the order of channels, () for TFRecord files, and the tiles of a split as (file, byte offset)."""
-    root = pathlib.Path(directory).expanduser()
+    root = user_path(directory, "config.data.dir")
     if not directory or not root.is_dir():
         raise UserError(f"config.data.dir = {directory!r}: no such folder; it needs TFRecord files or train and test")
     if (root / "train").is_dir():

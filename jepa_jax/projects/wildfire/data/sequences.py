@@ -16,6 +16,7 @@ import pathlib
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import Arrays, num_used
@@ -175,7 +176,7 @@ def _valid_frames(file: pathlib.Path, valid: np.ndarray | None, length: int) -> 
 
 def _fires_of_split(directory: str, split: str) -> dict[pathlib.Path, str]:
     """Returns the files of a split with the names of their fires; raises UserError if a fire is in both splits."""
-    root = pathlib.Path(directory).expanduser()
+    root = user_path(directory, "config.data.dir")
     if not directory or not root.is_dir():
         raise UserError(
             f"config.data.dir = {directory!r}: no such folder; it needs .npz files, in train and test or not"
