@@ -11,12 +11,13 @@ DOCS := $(VENV)/.ready-docs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
-.PHONY: help setup demo plan test test-all lint format docs clean
+.PHONY: help setup demo plan test test-all check-device lint format docs clean
 help:
 	@echo "make demo      train the quickstart config on embedded data, print accuracy before and after, write a report"
 	@echo "make plan      predict whether configs/rapid.py fits an RTX 4090, and how fast it can be; needs no GPU"
 	@echo "make test      run the tests"
 	@echo "make test-all  run the tests and then those marked slow"
+	@echo "make check-device  check kernels, programs, profiler and restarts on this machine's device, a CPU included"
 	@echo "make lint      check with ruff, mypy and import-linter; make format fixes what ruff can"
 	@echo "make docs      build the documentation into site/; every broken link is an error"
 	@echo "make clean     remove caches (not runs/)"
@@ -56,6 +57,9 @@ test: $(DEV)
 
 test-all: test
 	$(PYTEST) -m slow tests
+
+check-device: $(DEV)
+	$(BIN)/jepa-jax check-gpu --minutes=20
 
 lint: $(DEV)
 	$(BIN)/ruff check .

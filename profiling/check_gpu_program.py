@@ -24,13 +24,7 @@ from jepa_jax.cli.flags import Arguments, Parser, planned_config_from
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
-    from jepa_jax.compiled.hlo import CompiledProgram, Computation, Instruction
     from jepa_jax.config.groups import Config
-
-SMALLEST = 2**16  # bytes; smaller kernels cost their launch
-TRANSPOSE, CONVERT, COPY, FLOAT32 = "transpose", "convert", "copy", "float32"
-MOVES = frozenset(("copy", "transpose", "convert", "parameter", "bitcast", "reshape", "tuple", "get-tuple-element"))
-OF_PARAMETERS = ("optimizer", "ema")
 
 
 class Found(NamedTuple):
@@ -47,56 +41,20 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag("rows", "N", "lines to print", 15, least=1)
 
 
-def kind_of(program: "CompiledProgram", instruction: "Instruction", inside: "Computation") -> str:
-    """Returns the kind of waste that a kernel is, or an empty string."""
-    body = {instruction.name: instruction}
-    if instruction.opcode == "fusion":
-        body = program.computations.get(instruction.called("calls"), {})
-    elif instruction.opcode in ("copy", "transpose", "convert"):
-        body = {**{name: inside[name] for name in instruction.operands if name in inside}, **body}
-    opcodes = {one.opcode for one in body.values()}
-    if instruction.opcode in ("fusion", "copy", "transpose", "convert") and opcodes <= MOVES:
-        if "transpose" in opcodes or _layout_changes(instruction, inside):
-            return TRANSPOSE
-        return CONVERT if "convert" in opcodes else COPY
-    of_parameters = any(f"/{part}/" in instruction.scope for part in OF_PARAMETERS)
-    is_wide = instruction.opcode == "fusion" and float32_bytes(instruction) >= SMALLEST
-    return FLOAT32 if is_wide and not of_parameters else ""
-
-
-def float32_bytes(instruction: "Instruction") -> int:
-    """Returns the bytes of float32 arrays that a kernel writes."""
-    from jepa_jax.compiled.hlo import ARRAY, shape_bytes
-
-    return sum(shape_bytes(array[0]) for array in ARRAY.finditer(instruction.shape) if array[1] == "f32")
-
-
-def _layout_changes(instruction: "Instruction", inside: "Computation") -> bool:
-    def order(shape: str) -> str:
-        return shape.partition("{")[2].partition("}")[0].partition(":")[0]
-
-    return any(
-        name in inside and order(inside[name].shape) != order(instruction.shape) for name in instruction.operands
-    )
-
-
 def find(text: str) -> tuple[dict[Found, list[int]], int]:
     """Returns kernels and bytes of each finding, and the bytes that the whole program moves."""
     from jepa_jax.compiled.buffers import source_lines
     from jepa_jax.compiled.hlo import parse_hlo
+    from jepa_jax.compiled.moves import moves
 
     program, lines = parse_hlo(text), source_lines(text)
     found: dict[Found, list[int]] = collections.defaultdict(lambda: [0, 0])
-    for instruction, inside, times in program.runs():
-        moved = program.kernel_bytes(instruction, inside)
-        kind = kind_of(program, instruction, inside) if moved >= SMALLEST else ""
-        if not kind:
-            continue
-        frame = int(instruction.search(r"stack_frame_id=(\d+)") or 0)
-        scope = "/".join(instruction.scope.split("/")[1:3])
-        known = found[Found(kind, lines.get(frame, "?"), scope)]
-        known[0] += times
-        known[1] += times * (float32_bytes(instruction) if kind == FLOAT32 else moved)
+    for move in moves(program):
+        frame = int(move.instruction.search(r"stack_frame_id=(\d+)") or 0)
+        scope = "/".join(move.instruction.scope.split("/")[1:3])
+        known = found[Found(move.kind, lines.get(frame, "?"), scope)]
+        known[0] += move.times
+        known[1] += move.num_bytes
     return found, program.bytes_moved()
 
 
@@ -122,8 +80,8 @@ def check(arguments: Arguments, console: Console) -> Result:
     console.line(f"compiling {config.data.batch_size} images per step for {arguments.gpu}")
     found, moved = find(compiled_text(config, arguments.gpu))
     ordered = sorted(found.items(), key=lambda item: -item[1][1])
-    waste = sum(size for one, (_, size) in ordered if one.kind != FLOAT32)
-    wide = sum(size for one, (_, size) in ordered if one.kind == FLOAT32)
+    waste = sum(size for one, (_, size) in ordered if one.kind != "float32")
+    wide = sum(size for one, (_, size) in ordered if one.kind == "float32")
     rows: list[dict[str, Any]] = [
         {"kind": one.kind, "line": one.line, "scope": one.scope, "kernels": kernels, "bytes": size}
         for one, (kernels, size) in ordered

@@ -1,5 +1,10 @@
 """Fits the shares of peak rates that programs reach to measured speeds, and tells how well unseen ones are predicted.
 
+    python profiling/fit_speed.py card.json [card.json ...] [--write]
+
+reads what `jepa-jax check-gpu --output=card.json` has measured and prints the shares of the training step on these
+architectures; --write puts them into jepa_jax/planning/factors.json.
+
 The logarithm of a share is the sum of an effect of the software and one of the architecture. Software is what a
 measurement ran on: the mode, the engine and its memory layout. A layout changes convolutions and traffic; matrix
 products share their effect between layouts, and attention is another program before version 2 of PyTorch, which fused
@@ -8,15 +13,28 @@ it. Weak priors hold what the measurements leave open: softwares are alike, and 
 
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Callable, Hashable, Sequence
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from jepa_jax.base.files import read_json, write_json
 from jepa_jax.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, KINDS, MATMUL, Kernel
-from jepa_jax.planning.factors import ARCHITECTURES, ARITHMETIC_SHARE, HALF_TYPES, LAUNCH_SECONDS, TRAFFIC, Shares
-from jepa_jax.runtime.hardware import Gpu
+from jepa_jax.planning.factors import (
+    ARCHITECTURES,
+    ARITHMETIC_SHARE,
+    HALF_TYPES,
+    LAUNCH_SECONDS,
+    TABLE_FILE,
+    TRAFFIC,
+    Shares,
+)
+from jepa_jax.runtime.hardware import Gpu, load_table
 
 FITTED = (CONVOLUTION, MATMUL, ATTENTION, TRAFFIC)
 FIRST = "ampere"  # the architecture that effects of others are relative to
@@ -133,6 +151,52 @@ def fit(measurements: Sequence[Measurement], names: Sequence[Effect], start: Fit
     return Fit(dict(zip(names, map(float, found), strict=True)))
 
 
+def card_measurements(card: Mapping[str, Any], table: Mapping[str, Gpu]) -> list[Measurement]:
+    """Returns the measurements of a file of `jepa-jax check-gpu`; refuses a card that the table does not know."""
+    if card.get("gpu") not in table or not card.get("measurements"):
+        device = (card.get("identity") or {}).get("device", "the file")
+        raise UserError(f"{device}: no measured speeds of a GPU in the table; run check-gpu on one with --output")
+    gpu = table[card["gpu"]]
+    if gpu.compute_capability not in ARCHITECTURES:
+        raise UserError(f"{gpu.name}: its architecture has no name in planning/factors.py: ARCHITECTURES")
+    return [
+        Measurement(
+            gpu, "train", "xla", card["versions"]["jax"], one["config"], one["batch_size"], one["samples_per_sec"],
+            tuple(Kernel(**kernel) for kernel in one["kernels"]),
+        )
+        for one in card["measurements"]
+    ]  # fmt: skip
+
+
+def refitted(measurements: Sequence[Measurement], factors: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of factors.json with the shares of training that these measurements show."""
+    found = fit(measurements, effect_names(measurements))
+    shares = {m.architecture: {kind: round(share, 4) for kind, share in found.shares(m).items()} for m in measurements}
+    versions = ", ".join(sorted({m.version for m in measurements}))
+    errors = {name: round(value, 4) for name, value in error_summary(left_out_errors(measurements, found)).items()}
+    train = {"software": f"XLA of jax {versions}", "shares": {**factors["train"]["shares"], **shares}, **errors}
+    return {**factors, "fitted_by": "profiling/fit_speed.py", "train": train}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fits the cards of a command line; returns the exit code."""
+    files = [word for word in argv if word != "--write"]
+    if not files:
+        print("error: name at least one card.json of jepa-jax check-gpu", file=sys.stderr)
+        return EXIT_USER_ERROR
+    try:
+        cards = [read_json(file, "run jepa-jax check-gpu --output again") for file in files]
+        factors = read_json(TABLE_FILE, "install the package again")
+        new = refitted([m for card in cards for m in card_measurements(card, load_table())], factors)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if "--write" in argv:
+        write_json(TABLE_FILE, new)
+    print(json.dumps(new["train"]))
+    return EXIT_OK
+
+
 def effect_names(measurements: Sequence[Measurement]) -> list[Effect]:
     """Returns all effects of measurements, in a fixed order."""
     return sorted({effect for m in measurements for parts in m.effects.values() for effect in parts})
@@ -155,3 +219,7 @@ def error_summary(errors: Sequence[float]) -> dict[str, float]:
     """Returns the median and the ninth tenth of absolute errors."""
     sizes = np.abs(errors)
     return {"median_abs_error": float(np.median(sizes)), "p90_abs_error": float(np.quantile(sizes, 0.9))}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -26,6 +26,7 @@ COMMANDS = {
     "describe": "configs.DESCRIBE",
     "prepare-data": "prepare_data.PREPARE_DATA",
     "plan": "plan.PLAN",
+    "check-gpu": "check_gpu.CHECK_GPU",
     "tune": "throughput.TUNE",
     "sweep": "throughput.SWEEP",
     "lr-search": "studies.LR_SEARCH",

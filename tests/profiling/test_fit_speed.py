@@ -3,10 +3,19 @@
 import numpy as np
 import pytest
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.compiled.kernels import ATTENTION, CONVOLUTION, ELEMENTWISE, MATMUL, Kernel
 from jepa_jax.planning.factors import TRAFFIC
 from jepa_jax.runtime.hardware import load_table
-from profiling.fit_speed import Measurement, effect_names, error_summary, fit, left_out_errors
+from profiling.fit_speed import (
+    Measurement,
+    card_measurements,
+    effect_names,
+    error_summary,
+    fit,
+    left_out_errors,
+    refitted,
+)
 
 TABLE = load_table()
 PLANTED = {CONVOLUTION: 0.7, MATMUL: 0.9, ATTENTION: 0.4, TRAFFIC: 0.5}
@@ -58,3 +67,24 @@ def test_layouts_differ_in_convolutions_and_versions_in_attention():
     assert eager.effects[MATMUL] == newer.effects[MATMUL]
     assert eager.effects[ATTENTION] != newer.effects[ATTENTION]
     assert eager.effects[CONVOLUTION] != newer.effects[CONVOLUTION]
+
+
+def test_cards_of_the_check_are_fitted_into_the_table(measurements):
+    ones = [m for m in measurements if m.gpu.key == "rtx4090"]
+    rows = [
+        {"config": str(m.group), "batch_size": 1, "samples_per_sec": m.samples_per_sec,
+         "kernels": [kernel._asdict() for kernel in m.kernels]}
+        for m in ones
+    ]  # fmt: skip
+    card = {"gpu": "rtx4090", "versions": {"jax": "0.10.2"}, "measurements": rows}
+    old = {"source": "elsewhere", "train": {"shares": {"ampere": PLANTED}}, "infer": {}}
+    new = refitted(card_measurements(card, TABLE), old)
+    found = new["train"]["shares"]
+    assert found["ampere"] == PLANTED and new["infer"] == {} and new["train"]["software"] == "XLA of jax 0.10.2"
+    assert found["ada"][TRAFFIC] == pytest.approx(PLANTED[TRAFFIC], rel=0.15)
+    assert found["ada"][CONVOLUTION] == pytest.approx(0.8 * PLANTED[CONVOLUTION], rel=0.15)
+
+
+def test_a_file_without_a_known_gpu_is_refused():
+    with pytest.raises(UserError, match="no measured speeds"):
+        card_measurements({"gpu": None, "identity": {"device": "cpu"}, "measurements": []}, TABLE)

@@ -1,0 +1,100 @@
+"""Runs the parts of the check, each in a process of its own, and makes the file of the card."""
+
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jepa_jax.base.files import read_json
+from jepa_jax.base.processes import python_path, run
+from jepa_jax.device_check.parts import PARTS
+from jepa_jax.runtime import provenance
+from jepa_jax.runtime.gpus import list_gpus
+
+SCHEMA_VERSION = 1
+GRACE_SECONDS = 10.0
+MOST_MINUTES = 30.0  # of one part, after which it counts as stuck
+PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+Tell = Callable[[str], None]
+
+
+def check_device(names: Sequence[str], minutes: float, gpus: int, tell: Tell) -> dict[str, Any]:
+    """Returns the content of card.json: every part with its findings, and what they measured.
+
+    Args:
+      names: parts to run.
+      minutes: how thorough to be; parts that would begin later are left out, which counts as a failure.
+      gpus: how many are visible; parts that need more are left out.
+      tell: gets a line when something is known.
+    """
+    deadline = time.monotonic() + 60 * minutes
+    parts: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="jepa_jax_check_") as folder:
+        for name in names:
+            if gpus < PARTS[name].least_gpus:
+                parts[name] = {"status": LEFT_OUT, "why": f"needs {PARTS[name].least_gpus} GPU, there are {gpus}"}
+            elif time.monotonic() > deadline:
+                parts[name] = {"status": FAILED, "why": f"{minutes:g} minutes are over; give more --minutes"}
+            else:
+                parts[name] = run_process(name, minutes, pathlib.Path(folder))
+            for line in part_lines(name, parts[name]):
+                tell(line)
+    known = parts.get("identity", {})
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": provenance.command(),
+        "versions": provenance.versions(),
+        "passed": all(part["status"] != FAILED for part in parts.values()),
+        "gpu": known.get("gpu"),
+        "identity": known.get("identity"),
+        "rates": known.get("rates"),
+        "measurements": parts.get("speed", {}).pop("measurements", []),
+        "parts": parts,
+    }
+
+
+def run_process(name: str, minutes: float, folder: pathlib.Path) -> dict[str, Any]:
+    """Runs a part as a process; a part that dies or hangs has failed."""
+    file, began = folder / f"{name}.json", time.monotonic()
+    command = [sys.executable, "-m", "jepa_jax.device_check.parts", name, str(file), f"{minutes:g}"]
+    environment = {"PYTHONPATH": python_path()}
+    ended = run(command, folder / name, environment=environment, timeout=60 * MOST_MINUTES, grace=GRACE_SECONDS)
+    seconds = time.monotonic() - began
+    if not file.exists():
+        why = f"no answer in {MOST_MINUTES:g} minutes" if ended.timed_out else ended.message
+        return {"status": FAILED, "seconds": seconds, "why": f"exit code {ended.exit_code}: {why}"}
+    found = read_json(file, "run the check again")
+    holds = all(finding["holds"] for finding in found["findings"])
+    return {"status": PASSED if holds else FAILED, "seconds": seconds, **found}
+
+
+def part_lines(name: str, part: dict[str, Any]) -> list[str]:
+    """Returns the rows of the table about a part: its verdict, and what it has found that does not hold."""
+    seconds = f"{part['seconds']:.0f} s" if "seconds" in part else ""
+    findings = part.get("findings", [])
+    checked = [finding for finding in findings if finding["limit"]]
+    text = part.get("why") or f"{sum(one['holds'] for one in checked)} of {len(checked)} hold"
+    lines = [f"{part['status']:<9} {name:<9} {seconds:>6}  {PARTS[name].title}: {text}"]
+    lines += [f"    {one['what']} = {shown(one['found'])}, {one['limit']}" for one in findings if not one["holds"]]
+    if name in ("identity", "speed"):
+        lines += [f"    {one['what']} = {shown(one['found'])}" for one in findings if not one["limit"]]
+    return lines
+
+
+def shown(value: float | str | None) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def count_gpus() -> int:
+    """Returns how many GPUs JAX would use, without starting it."""
+    import os
+
+    return 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(list_gpus())
+
+
+def load_card(path: str | pathlib.Path) -> dict[str, Any]:
+    """Returns a file that the check has written."""
+    return json.loads(pathlib.Path(path).read_text())
