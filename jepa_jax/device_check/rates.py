@@ -1,5 +1,6 @@
 """Identity: which card this is, and the rates that its memory, products, bus and links reach."""
 
+import functools
 import importlib
 import time
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def measure_rates(device: Any) -> dict[str, float]:
         size = PRODUCT_SIZE[kind]
         for name, dtype in (("bf16", jnp.bfloat16), ("tf32", jnp.float32)):
             x = jnp.ones((size, size), dtype)
-            rates[f"{name}_tflops"] = 2 * size**3 / seconds_of(lambda x=x: _product(x, x)) / 1e12
+            rates[f"{name}_tflops"] = 2 * size**3 / seconds_of(functools.partial(_product, x, x)) / 1e12
         x, kernel = jnp.ones((IMAGES[kind], 56, 56, 64), jnp.bfloat16), jnp.ones((3, 3, 64, 64), jnp.bfloat16)
         flops = 2 * x.size * 9 * 64
         rates["convolution_tflops"] = flops / seconds_of(lambda: _convolution(x, kernel)) / 1e12
