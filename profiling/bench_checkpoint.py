@@ -88,11 +88,13 @@ def bench(millions: int, saves: int, steps: int, folder: pathlib.Path) -> dict[s
     """Trains and saves; returns the figures."""
     from jepa_jax.program.checkpoint import Checkpoints
     from jepa_jax.program.checksums import verify
+    from jepa_jax.program.config import load_config
     from jepa_jax.runtime.allocator import keep_freed_memory
+    from jepa_jax.runtime.provenance import code_version
 
     keep_freed_memory()  # as training does
-    training, rows = Training(millions), []
-    with Checkpoints(folder) as checkpoints:
+    training, rows, config = Training(millions), [], load_config("quickstart")
+    with Checkpoints(folder, identity={"config": config.to_dict(), "code": code_version(config)}) as checkpoints:
         for number in range(1, saves + WARM_UP + 1):
             usual = statistics.median(training.timed_step() for _ in range(steps))
             began = time.perf_counter()
