@@ -91,7 +91,7 @@ def run(
                 break
             if now >= next_tick:
                 next_tick = now + TICK_SECONDS
-                begin = min(begin, shorten(log))
+                begin = shorten(log, begin)
                 on_tick()
             time.sleep(POLL_SECONDS)
     except BaseException:
@@ -101,7 +101,7 @@ def run(
         kill_group(process)  # workers that outlived it
         process.wait()
         stop_all(members(folder), grace=0.0)  # those that have left the group
-    return Ended(process.returncode, timed_out, tail(log, begin))
+    return Ended(process.returncode, timed_out, tail(log, shorten(log, begin)))
 
 
 def has_ended(process: subprocess.Popen[Any]) -> bool:
@@ -198,14 +198,14 @@ def signal_name(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-def shorten(log: pathlib.Path) -> int:
-    """Drops all but the end of a log that is too long; returns its size, or where its end now begins.
+def shorten(log: pathlib.Path, begin: int) -> int:
+    """Drops all but the end of a log that is too long; returns where the part after byte `begin` now begins.
 
     Its writers append, so that they go on behind the new end.
     """
     size = os.path.getsize(log)
     if size <= LOG_BYTES:
-        return size
+        return begin
     kept = tail(log, size=KEPT_BYTES).encode()
     os.truncate(log, 0)
     with open(log, "ab") as file:
