@@ -43,8 +43,9 @@ class Sink:
 class MetricsFile(Sink):
     """metrics.jsonl: one JSON object per line, steps never decreasing.
 
-    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns. A file that cannot be
-    read is set aside.
+    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns. What it measures again
+    at the step where it resumes, such as the final figures, is not written twice. A file that cannot be read is set
+    aside.
     """
 
     def __init__(self, path: pathlib.Path, start_step: int, warn: Callable[[str], None]):
@@ -55,28 +56,31 @@ class MetricsFile(Sink):
             except OSError as error:
                 aside = path.rename(path.with_name(f"damaged_{path.name}"))
                 warn(f"{path}: cannot be read ({error.strerror}); set aside as {aside.name}, and begun again")
-        steps = [_step_of(line) for line in lines]
-        if damaged := steps.count(None):
+        rows = [_row_of(line) for line in lines]
+        if damaged := rows.count(None):
             warn(f"{path}: {damaged} damaged lines were dropped (not JSON objects with a step)")
-        kept = (line for line, step in zip(lines, steps, strict=True) if step is not None and step <= start_step)
-        write_atomically(path, b"".join(line + b"\n" for line in kept))
+        kept = [(line, row) for line, row in zip(lines, rows, strict=True) if row and row["step"] <= start_step]
+        self._there = {(row["step"], *row) for _, row in kept if row["step"] == start_step}  # names of their values
+        write_atomically(path, b"".join(line + b"\n" for line, _ in kept))
         self._file = AppendedFile(path)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
+        if (step, *row) in self._there:
+            return
         self._file.append(json.dumps(row).encode() + b"\n")  # a killed run keeps what it logged
 
     def close(self) -> None:
         self._file.close()
 
 
-def _step_of(line: bytes) -> int | None:
-    """Returns the step of a line of metrics; None if the line is damaged."""
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """Returns a line of metrics; None if it is damaged."""
     try:
-        step = json.loads(line.decode())["step"]
+        row = json.loads(line.decode())
+        return row if isinstance(row["step"], int) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return step if isinstance(step, int) else None
 
 
 def _finite(value: Any) -> Any:

@@ -33,6 +33,19 @@ def test_a_resumed_file_drops_later_and_half_written_lines(tmp_path):
     assert rows[0]["train/bad"] == "inf" and rows[0]["speed"] is None
 
 
+def test_what_is_measured_again_where_a_run_resumes_is_not_written_twice(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for start, time in ((0, 1.0), (4, 2.0)):
+        file = MetricsFile(path, start, lambda text: None)
+        for step in (3, 4) if not start else ():
+            file.write(step, {"time": time, "train/loss": 0.5})
+        file.write(4, {"time": time, "eval/knn": 10.0})
+        file.write(8, {"time": time, "eval/knn": 20.0})
+        file.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["time"]) for row in rows] == [(3, 1.0), (4, 1.0), (4, 1.0), (8, 2.0)]
+
+
 def test_damaged_lines_are_dropped_with_one_warning(tmp_path):
     path, warnings = tmp_path / "metrics.jsonl", []
     damaged = [b"garbage", b"\0\0\0", b"[1]", b"7", b"\xff\xfe", b'{"loss": 1}', b'{"step": "2"}', b"[" * 100_000]
