@@ -43,9 +43,9 @@ class Sink:
 class MetricsFile(Sink):
     """metrics.jsonl: one JSON object per line, steps never decreasing.
 
-    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns. What it measures again
-    at the step where it resumes, such as the final figures, is not written twice. A file that cannot be read is set
-    aside.
+    A resumed run first drops lines of later steps, and lines that are damaged, of which it warns. What it measures
+    again at the step where it resumes, such as the final figures, is not written twice. A file that cannot be read is
+    set aside.
     """
 
     def __init__(self, path: pathlib.Path, start_step: int, warn: Callable[[str], None]):
