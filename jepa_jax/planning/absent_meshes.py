@@ -73,7 +73,7 @@ def _with_meshes(value: Any, change: Callable[[AnyMesh], AnyMesh]) -> Any:
         return NamedSharding(change(value.mesh), value.spec)
     if isinstance(value, Mesh) and not value.empty:
         return change(value)
-    if isinstance(value, core.ClosedJaxpr):
+    if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:  # since JAX 0.12 every jaxpr is closed
         return core.ClosedJaxpr(_with_meshes(value.jaxpr, change), value.consts)
     if isinstance(value, core.Jaxpr):
         return value.replace(eqns=[one.replace(params=_with_meshes(one.params, change)) for one in value.eqns])

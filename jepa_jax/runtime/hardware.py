@@ -25,6 +25,15 @@ MULTIPROCESSORS = {
     (10, 0): (233472, 232448, 2048, 128),
     (12, 0): (102400, 101376, 1536, 128),
 }
+# A GPU of each compute capability that Pallas knows by name; it refuses others that are not there.
+KNOWN_TO_PALLAS = {
+    (8, 0): "NVIDIA A100",
+    (8, 6): "NVIDIA A10",
+    (8, 9): "NVIDIA L4",
+    (9, 0): "NVIDIA H100",
+    (10, 0): "NVIDIA B200",
+    (12, 0): "NVIDIA RTX PRO 6000",
+}
 _lowered_for: "contextvars.ContextVar[Gpu | None]" = contextvars.ContextVar("lowered_for", default=None)
 _WHOLE = ("cores", "memory_bytes", "l2_bytes")
 
@@ -64,6 +73,21 @@ def lowering_for(gpu: Gpu) -> Iterator[None]:
         yield
     finally:
         _lowered_for.reset(token)
+
+
+@contextlib.contextmanager
+def pallas_target() -> Iterator[None]:
+    """Names the GPU of `lowering_for` to kernels traced inside the block: Pallas asks for it since JAX 0.11."""
+    import jax
+
+    gpu = _lowered_for.get()
+    if gpu is None or jax.__version_info__ < (0, 11):
+        yield
+        return
+    device = jax.sharding.AbstractDevice(KNOWN_TO_PALLAS[gpu.compute_capability], None, "gpu")
+    mesh = jax.sharding.get_abstract_mesh()
+    with jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device)):
+        yield
 
 
 def compute_capability() -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Float
 
 from jepa_jax.models.remat import product, statistic
+from jepa_jax.runtime.hardware import pallas_target
 
 MASKED_SCORE = -1e30
 QUERY, KEY, VALUE = range(3)  # order of the heads in the joined projection
@@ -74,13 +75,19 @@ class _Blocks:
         self.scale = math.log2(math.e) / math.sqrt(self.width)  # of scores, as powers of two are computed
 
     def call(self, kernel: Any, name: str, **how: Any) -> Any:
-        return pl.pallas_call(
+        compute = pl.pallas_call(
             functools.partial(kernel, self),
             grid=(self.count, self.batch, self.heads),
             compiler_params=triton.CompilerParams(num_warps=4 if self.width <= WIDE_HEAD else 8, num_stages=STAGES),
             name=f"{name}_{self.block}",
             **how,
         )
+
+        def on_target(*arrays: Array) -> Any:
+            with pallas_target():
+                return compute(*arrays)
+
+        return on_target
 
     def whole(self, heads: int) -> pl.BlockSpec:
         """All tokens and heads of an image."""
