@@ -15,7 +15,7 @@ from jepa_jax.profiling.compilations import CompilationCounter
 TRANSPOSED_MOST = 0.03  # of the bytes moved
 TOKENS = 81  # of 9 x 9 patches of 4 pixels: a number that no other axis has
 STEPS = 3
-FUSED = re.compile(r"fmha|mha_forward")  # cuDNN's call, or the kernel of Triton
+FUSED = re.compile(r"fmha|attention_forward")  # cuDNN's call, or the kernel of Triton
 
 
 def check_text(text: str, platform: str, tokens: int, findings: Findings) -> None:

@@ -1,8 +1,10 @@
 """Seconds of kernels: their work at the share of a GPU's rates that published measurements show.
 
-The table `factors.json` holds, for training and for inference and for each measured architecture, the share of the peak
-rate that products of each kind reach and the share of the bandwidth that traffic reaches. It is fitted by
-`profiling/check_predictions.py`; docs/results/predictions.md has its errors.
+The table `factors.json` holds, for training and for inference and for each architecture, the share of the peak rate
+that products of each kind reach and the share of the bandwidth that traffic reaches, none above 0.9. The measured cards
+are GeForce, which run above the clock they are advertised with and hold much in their caches: `sustained` is by how
+much their rates are higher, which does not hold for other cards. `profiling/check_predictions.py` fits the table;
+docs/results/predictions.md has its errors.
 """
 
 import dataclasses
@@ -20,10 +22,11 @@ TABLE_FILE = pathlib.Path(__file__).with_name("factors.json")
 LAUNCH_SECONDS = 3e-6  # between the starts of two short kernels
 ARITHMETIC_SHARE = 0.5  # of the float32 units, that fusions reach: assumed, since none of the measurements shows it
 TRAFFIC = "traffic"
-ARCHITECTURES = {(8, 6): "ampere", (8, 9): "ada", (12, 0): "blackwell"}  # that factors exist for
+ARCHITECTURES = {(8, 6): "ampere", (8, 9): "ada", (12, 0): "blackwell"}  # that many measurements exist of
 # Those on which the software that stands for XLA was measured; the factors of the others follow from other rows.
 MEASURED = {"train": ("ampere",), "infer": ("ada", "blackwell")}
-NEAREST = {(7, 0): "ampere", (7, 5): "ampere", (8, 0): "ampere", (9, 0): "ada", (10, 0): "blackwell"}
+NEAREST = {(7, 0): "a100", (7, 5): "ampere", (8, 0): "a100", (9, 0): "a100", (10, 0): "a100"}
+GEFORCE = "GeForce"  # in the name of cards that run above their advertised clock
 UNMEASURED = 2.0  # times the error, where nothing was measured
 HALF_TYPES = ("bf16", "f16")
 
@@ -47,7 +50,11 @@ def factors_of(gpu: Gpu, mode: str = "train") -> Factors:
     """Returns the factors of a GPU for "train" or "infer"; those of the nearest architecture if it was not measured."""
     table = _table()[mode]
     own = ARCHITECTURES.get(gpu.compute_capability)
-    shares, measured = table["shares"][own or NEAREST[gpu.compute_capability]], own in MEASURED[mode]
+    shares, measured = table["shares"][own or NEAREST[gpu.compute_capability]], False
+    if own and GEFORCE in gpu.name:
+        measured = own in MEASURED[mode]
+        above = _table()["sustained"][own]
+        shares = {kind: share * above[TRAFFIC if kind == TRAFFIC else "products"] for kind, share in shares.items()}
     wider = 1.0 if measured else UNMEASURED
     return Factors(shares, wider * table["median_abs_error"], wider * table["p90_abs_error"], measured)
 

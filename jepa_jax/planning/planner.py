@@ -41,6 +41,7 @@ CLOSE_ENOUGH = 0.025  # of the memory: a batch that leaves less free is the answ
 FIRST_GUESS, LATER_GUESS = 0.99, 0.997  # of what the line predicts: a guess that fits is an answer
 MOST_GRAINS = 2**20
 
+AS_IT_IS = "as configured"  # label of a request without changes
 Changes = dict[str, Any]  # values of config keys, or {"gpu": Gpu}
 
 
@@ -153,7 +154,11 @@ class Planner:
 
     def estimate(self, request: Request) -> Estimate:
         """Returns the estimate of a request as it is."""
-        return self.estimates([(request, "as configured", {})])[0]
+        return self.estimates([(request, AS_IT_IS, {})])[0]
+
+    def with_facts(self, request: Request, facts: StepFacts) -> Estimate:
+        """Returns the estimate of a request whose program is known."""
+        return self._estimate(request, AS_IT_IS, {}, facts)
 
     def estimates(self, wanted: Sequence[tuple[Request, str, Changes]]) -> list[Estimate]:
         """Returns estimates of requests with a label and changes each; all compilations are started together."""

@@ -23,6 +23,7 @@ from jepa_jax.base.files import read_json_or_empty, write_json
 from jepa_jax.compiled.flops import Rules, jaxpr_flops
 from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
+from jepa_jax.compiled.moves import transposed_share
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import flatten
 from jepa_jax.data.contract import Spec, abstract_batch
@@ -47,7 +48,7 @@ from jepa_jax.runtime.start import cache_folder
 PACKAGES = ("jax", "jaxlib", "flax", "optax")  # whose versions decide about a compiled program
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 # The code that makes facts of a program.
-READERS = ("planning/step_compiler.py", "compiled/hlo.py", "compiled/kernels.py", "compiled/flops.py")
+READERS = ("planning/step_compiler.py", *(f"compiled/{name}.py" for name in ("hlo", "kernels", "flops", "moves")))
 MOST_PARALLEL = 2  # compilations at a time: each takes about a gigabyte
 
 
@@ -118,6 +119,7 @@ class StepFacts:
     convolutions: int
     encoder_float32_products: list[str]
     host_calls: list[str]
+    transposed_share: float = 0.0  # of `bytes_moved`: what only changes the order of axes
 
     @property
     def bytes_moved(self) -> int:
@@ -171,6 +173,7 @@ def compile_step(program: Program, batch: Mapping[str, jax.ShapeDtypeStruct], tr
         convolutions=sum(p.kind == "convolution" for p in products),
         encoder_float32_products=[p.scope for p in products if "encoder" in p.scope and "f32" in p.types],
         host_calls=hlo.host_calls(),
+        transposed_share=transposed_share(hlo),
     )
 
 

@@ -193,11 +193,24 @@ def global_norm(tree: PyTree) -> jax.Array:
     """Returns the Euclidean norm of all leaves together.
 
     `optax.global_norm` compiles to several kernels per leaf, most of them for a few hundred numbers; here all small
-    leaves share theirs.
+    leaves share theirs, and on NVIDIA GPUs large ones share the sum of what the rows add up to.
     """
     leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(tree)]
     if not leaves:
         return jnp.zeros([])
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.shape.get("fsdp", 1) > 1:  # rows that devices share would be gathered
+        return _norm_by_leaves(*leaves)
+    return jax.lax.platform_dependent(*leaves, cuda=_norm_by_rows, default=_norm_by_leaves)
+
+
+def _norm_by_rows(*leaves: jax.Array) -> jax.Array:
+    norms = [leaf if leaf.size < SMALL_LEAF else jnp.linalg.norm(leaf, axis=-1) for leaf in leaves]
+    joined = jnp.concatenate([norm.ravel() for norm in norms])
+    return jnp.sqrt(jnp.dot(joined, joined, precision=EXACT))  # XLA would divide a sum among the leaves again
+
+
+def _norm_by_leaves(*leaves: jax.Array) -> jax.Array:
     small = [leaf.ravel() for leaf in leaves if leaf.size < SMALL_LEAF]
     squares = [jnp.tensordot(leaf, leaf, leaf.ndim, precision=EXACT) for leaf in leaves if leaf.size >= SMALL_LEAF]
     if small:

@@ -49,10 +49,12 @@ def test_every_gpu_has_factors_and_unmeasured_architectures_a_larger_error():
     for gpu in TABLE.values():
         for mode in ("train", "infer"):
             shares = factors_of(gpu, mode).shares
-            assert all(0.1 < shares[kind] < 1.5 for kind in (*KINDS, TRAFFIC) if kind in shares)
+            geforce = 1.5 if "GeForce" in gpu.name else 0.9  # above their advertised clock
+            assert all(0.1 < shares[kind] <= geforce for kind in (*KINDS, TRAFFIC) if kind in shares)
             assert TRAFFIC in shares
     # Training was measured on one card alone.
     assert not factors_of(TABLE["rtx4090"]).measured and factors_of(TABLE["rtx4090"], "infer").measured
+    assert not factors_of(TABLE["a6000"]).measured  # the same architecture, another clock
     known, unknown = factors_of(TABLE["rtx3090"]), factors_of(TABLE["h100"])
     assert known.measured and not unknown.measured
     assert unknown.p90_error == pytest.approx(2 * known.p90_error)
