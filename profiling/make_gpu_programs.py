@@ -156,7 +156,7 @@ def comparison(rows: dict[str, Row], before: Row) -> list[str]:
         f"## Against {before['commit']}",
         "",
         "Per device and step, before -> now. *Of the update*: kernels of the optimizer and of slow copies.",
-        "*Transposes*: bytes moved only to change the order of axes. Speeds of both are predicted with the same factors.",
+        "*Transposes*: bytes moved only to change the order of axes. Speeds are predicted with the same factors.",
         "",
         "| recipe | card | " + " | ".join(title for title, _, _ in FIGURES) + " |",
         "|---|---|" + "---:|" * len(FIGURES),
