@@ -43,6 +43,8 @@ WANTED = {
     "hjepa_quick_val": LARGE,
     "hjepa_20epoch": LARGE,
     "hjepa_100epoch": LARGE,
+    "video_jepa_mnist": [("rtx4090", ONE)],
+    "vjepa_vitl": [("h100", EIGHT)],
 }
 BATCHES = (512, 1024, 2048, 4096)  # of `rapid`, for the table of memory against batch
 CLAIMS = {

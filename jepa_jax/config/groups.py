@@ -46,6 +46,9 @@ class DataConfig(Group):
         most=0.5,
     )
     max_frames: int = key(20, "frames to which a sequence is padded; no effect on images", least=1)
+    frame_stride: int = key(
+        1, "steps of a recording or of a simulation from one frame of a sequence to the next", least=1
+    )
     frame_buckets: tuple[int, ...] = key(
         (), "shorter lengths to pad to, ascending; one compilation each", least=1, entry=int
     )

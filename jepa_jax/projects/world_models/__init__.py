@@ -10,7 +10,15 @@ Importing this package is cheap: jax is imported when a class is used.
 """
 
 # What the core finds here by name; see jepa_jax.base.classes.ClassTable.
-SOURCES: dict[str, str] = {}
-METHODS: dict[str, str] = {}
-MODELS: dict[str, str] = {}
-EVALUATORS: dict[str, str] = {}
+SOURCES = {
+    "moving_shapes": "jepa_jax.projects.world_models.sources.moving_shapes:MovingShapes",
+    "moving_mnist": "jepa_jax.projects.world_models.sources.moving_mnist:MovingMnist",
+    "clips": "jepa_jax.projects.world_models.sources.clips:Clips",
+    "trajectories": "jepa_jax.projects.world_models.sources.trajectories:Trajectories",
+}
+METHODS = {
+    "video_jepa": "jepa_jax.projects.world_models.methods.video_jepa:VideoJepa",
+    "vjepa": "jepa_jax.projects.world_models.methods.vjepa:VJepa",
+}
+EVALUATORS = {"rollout": "jepa_jax.projects.world_models.evals.rollout:Rollout"}
+RESULTS = {"rollout": "jepa_jax.projects.world_models.reports.rollouts:RolloutResults"}

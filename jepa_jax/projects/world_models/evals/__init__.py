@@ -1,0 +1,1 @@
+"""What a world model is worth: control and prediction, beside baselines."""

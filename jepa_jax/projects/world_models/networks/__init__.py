@@ -1,0 +1,1 @@
+"""Encoders of small frames, and predictors of what follows a latent and an action."""

@@ -1,0 +1,1 @@
+"""Plans and predictions in the report of a run."""
