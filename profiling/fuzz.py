@@ -75,9 +75,8 @@ def try_format(target: str, run: pathlib.Path, folder: pathlib.Path, seconds: fl
         folder.mkdir(parents=True, exist_ok=True)
         log = folder.with_suffix(".log")
         command = [sys.executable, __file__, "--work", target, str(run), f"{folder}_{seed}", str(seed), str(left)]
-        with open(log, "w") as output:
+        with open(log, "w") as output, open(folder.with_suffix(".err"), "w+") as errors:  # image libraries warn a lot
             try:
-                errors = subprocess.DEVNULL  # image libraries warn a lot
                 code = subprocess.run(command, stdout=output, stderr=errors, timeout=left + START_SECONDS).returncode
             except subprocess.TimeoutExpired:
                 code = "not ended in time"
@@ -87,7 +86,8 @@ def try_format(target: str, run: pathlib.Path, folder: pathlib.Path, seconds: fl
         if code == 0:
             break
         seed = (lines[-1]["seed"] if lines else seed) + 1
-        problems.append(f"seed {seed}: the process ended with {code}")
+        said = folder.with_suffix(".err").read_text().strip().rpartition("\n")[2]
+        problems.append(f"seed {seed}: the process ended with {code}: {said[:200]}")
         seed += 1
     return {"cases": cases, "problems": len(problems), "shown": problems[:SHOWN]}
 

@@ -219,8 +219,8 @@ def json_files(run: pathlib.Path) -> dict[str, Target]:
         keep_statistics(folder / "statistics.json", Statistics((0.5,) * 3, (0.2,) * 3, IMAGES), identity)
 
     def verify_all(folder: pathlib.Path) -> None:
-        for step, path in step_folders(folder / "a" / "checkpoints"):
-            verify(path, step)
+        for _, path in step_folders(folder / "a" / "checkpoints"):
+            verify(path)
 
     def compare(folder: pathlib.Path) -> None:
         write_comparison([folder / "a", folder / "b"])

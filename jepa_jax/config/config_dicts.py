@@ -12,6 +12,8 @@ from jepa_jax.config.checks import checked_value
 from jepa_jax.config.owners import GROUPS, dropped_keys, known_keys, needs_encoder, structure
 from jepa_jax.config.schema import Entry, Key, flatten
 
+FORMER = "former name of "  # how the meaning of a key begins that only configs of earlier versions have
+
 
 def default_config(method: str = "image_jepa", model: str = "", **choices: Any) -> ConfigDict:
     """Returns a config with every key that these choices have, at its default.
@@ -136,9 +138,11 @@ def checked_overrides(
 
     Keys of a group whose choice is wrong (`model.name=resnet19`) are left out: only the choice is complained about.
     """
-    given = {**filled(config)[0], **overrides}
+    before = filled(config)[0]
+    given = {**before, **overrides}
     found, complaints = structure(given)
     known = known_keys(given)
+    complaints += unread_former_names(before, overrides, known)
     values = {}
     for name, value in overrides.items():
         if name.partition(".")[0] in set(GROUPS) - set(found):
@@ -148,6 +152,22 @@ def checked_overrides(
         except UserError as error:
             complaints.append(str(error))
     return values, known, complaints
+
+
+def unread_former_names(
+    before: Mapping[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Entry]
+) -> list[str]:
+    """Returns a complaint about each former name of a key that has a value of its own, which alone is read."""
+    pairs = [
+        (name, f"{name.rpartition('.')[0]}.{known[name].key.meaning.rpartition('.')[2]}")
+        for name in overrides.keys() & known.keys()
+        if known[name].key.meaning.startswith(FORMER)
+    ]
+    return [
+        f"config.{name} = {overrides[name]}: is not read, as config.{new} is set; set that one"
+        for name, new in pairs
+        if new in overrides or before.get(new) != before.get(name)
+    ]
 
 
 def with_choices_of(config: ConfigDict, values: Mapping[str, Any], known: Mapping[str, Entry]) -> ConfigDict:

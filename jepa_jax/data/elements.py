@@ -16,7 +16,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Source, Spec, sample
-from jepa_jax.data.in_memory import Arrays, InMemorySource, numbered_classes
+from jepa_jax.data.in_memory import Arrays, InMemorySource, SharedArrays, numbered_classes
 
 OTHER_NAMES = {"img": "image", "fine_label": "label", "labels": "label"}
 MOST_ELEMENTS = 2**32  # that Grain can shuffle
@@ -38,7 +38,7 @@ def as_source(given: Any, *, split: str = "train", count: int = 0) -> Source:
         lengths = {key: len(array) for key, array in arrays.items() if array.ndim}
         if len(lengths) < len(arrays) or len(set(lengths.values())) != 1 or not all(lengths.values()):
             raise UserError(f"{split} data: arrays of lengths {lengths}; give all of them one row per element")
-        return InMemorySource(lambda: arrays)
+        return InMemorySource(SharedArrays(arrays))
     if isinstance(given, grain.IterDataset):
         if not count:
             raise UserError(

@@ -1,6 +1,7 @@
 """Data sets that fit in memory: loaded once and read by fancy indexing."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,44 @@ class InMemorySource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None}
+
+
+class SharedArrays:
+    """Returns arrays; worker processes get them in memory that all of them share, instead of a copy each."""
+
+    def __init__(self, arrays: Arrays):
+        self._arrays = arrays
+
+    def __call__(self) -> Arrays:
+        return self._arrays
+
+    @functools.cached_property
+    def _file(self) -> int:
+        """A file without a name that holds the arrays, one after the other."""
+        descriptor = os.memfd_create("jepa_jax-data", os.MFD_CLOEXEC)
+        with open(descriptor, "wb", closefd=False) as file:
+            for array in self._arrays.values():
+                file.write(np.ascontiguousarray(array).data)
+        return descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if "_file" in self.__dict__:
+            close(self._file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not hasattr(os, "memfd_create"):
+            return SharedArrays, (self._arrays,)
+        table = {name: (array.shape, array.dtype) for name, array in self._arrays.items()}
+        return _mapped, (f"/proc/{os.getpid()}/fd/{self._file}", table)
+
+
+def _mapped(file: str, table: dict[str, tuple[tuple[int, ...], np.dtype]]) -> SharedArrays:
+    """Returns arrays of a file, which the process that pickled them keeps open."""
+    arrays, offset = {}, 0
+    for name, (shape, dtype) in table.items():
+        arrays[name] = np.memmap(file, dtype, "r", offset, shape) if 0 not in shape else np.empty(shape, dtype)
+        offset += arrays[name].nbytes
+    return SharedArrays(arrays)
 
 
 def open_arrays(

@@ -15,6 +15,7 @@ from typing import Any
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json
 from jepa_jax.base.statistics import CONFIDENCE, bonferroni_level, student_quantile
+from jepa_jax.base.text import number
 from jepa_jax.profiling.sections import EpochSection
 
 # Sections that happen between steps: one value per epoch.
@@ -56,10 +57,13 @@ def read_profile(path: str | pathlib.Path) -> dict[str, Any]:
     fix = "name the folder of a profiled run"
     profile = read_json(file, fix)
     try:
-        profiled = any(epoch["blocks"] for epoch in profile["epochs"])
-    except (KeyError, TypeError):
+        values = samples_of(profile)
+        numbers = all(number(value) is not None for section in values.values() for value in section)
+    except (KeyError, TypeError, AttributeError):
+        numbers = False
+    if not numbers:
         raise UserError(f"{file}: not a profile; {fix}") from None
-    if not profiled:
+    if not values["batch_seconds"]:
         raise UserError(f"{file}: no epoch has been profiled; let the run go on for one")
     return profile
 

@@ -1,5 +1,7 @@
 """Data sets of other makers: what they look like as sources, and what is said about wrong ones."""
 
+import pickle
+
 import grain
 import jax
 import numpy as np
@@ -167,3 +169,13 @@ def test_a_split_that_was_not_given_is_named():
         open_data(config(source="python"), {"train": arrays("train")})
     with pytest.raises(UserError, match="data.source = python: this data was given to jepa_jax.train"):
         open_data(config(source="python"))
+
+
+def test_worker_processes_share_given_arrays_instead_of_copying_them():
+    given = {"image": np.random.default_rng(0).integers(0, 256, (500, 7, 5, 3), np.uint8), "label": np.arange(500) % 7}
+    source = as_source(given)
+    content = pickle.dumps(source)
+    assert len(content) < 3000
+    copied = pickle.loads(content).batch(np.arange(500))
+    for name, array in given.items():
+        np.testing.assert_array_equal(copied[name], array)

@@ -18,7 +18,7 @@ from jepa_jax.base.errors import DataLost, UserError
 from jepa_jax.base.files import user_path
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import Cropping, Source
+from jepa_jax.data.contract import Source
 from jepa_jax.data.elements import Kind, StreamSource
 from jepa_jax.data.in_memory import numbered_classes
 from jepa_jax.data.photos.source import PhotoSource
@@ -54,13 +54,22 @@ def open_webdataset(data: DataConfig, split: str) -> StreamSource:
     if split == "train":
         stream = grain.experimental.WindowShuffleIterDataset(stream, window_size=WINDOW, seed=data.seed % 2**32)
     count = (data.num_train if split == "train" else data.num_test) or None
-    return PhotoStream(stream, functools.partial(SampledPhotos, data), count)
+    source = PhotoStream(stream, functools.partial(SampledPhotos, data), count)
+    if split == "train" and len({source.name_of(index) for index in range(len(source))}) < len(source):
+        stored = sum(1 for file in files for _ in TarSamples(str(file)))  # a train stream begins again without a word
+        if stored < len(source):
+            raise UserError(f"config.data.num_train = {count}: the tar files hold {stored} images; use at most that")
+    return source
 
 
 class PhotoStream(StreamSource):
     """A stream of photographs, out of which a loader can cut crops."""
 
-    _head: Cropping
+    _head: Any  # SampledPhotos
+
+    def name_of(self, index: int) -> str:
+        """Returns the file and the name of a sample."""
+        return self._head.name_of(index)
 
     def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Source:
         return self._head.cropped(crops, seed, epoch)

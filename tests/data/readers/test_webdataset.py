@@ -15,7 +15,7 @@ from jepa_jax.data.batches import batch_dataset
 from jepa_jax.data.contract import image_spec
 from jepa_jax.data.pipeline import train_batches
 from jepa_jax.data.readers.webdataset import TarSamples
-from jepa_jax.data.sources import open_splits
+from jepa_jax.data.sources import open_source, open_splits
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
 CROPS = {"crops": Crops(2, 12, CropConfig())}
@@ -138,3 +138,9 @@ def test_tars_without_images_and_labels_that_are_no_class_are_refused(tmp_path, 
     for label in (50, -1):
         with pytest.raises(UserError, match=f"a.tar, 1: label {label} .*is not one of the 10 classes"):
             train.made([("a.tar, 1", b"", label)])
+
+
+def test_an_epoch_of_more_samples_than_there_are_is_refused(folder):
+    assert len(open_source(config(folder, num_train=50), "train")) == 50
+    with pytest.raises(UserError, match="config.data.num_train = 51: the tar files hold 50 images; use at most that"):
+        open_source(config(folder, num_train=51), "train")

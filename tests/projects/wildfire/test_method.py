@@ -184,3 +184,11 @@ def test_recomputing_blocks_and_accumulating_give_finite_losses_and_the_same_fir
     assert losses["full"] == pytest.approx(losses["none"], rel=1e-5)
     program, batch = program_and_batch(tiny_fire_config(train__accum_steps=2))
     assert np.isfinite(float(program.train_step(program.factory.create(0, batch), batch)[1]["loss"]))
+
+
+def test_a_former_name_beside_the_key_of_a_recipe_is_refused():
+    load_config("emberformer", {"method.spatial_lr": 0.5})
+    with pytest.raises(UserError, match="method.spatial_lr = 0.5: is not read, as config.method.lr_spatial is set"):
+        load_config("emberformer_cpu", {"method.spatial_lr": 0.5})
+    with pytest.raises(UserError, match="config.method.spatial_lr = 0.5: is not read"):
+        load_config("emberformer", {"method.spatial_lr": 0.5, "method.lr_spatial": 0.1})
