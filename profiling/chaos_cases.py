@@ -163,10 +163,10 @@ def images(folder: pathlib.Path) -> list[str]:
     return ["--config.data.source=folder", f"--config.data.dir={folder}", *sizes]
 
 
-def break_data(case: Case, break_them: Callable[[pathlib.Path], None], *, stop: bool) -> None:
+def break_data(case: Case, break_them: Callable[[pathlib.Path], object], *more: str, stop: bool) -> None:
     """Breaks the data of a run in the middle; it saves, and continues to the same end when they are back."""
     data, workdir, whole = case.folder / "data", case.folder / "run", case.folder / "whole"
-    flags = images(data)
+    flags = [*images(data), *more]
     case.check(case.run(whole, *flags) == 0, "the undisturbed run failed", whole)
     shutil.copytree(data, case.folder / "copy")
     began = 0.0
@@ -193,12 +193,17 @@ def data_that_disappear(case: Case) -> None:
 
 
 def data_that_hang(case: Case) -> None:
+    source = "--config.data.source=tests.data.failing_shapes:HangingPhotos"
+    break_data(case, lambda data: (data / "hangs").touch(), source, stop=True)
+
+
+def data_that_become_pipes(case: Case) -> None:
     def replace_by_pipes(data: pathlib.Path) -> None:
         for path in (data / "train").rglob("*.png"):
             os.mkfifo(path.with_suffix(".pipe"))
             path.with_suffix(".pipe").replace(path)
 
-    break_data(case, replace_by_pipes, stop=True)
+    break_data(case, replace_by_pipes, stop=False)
 
 
 # --- checkpoints ---
@@ -312,6 +317,7 @@ CASES: dict[str, Callable[[Case], None]] = {
     "closed output": closed_output,
     "data that disappear": data_that_disappear,
     "data that hang": data_that_hang,
+    "data that become pipes": data_that_become_pipes,
     "swapped checkpoints": swapped_checkpoints,
     "renamed checkpoint": renamed_checkpoint,
     "foreign checkpoint": foreign_checkpoint,

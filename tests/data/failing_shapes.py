@@ -1,14 +1,16 @@
-"""Shapes that workers fail to deliver, for tests that start the command."""
+"""Data that fail to come, for tests that start the command."""
 
 import errno
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
 
+from jepa_jax.data.readers.folder import FolderSource
 from jepa_jax.data.reading import reading
 from jepa_jax.data.synthetic import ShapesSource
 
@@ -52,3 +54,12 @@ class LostShapes(ShapesSource):
             with reading(lambda: "/server/shapes/0"):
                 threading.Event().wait()
         return super().batch(indices)
+
+
+class HangingPhotos(FolderSource):
+    """Photographs on a server that does not answer while there is a file `hangs` in the folder of the set."""
+
+    def content(self, index: int) -> bytes:
+        while (self._root.parent / "hangs").exists():
+            time.sleep(0.1)
+        return super().content(index)
