@@ -188,9 +188,8 @@ def variant_of(name: str, key: Key, choice: Any) -> "type[Group] | None":
 def listed_names(value: Any) -> tuple[str, ...]:
     """Returns a list of names; a text, as on a command line, has commas between them."""
     if isinstance(value, str):
-        parts = re.split(r"[\s,()\[\]'\"]+", value)
-    else:
-        parts = value if isinstance(value, list | tuple) else [value]
+        value = re.split(r"[\s,()\[\]'\"]+", value)
+    parts = value if isinstance(value, list | tuple) else [value]
     return tuple(str(part) for part in parts if part)
 
 
