@@ -25,7 +25,7 @@ from jepa_jax.methods.masking import BlockMasks, MaskConfig, Masks
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import ViT, VitConfig
+from jepa_jax.models.vit import BlockOptions, ViT, VitConfig
 from jepa_jax.projects.world_models.networks.tubelets import TubeletPredictor, VideoViT
 
 Frames = UInt8[Array, "b t h w c"]
@@ -100,15 +100,16 @@ class VJepa(Method):
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs, config = nnx.Rngs(params=key), self.config
-        options: dict[str, Any] = {
+        attention, channels = self.run_config.model.attention, sample["frames"].shape[-1]
+        common: dict[str, Any] = {
             "times": self.times, "grid": self.grid, "dtype": DTYPES[self.run_config.train.precision],
             "remat": self.run_config.train.remat, "rngs": rngs,
         }  # fmt: skip
         facts = ViT.structure(self.run_config.model)
-        channels = sample["frames"].shape[-1]
-        encoder = VideoViT(facts, frames=config.tubelet_frames, channels=channels, **options)
+        encoder = VideoViT(facts, frames=config.tubelet_frames, channels=channels, attention=attention, **common)
         sizes = {name: getattr(config, f"predictor_{name}") for name in ("width", "depth", "heads")}
-        predictor = TubeletPredictor(encoder.feature_dim, encoder.feature_dim, **sizes, **options)
+        options, width = BlockOptions(attention=attention), encoder.feature_dim
+        predictor = TubeletPredictor(width, width, options=options, **sizes, **common)
         return EncoderWith(encoder, predictor=predictor)
 
     def normalised(self, frames: Frames) -> Float[Array, "b t h w c"]:

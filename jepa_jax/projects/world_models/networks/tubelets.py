@@ -48,6 +48,7 @@ class VideoViT(nnx.Module):
         times: int,
         grid: int,
         channels: int,
+        attention: str,
         dtype: Any,
         remat: str,
         rngs: nnx.Rngs,
@@ -56,7 +57,7 @@ class VideoViT(nnx.Module):
         width = facts["width"]
         self.patch_size, self.frames, self.times, self.grid = facts["patch_size"], frames, times, grid
         self.feature_dim, self.remat = width, remat
-        options = BlockOptions(*(facts[name] for name in BlockOptions._fields))
+        options = BlockOptions.of(facts, attention)
         self.patch_embed = linear(channels * frames * self.patch_size**2, width, dtype, rngs)
         sizes = (width, facts["heads"])
         self.blocks = nnx.List([Block(*sizes, options=options, dtype=dtype, rngs=rngs) for _ in range(facts["depth"])])
