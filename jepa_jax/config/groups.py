@@ -129,6 +129,9 @@ class TrainConfig(Group):
     checkpoint_every_steps: int = key(0, "steps between checkpoints; 0 = by train.checkpoint_every_epochs", least=0)
     checkpoint_every_epochs: int = key(1, "epochs between checkpoints, unless they are counted in steps", least=1)
     checkpoint_keep: int = key(1, "how many checkpoints are kept", least=1)
+    mirror: str = key(
+        "", "where the run is copied to and fetched from if the workdir is empty, e.g. s3://bucket/run; empty = nowhere"
+    )
     keep_best: str = key(
         "",
         "metric whose best state is kept: validation_loss, probe_held_out_accuracy, ...; empty = keep the last state",

@@ -19,6 +19,7 @@ FREE_ON_RESUME = (
     "data.pipeline",
     "train.checkpoint_",
     "train.deterministic",
+    "train.mirror",
     "mesh.",
     "log.",
     "profile.",

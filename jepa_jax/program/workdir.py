@@ -90,8 +90,7 @@ class Workdir:
         with only_one(self.path / ".lock", refusal):
             self._descriptor = os.open(self.path, os.O_RDONLY)  # so that a new folder cannot get its number
             try:
-                files = self.config, self.environment, self.metrics, self.summary, self.views, self.profile, self.report
-                remove_leftovers(self.path, [file.name for file in files])
+                remove_leftovers(self.path, [file.name for file in self.small_files()])
                 for folder in (self.pictures, self.exhibits):
                     remove_leftovers(folder)
                 yield
@@ -106,6 +105,10 @@ class Workdir:
                 f"{self.path}: was removed or replaced during the run, and the checkpoints with it; "
                 "start again, and leave the folder in place until the run has ended"
             )
+
+    def small_files(self) -> tuple[pathlib.Path, ...]:
+        """Returns the files beside the checkpoints that tell what the run is and how it went."""
+        return self.config, self.environment, self.metrics, self.summary, self.views, self.profile, self.report
 
     def has_checkpoint(self) -> bool:
         """Returns whether there is a complete checkpoint; a killed process may leave an incomplete one."""

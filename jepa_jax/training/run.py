@@ -17,6 +17,7 @@ from jepa_jax.data.contract import spec_to_json
 from jepa_jax.data.pictures import save_views
 from jepa_jax.program.checksums import newest_whole
 from jepa_jax.program.identity import check_identities, check_parts
+from jepa_jax.program.mirror import Mirror
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.gpus import list_gpus
 from jepa_jax.runtime.memory import is_out_of_memory
@@ -53,7 +54,8 @@ def train(
     """
     folder, console = Workdir(workdir), console or QuietConsole()
     check_parts(allow_changed)
-    folder.check(config.to_dict(), resume, allow_changed)
+    early = "auto" if config.train.mirror and resume == "must" else resume  # its checkpoint may have to be fetched
+    folder.check(config.to_dict(), early, allow_changed)
     summary = folder.read_summary()
     if summary and summary["status"] == "finished" and not folder.is_longer(config.to_dict()):
         console.line(f"{folder.path}: finished already; nothing to do")
@@ -97,10 +99,23 @@ def hold(run: Run, resume: str, allowed: Sequence[str]) -> Iterator[None]:
         yield
         return
     run.folder.create()
-    with run.folder.held():
+    with run.folder.held(), mirrored(run):
         run.folder.check(run.config.to_dict(), resume, allowed)  # again: another run may have ended here meanwhile
         for note in check_identities(run.folder.every_checkpoint(), run.identity, allowed):
             run.console.warn(note)
+        yield
+
+
+@contextlib.contextmanager
+def mirrored(run: Run) -> Iterator[None]:
+    """Fetches the run from its mirror if there is no checkpoint here, and copies it there inside the block."""
+    if not run.config.train.mirror:
+        yield
+        return
+    mirror = Mirror(run.config.train.mirror, run.folder, run.console.warn)
+    if not run.folder.has_checkpoint() and (fetched := mirror.fetch()):
+        run.console.line(f"fetched {fetched} from {mirror.url}")
+    with mirror:
         yield
 
 
