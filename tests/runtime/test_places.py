@@ -1,6 +1,10 @@
 """Which process of a run this is, as different programs say that start processes."""
 
+import pathlib
+import re
+
 import pytest
+import yaml
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime.places import find_place
@@ -101,3 +105,27 @@ def test_process_0_listens_at_the_address_given_and_everywhere_for_a_name():
         assert bind(given) == given
     assert bind("node1:5") == "[::]:5"  # others may know it by another address than this machine does
     assert bind("node1:5", JAX_COORDINATOR_BIND_ADDRESS="10.0.0.1:5") == "10.0.0.1:5"
+
+
+GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "many_devices.md"
+
+
+def manifests():
+    """Returns the manifests in the guide by their kind."""
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    return {one["kind"]: one for block in blocks for one in yaml.safe_load_all(block)}
+
+
+@pytest.mark.parametrize("kind, host", [("Job", "{name}-0.{service}"), ("JobSet", "{name}-{job}-0-0.{name}")])
+def test_pods_of_the_manifests_in_the_guide_find_their_place(kind, host):
+    manifest = manifests()[kind]
+    name, job, spec = manifest["metadata"]["name"], "", manifest["spec"]
+    if kind == "JobSet":
+        replicated = spec["replicatedJobs"][0]
+        job, spec = replicated["name"], replicated["template"]["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    pod = spec["template"]["spec"]
+    variables = {one["name"]: one.get("value", "secret") for one in pod["containers"][0]["env"]}
+    last = find_place(variables | {"JOB_COMPLETION_INDEX": str(spec["completions"] - 1)})
+    assert (last.count, last.index) == (spec["completions"], spec["completions"] - 1)
+    assert last.host == host.format(name=name, job=job, service=pod.get("subdomain"))
