@@ -27,7 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.pipeline = "grain"
     config.data.image_size = 224
     config.data.batch_size = 2048
-    config.data.num_workers = 16
+    config.data.num_workers = -1
     config.data.augment.mean = (0.485, 0.456, 0.406)
     config.data.augment.std = (0.229, 0.224, 0.225)
     config.optim.epochs = 600.0

@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.source = "tfds:imagenet2012"
     config.data.image_size = 256
     config.data.batch_size = 512
-    config.data.num_workers = 16
+    config.data.num_workers = -1
     config.data.augment.crop.size = 224
     config.data.augment.crop.scale = (0.3, 1.0)
     config.data.augment.jitter.probability = 0.8

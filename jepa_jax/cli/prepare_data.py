@@ -1,7 +1,7 @@
 """Prepares data: downloads CIFAR-10, packs photographs into shards, or computes the statistics of a set.
 
   jepa-jax prepare-data cifar10 --dir=data/cifar10
-  jepa-jax prepare-data shards PHOTOS --dir=data/shards
+  jepa-jax prepare-data shards PHOTOS --dir=data/shards [--shorter_side=256]
   jepa-jax prepare-data statistics PHOTOS [--source=folder] [--image_size=224] [--channels=3]
 
 cifar10 uses what --dir holds already, in any of the official layouts; an interrupted download continues where it
@@ -41,6 +41,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_words("input", "the data, for shards and statistics: what data.dir would be", least=0)
     parser.add_flag("dir", "DIR", "folder to write to, for cifar10 and shards; created if missing")
     parser.add_flag("source", "NAME", "data.source of the input; by default folder, or parquet where such files are")
+    parser.add_flag(
+        "shorter_side", "N", "for shards: what larger images are resized to; 0 = keep files", 0, least=0
+    )
     parser.add_flag("image_size", "N", "for statistics: pixels per side that images are delivered at", 224, least=4)
     parser.add_flag("channels", "N", "for statistics: channels of an image", 3, least=1)
     parser.add_flag("images", "N", "for statistics: how many images to read; 0 = all", 1000, least=0)
@@ -93,7 +96,7 @@ def prepare_shards(arguments: Arguments, on_progress: Progress) -> Result:
         if not isinstance(source, PhotoSource):
             raise UserError(f"--source={data.source}: holds arrays, not image files; use folder, parquet or tfds")
         sources[split] = source
-    manifest = write_shards(sources, output, on_image=on_progress)
+    manifest = write_shards(sources, output, shorter_side=arguments.shorter_side, on_image=on_progress)
     shards = verify_shards(output)
     counts = {split: sum(shard["images"] for shard in manifest["splits"][split]) for split in PREPARED_SPLITS}
     text = (

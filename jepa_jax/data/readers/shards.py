@@ -2,9 +2,10 @@
 
 `write_shards` makes them of another source: D/train-*.array_record, D/test-*.array_record, and D/manifest.json, which
 lists every shard with its number of images, size, SHA-256 and labels, and the classes. A record is the image file as it
-was; the number in the name of a shard is that of its first image.
+was, or resized; the number in the name of a shard is that of its first image.
 """
 
+import io
 import json
 import os
 import pathlib
@@ -13,17 +14,20 @@ from typing import Any
 
 import numpy as np
 from array_record.python import array_record_module
+from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import file_digest, user_path, write_atomically
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import sample
 from jepa_jax.data.in_memory import num_used
+from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.photos.source import PackedPhotos, PhotoSource
 from jepa_jax.data.readers.bounded import open_regular
 
 MANIFEST = "manifest.json"
 FORMAT = "jepa_jax shards 1"
+JPEG_QUALITY = 95  # of photographs that are resized
 SHARD_BYTES = 2**28  # after which a new shard begins
 MANIFEST_LIMIT = 2**31
 ENTRY = {"file": str, "images": int, "bytes": int, "sha256": str, "labels": list}  # of a shard in the manifest
@@ -123,12 +127,14 @@ def write_shards(
     sources: Mapping[str, PhotoSource],
     output: pathlib.Path,
     *,
+    shorter_side: int = 0,
     shard_bytes: int = SHARD_BYTES,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Writes the images of the train and test split, as they are, into shards; returns the manifest, written last.
+    """Writes the images of the train and test split into shards; returns the manifest, written last.
 
     Args:
+      shorter_side: pixels that the shorter side of larger images is resized to; 0 keeps all files as they are.
       on_image: called with the images written and their number after each shard.
     """
     if (output / MANIFEST).exists():
@@ -138,7 +144,7 @@ def write_shards(
     splits: dict[str, list[dict[str, Any]]] = {}
     for split, source in sources.items():
         splits[split] = []
-        for shard in _write_split(source, output, split, shard_bytes):
+        for shard in _write_split(source, output, split, shorter_side, shard_bytes):
             splits[split].append(shard)
             done += shard["images"]
             on_image(done, total)
@@ -147,7 +153,9 @@ def write_shards(
     return manifest
 
 
-def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_bytes: int) -> Iterator[dict[str, Any]]:
+def _write_split(
+    source: PhotoSource, output: pathlib.Path, split: str, shorter_side: int, shard_bytes: int
+) -> Iterator[dict[str, Any]]:
     """Yields the entry of the manifest of each shard of a split when it is written."""
     begin = 0
     while begin < len(source):
@@ -156,6 +164,8 @@ def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_by
         written, end = 0, begin
         while end < len(source) and written < shard_bytes:
             content = source.content(end)
+            if shorter_side:
+                content = _smaller(content, source.spec["image"].shape[-1], shorter_side)
             writer.write(content)
             written += len(content)
             end += 1
@@ -164,3 +174,22 @@ def _write_split(source: PhotoSource, output: pathlib.Path, split: str, shard_by
         size, digest = file.stat().st_size, file_digest(file, "sha256")
         yield {"file": file.name, "images": end - begin, "bytes": size, "sha256": digest, "labels": labels}
         begin = end
+
+
+def _smaller(content: bytes, channels: int, shorter_side: int) -> bytes:
+    """Returns the file of an image with its shorter side resized, as JPEG.
+
+    One that is small enough, has not three channels or cannot be decoded (`data.on_error` decides about it) stays.
+    """
+    try:
+        photo = Photo(content, channels)
+        if min(photo.size) <= shorter_side or channels != 3:
+            return content
+        image = Image.fromarray(photo.pixels())
+    except Exception:  # image libraries raise nearly anything on damaged files
+        return content
+    scale = shorter_side / min(image.size)
+    width, height = (max(shorter_side, round(scale * side)) for side in image.size)
+    encoded = io.BytesIO()
+    image.resize((width, height), Image.Resampling.LANCZOS).save(encoded, "JPEG", quality=JPEG_QUALITY)
+    return encoded.getvalue()

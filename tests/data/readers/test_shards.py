@@ -9,7 +9,8 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import CropConfig, Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.readers.shards import verify_shards, write_shards
+from jepa_jax.data.photos.decode import Photo
+from jepa_jax.data.readers.shards import _smaller, verify_shards, write_shards
 from jepa_jax.data.sources import open_source, open_splits
 from tests.data.photos.pictures import write_photos
 
@@ -93,3 +94,17 @@ def test_a_damaged_manifest_is_refused(tmp_path, change, message):
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=f"manifest.json: damaged .*{message}"):
         open_source(settings("shards", tmp_path / "shards"), "train")
+
+
+def test_larger_images_are_resized_and_small_or_damaged_ones_stay(tmp_path):
+    sources, manifest = packed(tmp_path, shorter_side=20)
+    assert verify_shards(tmp_path / "shards") == sum(map(len, manifest["splits"].values()))
+    shards = open_source(settings("shards", tmp_path / "shards"), "train")
+    resized = 0
+    for index, content in enumerate(map(sources["train"].content, range(len(shards)))):
+        before, after = Photo(content, 3).size, Photo(shards.content(index), 3).size
+        resized += min(before) > 20
+        assert min(after) == min(20, min(before))
+        assert after[0] / after[1] == pytest.approx(before[0] / before[1], rel=0.06)
+    assert resized
+    assert _smaller(b"no image", 3, 20) == b"no image"
