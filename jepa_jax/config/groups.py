@@ -11,7 +11,7 @@ from jepa_jax.config.optim import OptimConfig
 from jepa_jax.config.schema import Group, Problem, flatten, key, nested, subgroup
 
 WORKERS_PER_CORE = 2  # more only wait for one another
-MOST_AUTO_WORKERS = 16
+MOST_AUTO_WORKERS = 64
 
 
 @dataclasses.dataclass(frozen=True)
