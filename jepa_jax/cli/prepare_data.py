@@ -41,9 +41,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_words("input", "the data, for shards and statistics: what data.dir would be", least=0)
     parser.add_flag("dir", "DIR", "folder to write to, for cifar10 and shards; created if missing")
     parser.add_flag("source", "NAME", "data.source of the input; by default folder, or parquet where such files are")
-    parser.add_flag(
-        "shorter_side", "N", "for shards: what larger images are resized to; 0 = keep files", 0, least=0
-    )
+    parser.add_flag("shorter_side", "N", "for shards: what larger images are resized to; 0 = keep files", 0, least=0)
     parser.add_flag("image_size", "N", "for statistics: pixels per side that images are delivered at", 224, least=4)
     parser.add_flag("channels", "N", "for statistics: channels of an image", 3, least=1)
     parser.add_flag("images", "N", "for statistics: how many images to read; 0 = all", 1000, least=0)

@@ -20,6 +20,7 @@ from jepa_jax.profiling.sections import Timeline
 from jepa_jax.runtime import hardware
 from jepa_jax.runtime import memory as process_memory
 
+REACHED = 0.4  # of the peak rate, that steps are taken to reach before one was measured
 MATRIX = 768  # rows of the square float32 product that is timed
 REPEATS = 5
 FEWEST_STEPS = 5  # that a time per step is known from
@@ -129,6 +130,25 @@ def peak_flops(given_tflops: float, precision: str, num_devices: int | None = No
     if gpu is None:
         return None, f"{device.device_kind} is not in the table of GPUs: set profile.peak_tflops for an MFU"
     return gpu.tflops(precision) * 1e12 * num_devices, f"{gpu.name}, {precision}"
+
+
+def loader_balance(
+    batch_size: int, generation_seconds: float, workers: int, flops: float | None, peak: float | None
+) -> tuple[str, bool]:
+    """Returns what the loader can give beside what the step wants, in words, and whether that is more.
+
+    Args:
+      generation_seconds: that a worker, or the loading thread, took for a batch; the first one takes longest.
+      flops: of a step.
+      peak: FLOP per second of all devices; None if unknown, then nothing is said.
+    """
+    if not (flops and peak and generation_seconds > 0):
+        return "", False
+    given = batch_size / generation_seconds * max(1, workers)
+    wanted = batch_size * REACHED * peak / flops
+    by = f"{workers} workers" if workers else "a thread"
+    text = f"loader: {by} give about {given:,.0f} elements/s; the step wants {wanted:,.0f} at {REACHED:.0%} of the peak"
+    return text, given < wanted
 
 
 def measure_product(clock: Callable[[], float] = time.thread_time) -> float:

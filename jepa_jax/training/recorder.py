@@ -21,7 +21,7 @@ from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
 from jepa_jax.profiling.sections import Section, Timeline
-from jepa_jax.profiling.speed import Speedometer, Usage
+from jepa_jax.profiling.speed import Speedometer, Usage, loader_balance, peak_flops
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.runtime.memory import pool_doubt
 from jepa_jax.runtime.peers import is_first, sum_over_processes
@@ -103,9 +103,23 @@ class Recorder(contextlib.ExitStack):
             doubt = pool_doubt(self.train_step.peak_bytes, jax.local_devices()[0])
             if doubt and self._run.config.profile.plan:
                 self._console.warn(doubt)
+            if self.train_step.count == 1:
+                self._compare_with_loader(info["generation_seconds"])
             if self.train_step.count > self._run.expected_compilations:
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
+
+    def _compare_with_loader(self, generation_seconds: float) -> None:
+        """Says what the loader can give and what the step wants, where a GPU computes and the host loads."""
+        data, options = self._run.config.data, self._run.config.profile
+        if jax.default_backend() != "gpu" or data.pipeline == "device":
+            return
+        peak, _ = peak_flops(options.peak_tflops, self._run.config.train.precision)
+        # Each process makes its part of a batch at the same time.
+        text, too_slow = loader_balance(data.batch_size, generation_seconds, data.workers, self.train_step.flops, peak)
+        fix = "; data will limit it: more cores and data.num_workers=auto, or prepare-data shards --shorter_side"
+        if text:
+            (self._console.warn if too_slow else self._console.line)(text + (fix if too_slow else ""))
 
     def completed(self, step: int, metrics: dict[str, float]) -> bool:
         """Advances the progress bar and logs the metrics of a step if that is due; returns whether it was."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jepa_jax.profiling.compilations import CompiledStep, traced_flops
-from jepa_jax.profiling.speed import peak_flops
+from jepa_jax.profiling.speed import REACHED, loader_balance, peak_flops
 
 
 def test_the_peak_is_that_of_the_devices_that_take_part():
@@ -39,3 +39,11 @@ def test_the_order_of_the_arrays_of_a_batch_does_not_matter():
     by_name = dict(sorted(batch.items()))
     assert list(by_name) != list(batch) and step.is_ready_for(by_name)
     assert step(0.0, by_name)[1]["loss"] == -1
+
+
+def test_what_a_loader_gives_is_compared_with_what_the_step_wants():
+    wants = 2 * 64 * REACHED * 1e12 / 1e9  # of elements per second, with steps of 1e9 operations
+    text, too_slow = loader_balance(128, 0.5, 4, 1e9, 1e12)
+    assert text.startswith("loader: 4 workers give about 1,024 elements/s") and f"{wants:,.0f}" in text and too_slow
+    assert not loader_balance(128, 128 / wants / 1.1, 0, 1e9, 1e12)[1]
+    assert loader_balance(128, 0.5, 4, 1e9, None) == ("", False)

@@ -91,6 +91,7 @@ def test_a_url_that_nobody_knows_is_refused(workdir, url):
         Mirror(url, workdir, pytest.fail)
 
 
+@pytest.mark.slow
 def test_a_run_whose_disk_is_gone_continues_from_its_mirror_with_the_same_bits(tmp_path):
     def die(text):
         if text.startswith("epoch 2"):
