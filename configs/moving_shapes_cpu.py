@@ -1,6 +1,9 @@
-"""Video JEPA on moving shapes: predicts the latents of 6 frames, in a few CPU-minutes.
+"""Video JEPA on moving shapes: predicts the latents of 6 frames, in five CPU-minutes.
 
-jepa-jax train --config=moving_shapes_cpu --workdir=runs/moving_shapes_cpu
+    jepa-jax train --config=moving_shapes_cpu --workdir=runs/moving_shapes_cpu
+
+Cost: 296 CPU-seconds. Average precision of detections 2 and 6 frames ahead .205 and .101 (one seed), of a copy of the
+last frame .107 and .040. With method.steps=1 it is higher at this length (docs/results/video.md).
 """
 
 import ml_collections

@@ -47,6 +47,8 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
     from jepa_jax.reports.run_files import project_results
 
+    shapes = (summary.get("data_identity") or {}).get("train", {}).get("shapes", {"image": []})
+    elements = "images" if "image" in shapes else "elements"
     start = "encoder as loaded" if summary.get("init_from") else "untrained encoder"
     accuracies = {
         "chance": summary.get("chance_accuracy"),
@@ -59,7 +61,7 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     figures = {
         "effective rank of the features": summary.get("effective_rank"),
         "LiDAR": summary.get("lidar"),
-        "images per second": summary.get("images_per_sec"),
+        f"{elements} per second": summary.get("images_per_sec"),
     }
     lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
     lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]

@@ -25,7 +25,7 @@ ROWS = {
 }
 NOTE = (
     "Read from latents: predicted ones; that of the last known frame, for all horizons; those that the model predicted "
-    "before its first step; and those of the true frames, which is what the readout can reach."
+    "before its first step; and those of the true frames, which is what the readout can reach. Below 0 is drawn as 0."
 )
 
 
