@@ -100,5 +100,5 @@ def kept_statistics(file: pathlib.Path, identity: Mapping[str, Any]) -> Statisti
         mean, std = (tuple(float(number) for number in kept[name]) for name in ("mean", "std"))
         fits = kept["set"] == identity and len(mean) == len(std) == identity["channels"]
         return Statistics(mean, std, int(kept["images"])) if fits else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None

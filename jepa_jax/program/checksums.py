@@ -132,7 +132,7 @@ def _differences(folder: pathlib.Path) -> list[str]:
     try:
         files = json.loads(stored)["files"]
         expected = {name: (int(size), str(digest)) for name, (size, digest) in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return [f"{CHECKSUMS}: not readable"]
     lines = [f"{name}: missing" for name in expected.keys() - found.keys()]
     lines += [f"{name}: not part of the checkpoint" for name in found.keys() - expected.keys()]
