@@ -49,6 +49,8 @@ class VerifiedCache:
         return value
 
     def put(self, key: str, value: bytes) -> None:
+        """Writes an entry; this thread has compiled it, so that it loads no other one any more."""
+        self._forget_loading()
         self._write(key + SUM, _digest(value).encode())
         if not getattr(self._cache, "eviction_enabled", False):
             self._write(key + ENTRY, value)  # JAX does not write atomically
@@ -56,7 +58,11 @@ class VerifiedCache:
 
     def loaded(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Forgets which entry this thread loads when JAX says that it is loaded; a listener of its events."""
-        if event == LOADED_EVENT and (marker := self._loading.pop(threading.get_ident(), None)):
+        if event == LOADED_EVENT:
+            self._forget_loading()
+
+    def _forget_loading(self) -> None:
+        if marker := self._loading.pop(threading.get_ident(), None):
             with contextlib.suppress(OSError):
                 os.unlink(marker.name)
             marker.close()
@@ -85,7 +91,7 @@ class VerifiedCache:
             raise  # JAX warns, and goes on
 
     def _note_loading(self, key: str) -> None:
-        self.loaded(LOADED_EVENT, 0.0)  # the one before, which JAX could not use
+        self._forget_loading()  # the one before, which JAX could not use
         with contextlib.suppress(OSError):  # a folder that cannot be written
             marker = (self._path / f"{LOADING}{secrets.token_hex(8)}").open("xb", buffering=0)
             _lock(marker)
