@@ -119,7 +119,8 @@ def dataset(config: "ConfigDict | Mapping[str, Any] | Config", split: str = "tra
 def load_encoder(workdir: str | pathlib.Path, *, batch_size: int = 256) -> "FrozenEncoder":
     """Returns the encoder of a run's newest checkpoint, which maps uint8 images [N, H, W, C] to features [N, F].
 
-    A run whose config names classes outside of this package is loaded inside `with jepa_jax.trust_files():`.
+    A run whose config names classes of modules that this program has not imported is loaded inside
+    `with jepa_jax.trust_files():`.
 
     Args:
         workdir: folder of the run.

@@ -77,3 +77,9 @@ def test_a_class_that_the_command_names_may_be_named_in_the_file_too():
 def test_names_of_sets_steps_and_places_are_no_classes():
     values = ["tfds:cifar10", "100:200", "hub:facebook/dino", "/data:x", "byol", 3, None, ("a:b", ["c.d:e"])]
     assert list(references(values)) == ["a:b", "c.d:e"]
+
+
+def test_a_file_may_name_what_the_program_has_imported_but_not_pythons_own():
+    refuse_untrusted({"method.name": f"{__name__}:Own"})
+    with pytest.raises(UserError, match="os:system"):
+        refuse_untrusted({"data.source": "os:system"})
