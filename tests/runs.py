@@ -32,7 +32,7 @@ class Silent(Console):
 
     warn = line
 
-    def start(self, what: str, total: int, done: int = 0) -> None:
+    def start(self, what: str, total: int | None, done: int = 0) -> None:
         self.bars.append(what)
         self._on_text(what)
 

@@ -120,17 +120,20 @@ class Console:
     def error(self, text: str) -> None:
         self._rich.print(f"error: {text}", style="bold red", markup=False, soft_wrap=True)
 
-    def start(self, what: str, total: int, done: int = 0) -> None:
-        """Shows a bar on a terminal; elsewhere only `line` speaks."""
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def start(self, what: str, total: int | None, done: int = 0) -> None:
+        """Shows a bar on a terminal, of unknown length if `total` is None; elsewhere only `line` speaks."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as TimeLeft
+        from rich.table import Column
 
         self.stop()
         if not self._rich.is_terminal:
             return
+        counted = (MofNCompleteColumn(), TextColumn("ETA"), TimeLeft()) if total is not None else (TimeElapsedColumn(),)
+        note = TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"), TextColumn("ETA"), TimeRemainingColumn(),
-            console=self._rich, transient=True, speed_estimate_period=120, refresh_per_second=4,
+            TextColumn("{task.description}"), BarColumn(bar_width=16), *counted, note,
+            console=self._rich, transient=True, expand=True, speed_estimate_period=120, refresh_per_second=4,
         )  # fmt: skip
         self._bar.start()
         self._task = self._bar.add_task(what, total=total, completed=done, note="")
@@ -143,6 +146,17 @@ class Console:
         if note is not None and time.monotonic() - self._noted > NOTE_SECONDS:
             fields, self._noted = {"note": note()}, time.monotonic()
         self._bar.update(self._task, advance=amount, **fields)
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Shows for how long something of unknown length has run; says elsewhere that it began."""
+        if not self._rich.is_terminal:
+            self.line(what)
+        self.start(what, None)
+        try:
+            yield
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         if self._bar is not None:
@@ -184,5 +198,5 @@ class QuietConsole(Console):
     def line(self, text: str) -> None:
         """Shows nothing."""
 
-    def start(self, what: str, total: int, done: int = 0) -> None:
+    def start(self, what: str, total: int | None, done: int = 0) -> None:
         """Shows nothing."""

@@ -62,6 +62,37 @@ def _handling(handler: Handler) -> Iterator[None]:
             signal.signal(signum, before)
 
 
+@contextlib.contextmanager
+def acknowledged(say: Callable[[str], object]) -> Iterator[None]:
+    """Says within the block that a signal has arrived, at once and from another thread.
+
+    Python's own handlers wait until the main thread returns from XLA, which may compile for minutes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        numbers = {int(number): number.name for number in EXIT_CODES}
+        name = next((numbers.get(byte) for byte in iter(lambda: os.read(reading, 1)[0], 0) if byte in numbers), None)
+        if name:
+            say(f"{name}: stopping as soon as the computation under way ends")
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(writing, b"\0")
+        listener.join()
+        os.close(reading)
+        os.close(writing)
+
+
 def signals_raise() -> contextlib.AbstractContextManager[None]:
     """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from jepa_jax.base.classes import trust_files
 from jepa_jax.base.console import Console, print_result
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
-from jepa_jax.base.signals import Interrupted, signals_exit
+from jepa_jax.base.signals import Interrupted, acknowledged, signals_exit
 from jepa_jax.cli.flags import Arguments, Parser, suggestion
 from jepa_jax.runtime.platforms import import_jax
 
@@ -29,11 +29,13 @@ class Result:
             itself is the result.
         text: the same for people; printed last on a terminal, otherwise on standard error.
         exit_code: one of `jepa_jax.base.errors`.
+        next: commands that make sense now, printed below the text.
     """
 
     data: Sequence[dict[str, Any]]
     text: str
     exit_code: int = EXIT_OK
+    next: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Command:
                 if self.uses_jax:
                     import_jax()
                     set_jax_flags(arguments.jax_flags)
-            with trust_files() if getattr(arguments, "trust", False) else contextlib.nullcontext():
+            trusting = trust_files() if getattr(arguments, "trust", False) else contextlib.nullcontext()
+            with trusting, acknowledged(console.line):
                 result = self.run(arguments, console)
             show(result, console, as_json=arguments.json is True)
             return result.exit_code
@@ -118,6 +121,9 @@ def show(result: Result, console: Console, *, as_json: bool) -> None:
     """Prints a result: text on a terminal, JSON for a pipe, a file or --json."""
     if not result.data and not result.text:
         return
+    if result.next:
+        lines = [result.text.rstrip("\n"), "", "next:", *(f"  {PROGRAM} {command}" for command in result.next)]
+        result = dataclasses.replace(result, text="\n".join(lines))
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     if not result.data or (on_terminal and not as_json):
         print_result(result.text.removesuffix("\n"))

@@ -8,6 +8,8 @@ Writes eval/eval.json, eval.md, eval.html and figures into the workdir, and keep
 --pool, in a folder of its own such as eval_grid2/). The same command continues an evaluation that was interrupted.
 """
 
+import shlex
+
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
@@ -50,7 +52,12 @@ def run_evaluate(arguments: Arguments, console: Console) -> Result:
     write_evaluation(evaluation)
     record = evaluation.record
     text = f"{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {evaluation.folder}/eval.html"
-    return Result([without_large_parts(record)], text)
+    own = shlex.quote(arguments.workdir)
+    following = [
+        f"compare {own} ANOTHER_RUN",
+        f"embed --workdir={own} --input=FOLDER_OF_IMAGES --output=features.npz --neighbours=sample",
+    ]
+    return Result([without_large_parts(record)], text, next=following)
 
 
 EVALUATE = Command("evaluate", __doc__, add_flags, run_evaluate)

@@ -137,7 +137,7 @@ class Parser:
         try:
             words = self._values([self.program, *own])[1:]
         except flags.UnrecognizedFlagError as error:
-            near = suggestion(f"--{error.flagname}", [f"--{name}" for name in self._values], self.program)
+            near = self._near(error.flagname)
             raise UserError(f"--{error.flagname}: no such flag; {near}") from None
         except flags.Error as error:
             message = re.sub(r"\('(.*)', '.*'\)", r"\1", str(error))  # of booleans
@@ -145,6 +145,17 @@ class Parser:
             raise UserError(f"{message.removeprefix('flag ')}; see {self.program} --help") from None
         values = {name: self._value(name) for name in self._shown} | self._taken(words)
         return Arguments(**values, override_flags=overrides, jax_flags=jax_flags)
+
+    def _near(self, name: str) -> str:
+        """Returns what to write instead of an unknown flag: a key of the config that ends so, or the nearest flag."""
+        if self.has_flag("config"):
+            from jepa_jax.config.schema import flatten
+            from jepa_jax.program.config import load_config
+
+            keys = [key for key in flatten(load_config("image_jepa").to_dict()) if key.endswith(f".{name}")]
+            if keys:
+                return f"did you mean {' or '.join(f'--config.{key}' for key in keys)}?"
+        return suggestion(f"--{name}", [f"--{known}" for known in self._values], self.program)
 
     def _value(self, name: str) -> Any:
         flag = self._values[name]

@@ -17,6 +17,8 @@ COMMANDS = {
     "evaluate": "evaluate.EVALUATE",
     "export": "weights.EXPORT",
     "embed": "weights.EMBED",
+    "runs": "runs.RUNS",
+    "report": "runs.REPORT",
     "show-summary": "runs.SHOW_SUMMARY",
     "compare": "runs.COMPARE",
     "compare-profiles": "runs.COMPARE_PROFILES",

@@ -1,6 +1,8 @@
-"""Commands that read runs: `show-summary`, `compare`, `compare-profiles`, and `checkpoint`, which looks for damage."""
+"""Commands that read runs: what they reached, their pages, how they compare, and whether their files are whole."""
 
 import pathlib
+import shlex
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,16 @@ from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
 
+ABOUT_RUNS = """Lists all runs below a folder: recipe, status, accuracy beside untrained, speed, age, size, differences.
+
+  jepa-jax runs [runs] [--sort=accuracy] [--html=runs.html]
+"""
+ABOUT_REPORT = """Writes the page of a run again, report.html; with --watch for as long as the run is under way.
+
+  jepa-jax report runs/quickstart [--watch] [--every=10]
+
+With --watch the page loads itself again in the browser: no server is needed.
+"""
 ABOUT_SUMMARY = """Prints what a finished run reached: accuracies beside those of its baselines, feature quality, speed.
 
 jepa-jax show-summary --workdir=runs/quickstart
@@ -29,6 +41,43 @@ Prints a JSON object per checkpoint and one for all. Exit codes: 0 all are whole
 """
 
 
+def add_runs_flags(parser: Parser) -> None:
+    parser.add_words("folder", "where the runs are; by default `runs`", least=0, most=1)
+    parser.add_flag("sort", "COLUMN", "column to sort by, such as accuracy, age, size or run", "age")
+    parser.add_flag("html", "FILE", "also write a page with all columns, sortable by a click", "")
+
+
+def list_runs(arguments: Arguments, console: Console) -> Result:
+    from jepa_jax.reports.runs_table import find_runs, runs_text, sorted_rows, write_runs
+
+    folder = arguments.folder or "runs"
+    rows = sorted_rows(find_runs(folder), arguments.sort)
+    if arguments.html:
+        write_runs(arguments.html, rows, folder)
+    return Result(rows, runs_text(rows) + (f"\n\npage: {arguments.html}" if arguments.html else ""))
+
+
+def add_report_flags(parser: Parser) -> None:
+    parser.add_words("workdir", "folder of a run")
+    parser.add_switch("watch", "write it again while the run is under way")
+    parser.add_flag("every", "SECONDS", "time between two pages of --watch", 10, least=1)
+
+
+def write_page_again(arguments: Arguments, console: Console) -> Result:
+    from jepa_jax.reports.run_files import read_run
+    from jepa_jax.reports.run_report import write_report
+
+    workdir = pathlib.Path(arguments.workdir).expanduser()
+    refresh = arguments.every if arguments.watch else 0
+    path = write_report(workdir, refresh=refresh)
+    if arguments.watch:
+        console.line(f"{path}: written again every {refresh} s until the run ends; Ctrl-C ends the watch")
+    while arguments.watch and not read_run(workdir).summary:
+        time.sleep(refresh)
+        write_report(workdir, refresh=refresh)
+    return Result([{"report": str(path)}], f"report: {path}")
+
+
 def add_workdir(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
 
@@ -40,7 +89,20 @@ def show_summary(arguments: Arguments, console: Console) -> Result:
     summary = folder.read_summary()
     if summary is None or summary["status"] != "finished":
         raise UserError(f"{folder.path}: no finished run; train first, or check --workdir")
-    return Result([summary], summary_text(summary, folder.path))
+    return Result([summary], summary_text(summary, folder.path), next=next_commands(summary, folder.path))
+
+
+def next_commands(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> list[str]:
+    """Returns what can be done with the encoder of a finished run; nothing for a model of another kind."""
+    if summary.get("status") != "finished" or not summary.get("feature_dim"):
+        return []
+    own = shlex.quote(str(workdir))
+    name = shlex.quote(pathlib.Path(workdir).resolve().name)
+    return [
+        f"evaluate --workdir={own}",
+        f"embed --workdir={own} --input=FOLDER_OF_IMAGES --output={name}.npz --neighbours=sample",
+        f"export --workdir={own} --format=safetensors --output=exports/{name}",
+    ]
 
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
@@ -65,6 +127,10 @@ def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str
     }
     lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
     lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
+    if note := summary.get("evaluation_note"):
+        lines.append(note)
+    if summary.get("num_classes") == 0:
+        lines.insert(0, "The data has no labels: accuracies are not measured, the report shows what else is known.")
     if summary.get("num_classes") == 1:
         lines.insert(0, "All images are of one class: no accuracy is measured.")
     own = [line for results in project_results() for line in results.summary_lines(summary)]
@@ -124,6 +190,8 @@ def verify_checkpoints(arguments: Arguments, console: Console) -> Result:
     return Result([*rows, total], "\n".join(map(str.rstrip, lines)), EXIT_OK if whole else EXIT_USER_ERROR)
 
 
+RUNS = Command("runs", ABOUT_RUNS, add_runs_flags, list_runs, uses_jax=False)
+REPORT = Command("report", ABOUT_REPORT, add_report_flags, write_page_again)
 SHOW_SUMMARY = Command("show-summary", ABOUT_SUMMARY, add_workdir, show_summary, uses_jax=False)
 COMPARE = Command("compare", ABOUT_COMPARE, add_compare_flags, compare_runs)
 COMPARE_PROFILES = Command("compare-profiles", ABOUT_PROFILES, add_profile_flags, run_compare_profiles, uses_jax=False)

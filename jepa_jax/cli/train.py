@@ -20,7 +20,7 @@ from jepa_jax.base.machine import has_nvidia_driver
 from jepa_jax.base.signals import signals_exit
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser, config_from, given_keys
-from jepa_jax.cli.runs import summary_text
+from jepa_jax.cli.runs import next_commands, summary_text
 
 
 def add_flags(parser: Parser) -> None:
@@ -89,7 +89,10 @@ def run_train(arguments: Arguments, console: Console) -> Result:
     summary = jepa_jax.train(config, arguments.workdir, resume=arguments.resume, allow_changed=allowed, console=console)
     from jepa_jax.runtime.peers import is_first
 
-    return Result([summary], summary_text(summary, arguments.workdir)) if is_first() else Result([], "")
+    if not is_first():
+        return Result([], "")
+    text = summary_text(summary, arguments.workdir)
+    return Result([summary], text, next=next_commands(summary, arguments.workdir))
 
 
 TRAIN = Command("train", __doc__, add_flags, run_train)

@@ -1,6 +1,7 @@
 """The commands `export` and `embed`: an encoder, or the features of data, for use elsewhere."""
 
 import dataclasses
+import shlex
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
@@ -46,7 +47,10 @@ def run_export(arguments: Arguments, console: Console) -> Result:
     made = export_encoder(arguments.workdir, arguments.format, arguments.output)
     files = "\n".join(f"  {name:<26} {size:>12,} bytes" for name, size in made.files.items())
     facts = f"{made.feature_dim} features; model card: {made.folder}/README.md"
-    return Result([dataclasses.asdict(made) | {"folder": str(made.folder)}], f"{made.folder}\n{files}\n{facts}")
+    text, folder = f"{made.folder}\n{files}\n{facts}", shlex.quote(str(made.folder))
+    reads = {"safetensors": [f"embed --weights={folder} --input=FOLDER_OF_IMAGES --output=features.npz"]}
+    record = dataclasses.asdict(made) | {"folder": str(made.folder)}
+    return Result([record], text, next=reads.get(arguments.format, []))
 
 
 def add_embed_flags(parser: Parser) -> None:
@@ -96,7 +100,10 @@ def run_embed(arguments: Arguments, console: Console) -> Result:
         "output": str(made.output), "images": len(made.names), "features": int(made.features.shape[1]),
         "skipped": len(made.skipped), "continued_from": made.reused, "page": str(page) if page else None,
     }  # fmt: skip
-    return Result([record], "\n".join(lines))
+    source = f"--workdir={arguments.workdir}" if arguments.workdir else f"--weights={arguments.weights}"
+    places = f"--input={shlex.quote(arguments.input)} --output={shlex.quote(arguments.output)}"
+    following = [] if page else [f"embed {shlex.quote(source)} {places} --neighbours=sample"]
+    return Result([record], "\n".join(lines), next=following)
 
 
 def _embed_arrays(arguments: Arguments) -> Result:

@@ -173,6 +173,9 @@ class EvalConfig(Group):
     untrained: bool = key(True, "whether to measure the encoder before training too")
     batch_size: int = key(256, "images per step of feature extraction", least=1)
     max_images: int = key(0, "limit for each split in k-NN and probe; 0 = all", least=0)
+    most_share: float = key(
+        0.4, "share of a run's operations that evaluation may take: fewer images otherwise; 0 = any", least=0, most=0.99
+    )
     image_size: int = key(
         0, "pixels per side that images are evaluated at; 0 = as delivered, for a ViT the size of its views", least=0
     )

@@ -33,12 +33,15 @@ class Classification(Evaluator):
         super().__init__(context)
         self.choosable = {SELECTION_KEY: "max"} if context.train.classes else {}
         train, test = known_labels(context.train), known_labels(context.test)
-        if train is not None and test is not None and not context.smoke:  # refuse now, not after training
+        if train is not None and test is not None and not context.note:  # refuse now, not after training
             check_classes(train, test, context.train.classes)
 
     @classmethod
     def fields(cls, config: Config, *, finished: bool, warning: str | None) -> Figures:
-        baselines = CIFAR10_BASELINES if config.data.source in ("cifar10", "tfds:cifar10") else {}
+        whole = config.data.source in ("cifar10", "tfds:cifar10") and not (
+            config.data.num_train or config.eval.max_images
+        )
+        baselines = CIFAR10_BASELINES if whole else {}  # measured with all 50,000 train images
         names = [f"untrained_{name}" for name in cls.FINAL_FIGURES[:3]] + list(cls.FINAL_FIGURES if finished else ())
         return dict.fromkeys(names) | {"baselines": baselines}
 
@@ -47,6 +50,13 @@ class Classification(Evaluator):
         if moment.stage == Stage.EPOCH:
             return labelled and (moment.is_test(config) or moment.ends(config.knn_every_epochs))
         return moment.stage == Stage.FINAL or (labelled and config.untrained)
+
+    def elements(self, moment: Moment) -> int:
+        config, train, test = self.context.config, len(self.context.train), len(self.context.test)
+        if moment.stage != Stage.EPOCH:
+            return train + test
+        reads_train = moment.ends(config.eval.knn_every_epochs) or config.train.keep_best == SELECTION_KEY
+        return test + (train if reads_train else 0)
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         encoder, progress = self.context.encoder_at(state, moment), self.context.progress
@@ -59,7 +69,7 @@ class Classification(Evaluator):
         figures: Figures = {"probe_accuracy": None, SELECTION_KEY: None, "knn_accuracy": None}
         labelled = bool(classes) and labels_differ(train, test)
         if labelled:
-            if not self.context.smoke:
+            if not self.context.note:
                 check_classes(train.labels, test.labels, classes)
             progress.start("fits of the linear probe", FITS)
             probe = linear_probe(train, test, len(classes), progress.advance)

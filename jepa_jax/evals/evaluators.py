@@ -38,7 +38,8 @@ EVALUATORS = ClassTable(
 )
 ALWAYS_STATED = ("classification", "collapse")  # whose fields every summary has; null if a method is judged otherwise
 UNTRAINED_CALIBRATION_IMAGES = 1024  # a fresh batch norm holds zeros and ones, which no evaluation should see
-SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch
+SMOKE_IMAGES = 512  # of each split, for a run that ends within its first epoch; a reduction leaves as many
+SMOKE_LIDAR_IMAGES = 50  # likewise
 
 Figures = dict[str, Any]  # by name: a number, or None for what the data does not allow to measure
 
@@ -121,16 +122,31 @@ class EvaluationContext:
         self.progress = progress or QuietConsole()  # where evaluators report their progress; a run sets it
         self.reader: Reader = read_directly  # by which batches are read; a run sets it
         self.limits = limits or Limits()
-        self.smoke = program.length.total_steps < program.length.steps_per_epoch  # its accuracies mean nothing
-        limit = config.eval.max_images or (SMOKE_IMAGES if self.smoke else 0)
-
-        def part(source: Source) -> Source:
-            return part_of(source, limit, lambda read: self.reader(read))
-
-        self.train, self.test = map(part, sources)
-        self.validation = None if validation is None else part(validation)  # what is held out of training
+        self.note = ""  # what a reader of the figures must know
+        self._sources, self._validation = sources, validation
+        self._limit_to(config.eval.max_images)
+        if program.length.total_steps < program.length.steps_per_epoch:
+            self.reduce(0.0, "the run is shorter than an epoch: these figures only show that everything works")
         self._compiled: dict[Any, Any] = {}
         self._encoders: list[tuple[TrainState, int, FrozenEncoder]] = []
+
+    def _limit_to(self, images: int) -> None:
+        """Evaluates a sample of each split; 0 = all of it."""
+
+        def part(source: Source) -> Source:
+            return part_of(source, images, lambda read: self.reader(read))
+
+        self.train, self.test = map(part, self._sources)
+        self.validation = None if self._validation is None else part(self._validation)  # held out of training
+
+    def reduce(self, share: float, why: str) -> None:
+        """Evaluates this share of the images, though not less than a smoke run does."""
+        lengths = len(self.train), len(self.test)
+        lidar = max(SMOKE_LIDAR_IMAGES, round(share * self.limits.lidar_images))
+        self.limits = dataclasses.replace(self.limits, lidar_images=min(lidar, self.limits.lidar_images))
+        if max(lengths) > SMOKE_IMAGES and not self.config.eval.max_images:
+            self._limit_to(max(SMOKE_IMAGES, round(share * max(lengths))))
+        self.note = f"Measured on {len(self.train):,} train and {len(self.test):,} test images: {why}."
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""
@@ -193,6 +209,10 @@ class Evaluator(Protocol):
     @abc.abstractmethod
     def due(self, moment: Moment) -> bool:
         """Returns whether to evaluate at this moment."""
+
+    def elements(self, moment: Moment) -> int:
+        """Returns how many elements the model is applied to at a moment, to predict its cost; 0 if unknown."""
+        return 0
 
     @abc.abstractmethod
     def run(self, state: TrainState, moment: Moment) -> Figures:

@@ -16,9 +16,10 @@ from jepa_jax.config.augment import AugmentConfig
 from jepa_jax.config.groups import Config
 from jepa_jax.data.augment import augment_planes, draw, levels
 from jepa_jax.data.contract import Source, sample
-from jepa_jax.evals.evaluators import EncoderEvaluator, Evaluator, Figures, Moment, Stage
+from jepa_jax.evals.evaluators import EncoderEvaluator, EvaluationContext, Evaluator, Figures, Moment, Stage
 from jepa_jax.evals.features import OnCount, part_of
 from jepa_jax.evals.inference import QUALITY_IMAGES, FrozenEncoder
+from jepa_jax.evals.neighbours import shown_places, small_copies
 from jepa_jax.methods.contract import ViewMethod
 from jepa_jax.program.step import TrainState, evaluated_variables
 
@@ -66,7 +67,8 @@ class FeatureQuality(EncoderEvaluator):
             f"level{level}_views_{images}x{views}",
             lambda: encoder.extract(source, level, on_images=self.context.progress.advance),
         )
-        return figures | {"lidar": lidar(split.features.reshape(images, views, -1))}
+        of_views = split.features.reshape(images, views, -1)
+        return figures | {"lidar": lidar(of_views)} | alignment_and_uniformity(of_views)
 
     def in_words(self, figures: Figures) -> str:
         return figures["collapse"] or f"effective rank {figures['effective_rank']:.1f} of {figures['dimensions']:.0f}"
@@ -115,24 +117,45 @@ class CollapseWatch(Evaluator):
     Looks at features before their last normalisation; at the end also at LiDAR, of features as they are used.
     """
 
+    FINAL_FIGURES = ("effective_rank", "lidar", "alignment", "uniformity")
     group = "collapse"
     logs_untrained = True
 
+    def __init__(self, context: EvaluationContext):
+        super().__init__(context)
+        self._nearest: dict[str, np.ndarray] = {}  # stage -> places of images and their nearest ones
+
     @classmethod
     def fields(cls, config: Config, *, finished: bool, warning: str | None) -> Figures:
-        return {"collapse_warning": warning} | dict.fromkeys(("effective_rank", "lidar") if finished else ())
+        return {"collapse_warning": warning} | dict.fromkeys(cls.FINAL_FIGURES if finished else ())
 
     def due(self, moment: Moment) -> bool:
         return True
 
+    def elements(self, moment: Moment) -> int:
+        watched, crop = min(WATCHED_IMAGES, len(self.context.test)), self.context.config.data.augment.crop.size
+        if moment.stage != Stage.FINAL or "image" not in self.context.test.spec:
+            return watched
+        limits, height = self.context.limits, self.context.test.spec["image"].shape[0]
+        views = min(limits.lidar_images, len(self.context.test)) * limits.lidar_views
+        return watched + round(views * ((crop or height) / height) ** 2)  # a smaller view costs less
+
     def run(self, state: TrainState, moment: Moment) -> Figures:
         encoder, progress = self.context.encoder_at(state, moment), self.context.progress
         progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
-        spread = feature_spread(encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features)
+        features = encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features
+        spread = feature_spread(features)
+        if "image" in encoder.test.spec and moment.stage != Stage.EPOCH and np.isfinite(features).all():
+            self._nearest[moment.stage.value] = shown_places(features)
         if moment.stage != Stage.FINAL:
             return spread
         measured = FeatureQuality(self.context).lidar(encoder, 0, functools.partial(progress.start, "LiDAR"))
-        return {"effective_rank": spread["effective_rank"], "lidar": measured["lidar"]}
+        return {"effective_rank": spread["effective_rank"]} | {key: measured.get(key) for key in self.FINAL_FIGURES[1:]}
+
+    def exhibits(self) -> Mapping[str, np.ndarray]:
+        """Returns nearest neighbours of some watched images, trained and, unless the run was resumed, untrained."""
+        watched = part_of(self.context.test, WATCHED_IMAGES)
+        return {stage: small_copies(watched, places) for stage, places in self._nearest.items()}
 
     def in_words(self, figures: Figures) -> str:
         return ""
@@ -151,6 +174,9 @@ class ContextAndTarget(Evaluator):
 
     def due(self, moment: Moment) -> bool:
         return moment.stage == Stage.EPOCH and self.context.program.method.ema is not None
+
+    def elements(self, moment: Moment) -> int:
+        return 2 * min(WATCHED_IMAGES, len(self.context.test))
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         evaluated, progress = self.context.encoder_at(state, moment), self.context.progress
@@ -313,6 +339,19 @@ def alpha_req(eigenvalues: np.ndarray) -> float | None:
         return None
     slope, _ = np.polyfit(np.log(np.arange(1, len(usable) + 1)), np.log(usable), 1)
     return float(-slope)
+
+
+def alignment_and_uniformity(views: np.ndarray) -> dict[str, float]:
+    """Returns how far views of an image lie apart, and how evenly images lie on the sphere (Wang and Isola 2020).
+
+    Of features [images, views, D] scaled to length 1: the mean squared distance of the first two views of an image (0
+    to 4), and the logarithm of the mean of exp(-2 d^2) over pairs of images (0 if all are alike; smaller is more even).
+    """
+    unit = views[:, :2] / np.maximum(np.linalg.norm(views[:, :2], axis=-1, keepdims=True), 1e-12)
+    first = unit[:, 0].astype(np.float64)
+    squared = np.maximum(2 - 2 * first @ first.T, 0)[np.triu_indices(len(first), 1)]
+    uniformity = float(np.log(np.mean(np.exp(-2 * squared)))) if len(squared) else 0.0
+    return {"alignment": float(np.mean(np.sum((unit[:, 0] - unit[:, -1]) ** 2, axis=-1))), "uniformity": uniformity}
 
 
 def lidar(views: np.ndarray) -> float | None:

@@ -34,6 +34,9 @@ class ValidationLoss(Evaluator):
     def due(self, moment: Moment) -> bool:
         return moment.stage == Stage.FINAL or moment.is_test(self.context.config.eval)
 
+    def elements(self, moment: Moment) -> int:
+        return 0 if self.context.validation is None else len(self.context.validation)
+
     def run(self, state: TrainState, moment: Moment) -> Figures:
         config = self.context.config
         source: Source | None = self.context.validation

@@ -149,7 +149,7 @@ def _of_epoch(record: EpochRecord) -> Iterator[Bottleneck]:
     if saving > CHECKPOINT:
         message = (
             f"checkpoint-bound: saving is {100 * saving:.0f} % of the epoch; half as many "
-            "(train.checkpoint_every_steps or checkpoint_every_epochs twice as large): "
+            "(a larger train.checkpoint_every_epochs, or train.checkpoint_every_steps): "
             f"{gain(saving / 2):.2f}x, at most {gain(saving):.2f}x"
         )
         yield Bottleneck("checkpoint", saving, message)

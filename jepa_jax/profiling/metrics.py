@@ -1,4 +1,4 @@
-"""Names the metrics of an epoch, and writes the table that the terminal shows after it."""
+"""Names the metrics of an epoch, and writes what the terminal shows after it."""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from jepa_jax.profiling.epoch_record import EpochRecord
 from jepa_jax.profiling.sections import EpochSection
 
 GROUP = "profiling"
+NAMED_SECTIONS = 3  # in the line of an epoch
 TIMED_PER_STEP = (
     EpochSection.FORWARD_PASS,
     EpochSection.BACKWARD_PASS,
@@ -95,16 +96,29 @@ def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> Metrics:
     }
 
 
+def epoch_line(record: EpochRecord, elements: str = "images") -> str:
+    """Returns totals of an epoch and the sections that took most of it, as one line for the terminal."""
+    images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} {elements}/s"
+    mfu = "" if record.mfu is None else f"  MFU {100 * record.mfu:.1f} %"
+    percent = percentages(record.sections)
+    parts = [f"{LABELS[section]} {percent[section]:.0f} %" for section in _longest_first(record)[:NAMED_SECTIONS]]
+    return f"time of epoch {record.epoch}: {record.seconds:.1f} s{images}{mfu}  {', '.join(parts)}".rstrip()
+
+
+def _longest_first(record: EpochRecord) -> list[EpochSection]:
+    named = [section for section in EpochSection if section != EpochSection.OTHER and record.sections[section] > 0]
+    return sorted(named, key=lambda section: -record.sections[section])
+
+
 def epoch_summary(record: EpochRecord, elements: str = "images") -> list[str]:
-    """Returns lines for the terminal: totals, then the sections that took any time, longest first, other last."""
+    """Returns a table for the terminal: totals, then the sections that took any time, longest first, other last."""
     batch = record.batch_seconds
     speed = "" if not batch else f"  {batch:.4f} s per batch  {3600 / batch:,.0f} batches/hour"
     images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} {elements}/s"
     mfu = "" if record.mfu is None else f"  MFU {100 * record.mfu:.1f} %"
     lines = [f"time of epoch {record.epoch}: {record.seconds:.1f} s{speed}{images}{mfu}"]
     percent = percentages(record.sections)
-    named = [section for section in EpochSection if section != EpochSection.OTHER and record.sections[section] > 0]
-    for section in [*sorted(named, key=lambda section: -record.sections[section]), EpochSection.OTHER]:
+    for section in [*_longest_first(record), EpochSection.OTHER]:
         untraced = section == EpochSection.OTHER and not record.split
         label = "step (no trace yet) / other" if untraced else LABELS[section]
         lines.append(f"  {label:<28} {percent[section]:5.1f} %  {record.sections[section]:9.3f} s")

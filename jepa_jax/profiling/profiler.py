@@ -125,7 +125,7 @@ class Profiler(NullProfiler):
         self._recorder.plan(self._start, self._epoch_end())
         self._peak_flops()
         self.monitor.start(step)
-        if self.monitor.gpu_problem:
+        if self.monitor.gpu_problem and jax.default_backend() == "gpu":
             self._recorder.notes.append(f"no temperature, power or clock of a GPU: {self.monitor.gpu_problem}")
 
     def close(self) -> None:

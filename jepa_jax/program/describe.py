@@ -17,6 +17,7 @@ from jepa_jax.program.dead_parameters import dead_parameters
 from jepa_jax.program.step import feature_width
 from jepa_jax.runtime.mesh import make_mesh
 
+# As usually published: with padding, and convolutions as they are; on CPUs some are matrix products of patches.
 PUBLISHED = Rules(platform="cuda", padding=True)
 FIXED = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.BatchStat), nnx.Not(nnx.RngState))
 
@@ -41,7 +42,7 @@ def describe(config: Config) -> dict[str, Any]:
         "params_probe": count(state.params.get("probe")),
         "optimizer_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state)),
         "flops_per_image": count_flops(program.useful_step, state, trained_on) / config.data.batch_size,
-        "encoder_macs_per_image": encoder_macs(program, batch) / config.data.batch_size,
+        "encoder_macs_per_image": encoder_flops(program, batch, PUBLISHED) // 2 / config.data.batch_size,
         "feature_dim": feature_width(program.method, program.factory.graphdef, model_shapes(program), batch) or None,
         "elements": words_of(data.spec),
         "images_per_epoch": data.num_train,
@@ -51,8 +52,8 @@ def describe(config: Config) -> dict[str, Any]:
     }
 
 
-def encoder_macs(program: Program, batch: Mapping[str, Any]) -> int:
-    """Returns the multiply-adds of a batch's features as they are usually published: products with padding count."""
+def encoder_flops(program: Program, batch: Mapping[str, Any], rules: Rules | None = None) -> int:
+    """Returns the operations of a batch's features, by default on this platform; 0 if the method has no encoder."""
     method, state = program.method, program.factory.abstract
     if not isinstance(method, EncoderMethod):
         return 0
@@ -60,8 +61,9 @@ def encoder_macs(program: Program, batch: Mapping[str, Any]) -> int:
     def features(params: Any, stats: Any, batch: Any) -> jax.Array:
         return method.features(program.factory.merge(params, stats), batch)
 
-    # On GPUs convolutions are convolutions; on CPUs some are matrix products of patches.
-    return count_flops(features, state.params["model"], state.stats, batch, rules=PUBLISHED) // 2
+    backend = jax.default_backend()
+    rules = rules or Rules(platform="cuda" if backend == "gpu" else backend)
+    return count_flops(features, state.params["model"], state.stats, batch, rules=rules)
 
 
 def model_shapes(program: Program) -> nnx.Module:

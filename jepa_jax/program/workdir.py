@@ -61,7 +61,10 @@ class Workdir:
     def _refuse_another(self, config: dict[str, Any]) -> None:
         if differing := config_differences(self.read_config(), config):
             listing = "\n  ".join(differing)
-            hint = f"; a run becomes longer only if optim.schedule is {' or '.join(EXTENSIBLE)}"
+            hint = (
+                f"; a run becomes longer only if optim.schedule is {' or '.join(EXTENSIBLE)} from the start; "
+                f"to train on from its weights: --workdir=ANOTHER --config.model.init_from={self.path}"
+            )
             raise UserError(
                 f"{self.path}: was made by another config; use another --workdir, the same values, or "
                 f"--allow_changed=config{hint if any(key in listing for key in LENGTH) else ''}:\n  {listing}"

@@ -9,7 +9,7 @@ import PIL.Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import user_path
-from jepa_jax.evals.knn import unit_length
+from jepa_jax.evals.neighbours import nearest
 from jepa_jax.exports.embed import Embedded
 from jepa_jax.reports.page import embed_image, write_page
 from jepa_jax.reports.parts import Card, Image, Page, Section, Table, absent
@@ -24,9 +24,9 @@ def write_neighbours(embedded: Embedded, folder: str | pathlib.Path, asked: str)
     root, names, page = user_path(folder, "--input"), embedded.names, embedded.output.with_suffix(".html")
     cards = []
     for query in queries(names, asked):
-        nearest, cosines = neighbours(embedded.features, query)
-        picture = _strip([root / names[i] for i in (query, *nearest)], f"{names[query]} and its neighbours")
-        rows = [[names[i], f"{cosine:.3f}"] for i, cosine in zip(nearest, cosines, strict=True)]
+        (near,), (cosines,) = nearest(embedded.features, [query], NEIGHBOURS)
+        picture = _strip([root / names[i] for i in (query, *near)], f"{names[query]} and its neighbours")
+        rows = [[names[i], f"{cosine:.3f}"] for i, cosine in zip(near, cosines, strict=True)]
         shown = picture or absent("The images cannot be read any more.")
         cards.append(Card(names[query], [shown, Table(rows, ("image", "cosine"))], wide=True))
     subtitle = (
@@ -45,14 +45,6 @@ def queries(names: Sequence[str], asked: str) -> list[int]:
     if missing := [name for name in wanted if name not in places]:
         raise UserError(f"--neighbours={missing[0]}: no such image; give a path below --input, e.g. {names[0]}")
     return [places[name] for name in wanted]
-
-
-def neighbours(features: np.ndarray, query: int, count: int = NEIGHBOURS) -> tuple[list[int], list[float]]:
-    """Returns the places of the nearest images, nearest first and without the query, and their cosines."""
-    unit = unit_length(features)
-    cosines = unit @ unit[query]
-    order = [i for i in np.argsort(-cosines, kind="stable").tolist() if i != query][:count]
-    return order, [float(cosines[i]) for i in order]
 
 
 def _strip(files: Sequence[pathlib.Path], alt: str) -> Image | None:

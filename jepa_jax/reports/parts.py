@@ -22,13 +22,17 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A whole page; the badge is a coloured word beside the heading, its style "", good, warn or bad."""
+    """A whole page; the badge is a coloured word beside the heading, its style "", good, warn or bad.
+
+    `refresh` are the seconds after which a browser loads it again; 0 = never.
+    """
 
     heading: str
     sections: Sequence[Section]
     subtitle: str = ""
     badge: str = ""
     badge_style: str = ""
+    refresh: int = 0
 
 
 class Text(NamedTuple):

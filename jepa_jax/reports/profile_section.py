@@ -72,6 +72,8 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> parts.Card:
     rows = [[LABELS[name], f"{shares[name]:.1f} %", f"{totals[name]:.2f} s"] for name in used]
     legend = {str(name): label for name, label in LABELS.items() if name in used}
     note = f"Every {stride}th of {len(epochs)} epochs. " if stride > 1 else ""
+    if any(epoch["sections"].get("forward_pass") for epoch in epochs):
+        note += "The split of a step (forward, backward, ...) is that of a few recorded steps, applied to the epoch. "
     note += "Time in which the device computed belongs to the step, whatever the host did meanwhile."
     table = parts.Table(rows, ["section, all epochs", "share", "time"])
     return parts.Card("Time by epoch", [parts.StackedBars(bars, legend), table], note, wide=True)

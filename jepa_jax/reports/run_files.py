@@ -26,6 +26,11 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "untrained_knn_accuracy": ("k-NN of the untrained encoder", percent),
     "online_probe_accuracy": ("Online probe, test accuracy", percent),
     "chance_accuracy": ("Chance: guessing, or the commonest class", percent),
+    "effective_rank": ("Effective rank", short),
+    "lidar": ("LiDAR", short),
+    "alignment": ("Alignment of two views", short),
+    "uniformity": ("Uniformity", short),
+    "collapse_warning": ("Collapse", lambda value: str(value or "none")),
     "feature_dim": ("Feature dimension", short),
     "num_classes": ("Classes", short),
     "probe_train_images": ("Images the probe was fitted on", short),
@@ -75,6 +80,11 @@ class RunFiles:
     @property
     def status(self) -> str:
         return str(self.summary.get("status") or ("finished" if self.summary else "not finished"))
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether accuracies are measured, as far as the files tell."""
+        return self.summary.get("num_classes") != 0
 
     def choice(self, group: str, key: str) -> str:
         """Returns a value of the config as text, "" without one."""

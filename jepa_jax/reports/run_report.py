@@ -8,14 +8,18 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import duration, number, percent, short
+from jepa_jax.data.pictures import grid, png
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
-from jepa_jax.reports.page import embed_file, write_page
-from jepa_jax.reports.parts import Bar, Card, KeyFigure, Page, Section, absent_section, card_grid, pairs
+from jepa_jax.reports.glossary import glossary
+from jepa_jax.reports.page import embed_file, embed_image, write_page
+from jepa_jax.reports.parts import Bar, Card, KeyFigure, Page, Section, Text, absent_section, card_grid, pairs
 from jepa_jax.reports.profile_section import profile
 from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, project_results, read_run, shown
 
@@ -28,13 +32,21 @@ EVAL_NAMES = {
     "train/probe_accuracy": "online probe (training batch)",
 }
 SPEED_NAMES = {"speed/images_per_sec": "Images per second", "speed/data_wait_percent": "Waiting for data"}
+STAGES = {"untrained": "Untrained", "final": "Trained"}  # of the arrays in exhibits/collapse.npz
+FEWEST_POINTS = 3  # of a curve
 STATUS_STYLES = {"finished": "good", "interrupted": "warn", "diverged": "bad"}
 
 SectionFunction = Callable[[RunFiles], Section | None]  # None: nothing to say about this run
 
 
-def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction] | None = None) -> pathlib.Path:
-    """Writes `report.html` into the workdir, from the files that are there; returns its path."""
+def write_report(
+    workdir: str | pathlib.Path, sections: Iterable[SectionFunction] | None = None, *, refresh: int = 0
+) -> pathlib.Path:
+    """Writes `report.html` into the workdir, from the files that are there; returns its path.
+
+    Args:
+      refresh: seconds after which a browser loads the page again; 0 = never. Only for a run that is under way.
+    """
     workdir = pathlib.Path(workdir)
     if not workdir.is_dir():
         raise UserError(f"workdir = {workdir}: there is no such directory; give the directory of a run")
@@ -45,7 +57,8 @@ def write_report(workdir: str | pathlib.Path, sections: Iterable[SectionFunction
         badge=run.status,
         badge_style=STATUS_STYLES.get(run.status, "warn"),
         subtitle=" · ".join(f"{group} {name}" for group, name in run.choices.items() if name),
-        sections=[part for section in chosen if (part := _try(section, run)) is not None],
+        sections=[part for section in chosen if (part := _try(section, run)) is not None and part.parts],
+        refresh=0 if run.summary else refresh,
     )
     path = workdir / "report.html"
     write_page(path, page)
@@ -72,6 +85,8 @@ def run_headline(run: RunFiles) -> Section:
         KeyFigure("Steps", short(run.result("steps")), f"{short(epochs)} epochs" if epochs else ""),
     ]
     problems = [parts.absent(text) for text in run.problems.values()]
+    if note := run.summary.get("evaluation_note"):
+        problems.insert(0, parts.Text(str(note), "warn", "Note"))
     return Section("", [parts.KeyFigures(figures), *([Card("", problems)] if problems else [])])
 
 
@@ -86,7 +101,19 @@ def start_of(run: RunFiles) -> str:
 
 
 def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
-    """Returns the accuracies of the encoder before and after training."""
+    """Returns the accuracies of the encoder before and after training; without labels, what is known without them."""
+    if not run.has_labels:
+        ranks = run.metrics.get("collapse/effective_rank", (None, []))[1]
+        before = f"{short(ranks[0], 3)} before training" if len(ranks) else ""
+        dimensions = run.latest("collapse/dimensions") or run.result("feature_dim")
+        rank = run.result("effective_rank") or run.latest("collapse/effective_rank")
+        return [
+            KeyFigure("Effective rank", short(rank, 3), f"of {short(dimensions)}; {before}", main=True),
+            KeyFigure("Collapse", "yes" if run.summary.get("collapse_warning") else "none", "no labels are needed"),
+            KeyFigure("LiDAR", short(run.result("lidar"), 3), "directions that tell images apart"),
+            KeyFigure("Alignment", short(run.result("alignment"), 3), "of two views of an image; small is good"),
+            KeyFigure("Uniformity", short(run.result("uniformity"), 3), "of all images; far below 0 is good"),
+        ]
     gained, features = probe_gain(run.summary), run.result("feature_dim")
     note = "not measured yet" if gained is None else f"{gained:+.1f} points, linear probe"
     return [
@@ -98,9 +125,10 @@ def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
 
 def accuracy(run: RunFiles) -> Section | None:
     """Returns bars of this run's accuracies, of its baselines, and of published accuracies."""
-    if project_key_figures(run):
+    if project_key_figures(run) or not run.has_labels:
         return None
     images, classes = run.result("probe_train_images"), run.result("num_classes")
+    many = "1 class" if classes == 1 else f"{short(classes)} classes"
     note = f"fitted on {short(images)} images" if images else "test accuracy after training"
     probe, tested = run.result("probe_accuracy"), run.result("probe_test_images")
     if probe is not None and tested:
@@ -115,7 +143,7 @@ def accuracy(run: RunFiles) -> Section | None:
         ],
         "To beat": [
             Bar(start_of(run), run.result("untrained_probe_accuracy"), "baseline", "linear probe"),
-            Bar("Chance", run.result("chance_accuracy"), "baseline", f"{short(classes)} classes"),
+            Bar("Chance", run.result("chance_accuracy"), "baseline", many),
         ],
         "Published or measured elsewhere, without this encoder": [
             Bar(str(name), number(value), "baseline") for name, value in published
@@ -148,11 +176,15 @@ def curves(run: RunFiles) -> Section:
     terms = sorted(key for key in run.metrics if key.startswith("train/") and key not in TRAIN_KEYS)
     of_projects = {title: names for results in project_results() for title, names in results.charts.items()}
     charted = EVAL_NAMES.keys() | {key for names in of_projects.values() for key in names}
-    fewest = 2 if project_key_figures(run) else 1
     others = sorted(
         key for key, (steps, _) in run.metrics.items()
-        if key.startswith("eval/") and key not in charted and len(steps) >= fewest
+        if key.startswith("eval/") and key not in charted and len(steps) > 1
     )  # fmt: skip
+    longest = max(len(steps) for steps, _ in run.metrics.values())
+    if longest < FEWEST_POINTS:
+        rows = [[key, *map(short, values)] for key, (_, values) in sorted(run.metrics.items()) if "train/" in key]
+        note = f"Metrics were logged {longest} times (log.every_steps): too few for curves."
+        return Section("Curves", [Card("", [parts.Table(rows, ["metric", *[""] * longest])], note)])
     floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": run.result("chance_accuracy")}
     levels = [(f"{name} {value:.1f} %", value) for name, value in floors.items() if value is not None]
     norms = [("train/grad_norm", "gradient"), ("train/update_norm", "update")]
@@ -219,8 +251,45 @@ def summary(run: RunFiles) -> Section:
     known = [
         (label, shown(run.summary[key], show)) for key, (label, show) in SUMMARY_ROWS.items() if key in run.summary
     ]
-    rest = {key: value for key, value in run.summary.items() if key not in SUMMARY_ROWS and key != "baselines"}
-    return Section("Summary", [Card("", [pairs([*known, *json_pairs(rest)])])])
+    hidden = {*SUMMARY_ROWS, "baselines", "evaluation_note"}
+    rest = {key: value for key, value in run.summary.items() if key not in hidden and value not in (None, {}, [])}
+    return Section("Summary", [Card("", [pairs([*known, *json_pairs(rounded(rest))])])])
 
 
-SECTIONS = (run_headline, accuracy, project_section, curves, speed, profile, views, config, summary, environment_table)
+def rounded(value: Any) -> Any:
+    """Returns JSON with floats of six digits, for people."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def neighbours(run: RunFiles) -> Section | None:
+    """Returns some test images with those that the encoder takes for most alike, trained beside untrained."""
+    path = run.workdir / "exhibits" / "collapse.npz"
+    if not path.exists():
+        return None
+    with np.load(path) as stored:
+        shown = {title: stored[stage] for stage, title in STAGES.items() if stage in stored}
+    cards = [
+        Card(f"{title} encoder", [embed_image(png(grid([list(row) for row in rows])), title, "picture")])
+        for title, rows in shown.items()
+    ]
+    note = (
+        "Each row: a test image, then the five test images whose features are nearest to its own. A good encoder puts "
+        "alike things beside each other; an untrained one goes by colour."
+    )
+    return Section("Nearest neighbours", [Text(note, "sub"), card_grid(cards)])
+
+
+def meanings(run: RunFiles) -> Section:
+    """Returns what the figures of this page mean."""
+    if project_key_figures(run):
+        return Section("", [])
+    labels = ["Speed", "Effective rank", "LiDAR", "Collapse", "Alignment", "Uniformity", "MFU"]
+    return glossary(labels + (["Linear probe", "Online probe", "Held-out", "k-NN", "Chance"] if run.has_labels else []))
+
+
+SECTIONS = (
+    run_headline, accuracy, project_section, neighbours, curves, speed, profile, views, config, summary,
+    environment_table, meanings,
+)  # fmt: skip

@@ -18,16 +18,19 @@ from jepa_jax.data.contract import words_of
 from jepa_jax.data.pipeline import Delivery
 from jepa_jax.profiling.bottlenecks import Setting
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
-from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_summary
+from jepa_jax.profiling.metrics import GROUP, epoch_line, epoch_metrics
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage, loader_balance, peak_flops
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.runtime.memory import pool_doubt
 from jepa_jax.runtime.peers import is_first, sum_over_processes
+from jepa_jax.training.cost import about
 from jepa_jax.training.progress import Loop, Progress
 from jepa_jax.training.setup import Run
 from jepa_jax.training.sinks import Sink, open_sinks
+
+TIMED_STEPS = 3  # from which the time that is left is estimated
 
 
 class Recorder(contextlib.ExitStack):
@@ -65,6 +68,7 @@ class Recorder(contextlib.ExitStack):
         self._speed = Speedometer(self.timeline, config.data.batch_size, self.profiler.waited_for_data)
         self._usage = Usage()
         self._sinks: list[Sink] = []
+        self._timed, self._from_start, self._said_cost = 0, False, False  # see _refine_cost
         self._newest: dict[str, float] = {}  # metrics of the newest step that was read
 
     def __enter__(self) -> Self:
@@ -77,7 +81,7 @@ class Recorder(contextlib.ExitStack):
 
     def open(self, loop: Loop) -> None:
         """Opens the sinks at the position of the loop, and adds the time that earlier sessions have used."""
-        progress, first = loop.progress, is_first()
+        progress, first, self._from_start = loop.progress, is_first(), loop.step == 0
         self._usage.continue_from(progress.wall_seconds, progress.cpu_seconds if first else 0.0)  # of all processes
         if first:
             sinks = open_sinks(self._run.folder, self._run.config, loop.step, self._console.warn)
@@ -99,7 +103,8 @@ class Recorder(contextlib.ExitStack):
             self.note_skipped(loop, info["skipped"])
         if not self.train_step.is_ready_for(batch):
             with self.timeline.section(Section.COMPILE):
-                self.train_step.compile(loop.state, batch)
+                with self._console.waiting("compiling the training step (kept for later runs)"):
+                    self.train_step.compile(loop.state, batch)
             doubt = pool_doubt(self.train_step.peak_bytes, jax.local_devices()[0])
             if doubt and self._run.config.profile.plan:
                 self._console.warn(doubt)
@@ -133,7 +138,24 @@ class Recorder(contextlib.ExitStack):
             if due:
                 self.log(step, "train", metrics)
                 self.log(step, "speed", self._speed.next_window())
+            if not self._said_cost:
+                self._refine_cost(step)
         return due
+
+    def _refine_cost(self, step: int) -> None:
+        """Says how long the run still takes, as soon as a few steps have been timed."""
+        rate, length = self._speed.since("run"), self._run.length
+        self._timed += 1
+        if self._timed <= TIMED_STEPS or rate["images_per_sec"] is None:
+            return
+        self._said_cost = True
+        evaluated = self._run.cost.elements[0]
+        validation = self.timeline.seconds().get(Section.VALIDATION)
+        element = validation / evaluated if self._from_start and evaluated and validation else None
+        step_seconds = self._run.config.data.batch_size / rate["images_per_sec"]
+        left = self._run.cost.left(step, step_seconds, element)
+        if length.total_steps > step:
+            self._console.line(f"cost     {about(*left)} from here, at {step_seconds:.2g} s per step")
 
     def log(self, step: int, group: str, values: Mapping[str, Any]) -> None:
         """Writes values to all sinks."""
@@ -154,8 +176,7 @@ class Recorder(contextlib.ExitStack):
             if record is None or not is_first():
                 return
             self.log(step, GROUP, epoch_metrics(record))
-            for line in epoch_summary(record, words_of(self._run.program.spec)):
-                self._console.line(line)
+            self._console.line(epoch_line(record, words_of(self._run.program.spec)))
             for note in self.profiler.new_notes():
                 self._console.line(f"  note: {note}")
             for bottleneck in record.bottlenecks:

@@ -58,7 +58,10 @@ def train(
     folder.check(config.to_dict(), early, allow_changed)
     summary = folder.read_summary()
     if summary and summary["status"] == "finished" and not folder.is_longer(config.to_dict()):
-        console.line(f"{folder.path}: finished already; nothing to do")
+        console.line(
+            f"{folder.path}: finished already; nothing to do. Another --workdir trains anew, and "
+            f"--config.model.init_from={folder.path} there starts from these weights"
+        )
         warn_of_damage(folder, console)
         if not folder.report.exists():
             hooks.write_report(folder.path)
@@ -121,8 +124,10 @@ def mirrored(run: Run) -> Iterator[None]:
 
 def start_folder(run: Run) -> None:
     """Says what the run is, and writes its config, its environment and a picture of what the method sees."""
-    for line in run.in_words():
+    for line in (*run.in_words(), *run.cost.in_words()):
         run.console.line(line)
+    if run.evaluation.note:
+        run.console.warn(run.evaluation.note)
     if caveat := getattr(run.sources[0], "caveat", ""):
         run.console.warn(caveat)
     for warning in machine_warnings(run.config, jax.default_backend()):

@@ -29,6 +29,7 @@ from jepa_jax.runtime.peers import check_same, is_first
 from jepa_jax.runtime.provenance import code_version
 from jepa_jax.runtime.start import setup
 from jepa_jax.training.best import Choice, find_choice
+from jepa_jax.training.cost import Cost, limit_evaluation, run_cost
 from jepa_jax.training.sinks import check_sinks
 
 PICTURED = 8  # elements of a split that pictures show
@@ -63,6 +64,7 @@ class Run:
     sample: Mapping[str, np.ndarray]  # a batch that the method may use to initialise itself
     evaluation: EvaluationContext
     evaluators: Mapping[str, Evaluator]
+    cost: Cost
     choice: Choice | None  # what `train.keep_best` names
     warnings: Sequence[str]  # what tracing the step has shown
     console: Console
@@ -122,9 +124,10 @@ class Run:
     def in_words(self) -> list[str]:
         """Returns lines that say what this run is."""
         config, length, state = self.config, self.length, self.program.factory.abstract
-        trainable = count(state.params["model"])
+        trainable, own = count(state.params["model"]), state.params["model"].get("encoder", {})
         total = trainable + count(state.target) + fixed_parameters(self.program)
         name = f"encoder  {config.model.name}:" if config.model.name else "model   "
+        alone = f"{count(own):,} parameters; whole model " if count(own) not in (0, total) else ""
         epochs = length.total_steps / length.steps_per_epoch
         devices = jax.devices()
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
@@ -137,7 +140,7 @@ class Run:
         labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
         return [
             f"method   {config.method.name}",
-            f"{name} {total:,} parameters, {trainable:,} trainable",
+            f"{name} {alone}{total:,} parameters, {trainable:,} trainable",
             f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
             f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
@@ -169,9 +172,11 @@ def prepare(
     evaluation = EvaluationContext(config, program, (train, test), validation=validation)
     evaluators = build_evaluators(evaluation)
     choice = find_choice(config, evaluators, program.length)
+    warnings = step_warnings(config, program, train)  # first: it looks at the trace, which is made once
+    cost = limit_evaluation(evaluation, run_cost(config, program, sources, evaluators), evaluators)
     return Run(
-        config, folder, program, sources, validation, data_identity, sample, evaluation, evaluators, choice,
-        step_warnings(config, program, train), console, hooks,
+        config, folder, program, sources, validation, data_identity, sample, evaluation, evaluators, cost, choice,
+        warnings, console, hooks,
     )  # fmt: skip
 
 

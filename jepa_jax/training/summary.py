@@ -31,6 +31,7 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
         "peak_memory_bytes": peak_memory_bytes(),
         "checkpoint_bytes": checkpoint_bytes(run.folder.checkpoints),
         "compilations": recorder.train_step.count,
+        "evaluation_note": run.evaluation.note,
         "failed_evaluators": progress.failed,
         "skipped_images": len(progress.skipped_images),
         "host_seconds": recorder.timeline.seconds(),

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jepa_jax.base.signals import Interrupted, InterruptFlag, signals_raise
+from jepa_jax.base.signals import Interrupted, InterruptFlag, acknowledged, signals_raise
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -31,6 +31,19 @@ def test_a_waiting_command_gets_an_exception_with_the_exit_code(signum, code):
         signal.raise_signal(signum)
     assert isinstance(stop.value, Interrupted) and stop.value.exit_code == code
     assert signal.getsignal(signum) is before
+
+
+def test_a_signal_is_acknowledged_while_the_main_thread_computes():
+    said = threading.Event()
+    with InterruptFlag() as flag, acknowledged(lambda text: text.startswith("SIGINT: stopping") and said.set()):
+        signal.raise_signal(signal.SIGINT)
+        assert said.wait(60)
+    assert flag.raised == signal.SIGINT and signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_block_without_a_signal_says_nothing():
+    with acknowledged(pytest.fail):
+        pass
 
 
 def test_outside_the_main_thread_nothing_is_caught():

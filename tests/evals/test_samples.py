@@ -14,7 +14,8 @@ from jepa_jax.evals.feature_quality import WATCHED_IMAGES, FeatureQuality
 from jepa_jax.evals.features import Split, check_classes
 from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder
-from jepa_jax.program.build import INITIAL_ELEMENTS, initial_sample
+from jepa_jax.program.build import INITIAL_ELEMENTS, Length, initial_sample
+from jepa_jax.training.cost import Cost, evaluations, limit_evaluation
 from tests.stepping import build_program
 from tests.tiny import tiny_config
 
@@ -91,6 +92,22 @@ def test_the_evaluated_part_of_each_split(program, overrides, images):
     context, _ = context_of(program, **overrides)
     for part in (context.train, context.test):
         assert len(part) == images and all_classes(labels_of(part))
+
+
+def test_evaluation_takes_a_limited_share_of_a_short_run(program):
+    context, _ = context_of(program, eval__most_share=0.25)
+    context.program = dataclasses.replace(program, length=Length(steps_per_epoch=1000, total_steps=8192))
+    evaluators = build_evaluators(context)
+    cost = Cost(
+        8192, 1.0, evaluations(context.config, context.program.length, evaluators), element_flops=1.0, rate=None
+    )
+    assert cost.share > 0.5 and len(context.train) == 4096 and not context.note
+    limited = limit_evaluation(context, cost, evaluators)
+    assert limited.share < cost.share and SMOKE_IMAGES <= len(context.train) < 4096 > len(context.test)
+    assert "config.eval.most_share" in context.note and f"{len(context.train):,} train" in context.note
+    context, _ = context_of(program, eval__max_images=1000)
+    limit_evaluation(context, cost, evaluators)
+    assert len(context.train) == 1000  # what the user asks for
 
 
 def test_every_batch_that_calibrates_statistics(program):

@@ -14,10 +14,11 @@ from jepa_jax.cli.main import main
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.evals.inference import load_encoder
+from jepa_jax.evals.neighbours import nearest
 from jepa_jax.exports import embed
 from jepa_jax.exports.embed import Embedder, embed_folder, open_embedder, read_features
 from jepa_jax.exports.export import export_encoder
-from jepa_jax.reports.neighbours_page import neighbours, queries
+from jepa_jax.reports.neighbours_page import queries
 from jepa_jax.weights import load_model
 from tests.evals.untrained_run import write_run
 from tests.exports.write_parity import shaken
@@ -193,9 +194,10 @@ def test_wrong_flags_are_refused(photos, tmp_path, capsys, monkeypatch):
 def test_neighbours_are_those_of_the_smallest_angle():
     angles = np.array([0.0, 0.1, 3.0, 0.3, -0.2])
     features = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array([[1], [5], [1], [0.1], [2]])
-    order, cosines = neighbours(features, 0, 3)
-    assert order == [1, 4, 3]
+    (order,), (cosines,) = nearest(features, [0], 3)
+    assert order.tolist() == [1, 4, 3]
     np.testing.assert_allclose(cosines, np.cos([0.1, 0.2, 0.3]))
+    assert nearest(features, [2, 1], 9)[0].shape == (2, 4)
     assert queries(["a", "b", "c"], "c, a") == [2, 0] and queries(["a", "b"], "sample") == [0, 1]
     with pytest.raises(UserError, match="--neighbours=d: no such image"):
         queries(["a", "b"], "a,d")

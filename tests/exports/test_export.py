@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -67,6 +68,15 @@ def test_safetensors_are_read_back_bit_for_bit_with_the_same_features(name, runs
     fitted, notes = fit_encoder(again, encoder_structure(encoder.config.model), 3, encoder.params["encoder"])
     jax.tree.map(np.testing.assert_array_equal, fitted, jax.device_get(encoder.params["encoder"]))
     assert notes == []
+    assert features_of_the_card(tmp_path / "out").shape == (2, encoder.feature_dim)
+
+
+def features_of_the_card(folder):
+    """Runs the code of a model card as a reader would; returns its features."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(code.replace("FOLDER", str(folder)), names)
+    return names["features"]
 
 
 @pytest.mark.parametrize("name", ["ijepa", RESNET])

@@ -27,7 +27,7 @@ SUMMARY_KEYS = {
     "feature_dim", "images_per_sec", "wall_seconds", "cpu_seconds", "steps", "epochs", "peak_memory_bytes",
     "checkpoint_bytes",
     "compilations", "params_sha256", "status", "effective_rank", "lidar", "collapse_warning", "skipped_images",
-    "failed_evaluators",
+    "failed_evaluators", "evaluation_note", "alignment", "uniformity",
     "host_seconds", "num_classes", "baselines", "data_identity", "probe_train_images", "probe_test_images",
     "chance_accuracy",
 }  # fmt: skip
@@ -52,6 +52,10 @@ def test_a_run_leaves_everything_it_promises(finished):
     [(_, newest)] = step_folders(workdir / "checkpoints")
     assert summary["checkpoint_bytes"] == sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     assert 1 <= summary["effective_rank"] <= 16 and 1 <= summary["lidar"] <= 16
+    assert 0 < summary["alignment"] < 4 and -4 < summary["uniformity"] < 0
+    with np.load(workdir / "exhibits" / "collapse.npz") as shown:
+        shapes = {stage: rows.shape for stage, rows in shown.items()}
+    assert shapes == dict.fromkeys(("untrained", "final"), (12, 6, 16, 16, 3))
     assert not [p for p in workdir.iterdir() if p.name.startswith(".")]
 
 
