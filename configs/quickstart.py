@@ -2,8 +2,8 @@
 
     jepa-jax train --config=quickstart --workdir=runs/quickstart
 
-Cost: 2 to 3 CPU-minutes, 1 min 20 s to 2 min 45 s on 2 cores. Linear probe 66 and 75 % (seeds 0 and 1), untrained
-20 %.
+Cost: about 3 CPU-minutes (173 to 215 CPU-seconds on busy cores). Linear probe 65.0, 73.4 and 74.7 % (seeds 0 to 2),
+untrained 20.4, 24.0 and 19.5 %.
 """
 
 import ml_collections

@@ -1,9 +1,12 @@
 """Facts about the documents: links, commands, flags and configs that they name exist."""
 
-import importlib
+import importlib.util
 import pathlib
 import re
 import shlex
+
+import numpy as np
+import pytest
 
 from jepa_jax.cli.flags import Parser
 from jepa_jax.cli.main import COMMANDS, find_command
@@ -103,3 +106,19 @@ def test_the_notebook_is_the_tutorial(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     made = importlib.import_module("write_notebook").text_of((ROOT / "docs" / "tutorial.md").read_text())
     assert (ROOT / "docs" / "tutorial.ipynb").read_text() == made, "run python docs/write_notebook.py"
+
+
+def test_the_code_of_the_first_page_runs_on_features(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    codes = np.arange(40) % 2
+    features = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32) + 3 * codes[:, None]
+    names = [f"{('cat', 'dog')[code]}/{place}.jpg" for place, code in enumerate(codes)]
+    np.savez("features.npz", names=np.array(names), features=np.float32(features))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "start.md").read_text(), re.DOTALL)
+    done: dict = {}
+    for block in blocks:
+        if "import torch" in block and importlib.util.find_spec("torch") is None:
+            continue
+        exec(block, done)
+    assert len(blocks) == 4 and done["classifier"].score(features, done["labels"]) > 0.9

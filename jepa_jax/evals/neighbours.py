@@ -25,7 +25,7 @@ def nearest(features: np.ndarray, queries: Sequence[int], count: int) -> tuple[n
 def shown_places(features: np.ndarray) -> np.ndarray:
     """Returns the places [Q, 1 + neighbours] of a sample of images, each followed by its nearest ones."""
     queries = sample(len(features), min(QUERIES, len(features)))
-    return np.concatenate([queries[:, None], nearest(features, queries, NEIGHBOURS)[0]], axis=1)
+    return np.concatenate([queries[:, None], nearest(features, queries.tolist(), NEIGHBOURS)[0]], axis=1)
 
 
 def small_copies(source: Source, places: np.ndarray) -> np.ndarray:

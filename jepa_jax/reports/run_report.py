@@ -103,7 +103,7 @@ def start_of(run: RunFiles) -> str:
 def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
     """Returns the accuracies of the encoder before and after training; without labels, what is known without them."""
     if not run.has_labels:
-        ranks = run.metrics.get("collapse/effective_rank", (None, []))[1]
+        ranks = run.metrics.get("collapse/effective_rank", (np.zeros(0), np.zeros(0)))[1]
         before = f"{short(ranks[0], 3)} before training" if len(ranks) else ""
         dimensions = run.latest("collapse/dimensions") or run.result("feature_dim")
         rank = run.result("effective_rank") or run.latest("collapse/effective_rank")

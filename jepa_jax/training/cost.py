@@ -38,7 +38,7 @@ def evaluations(config: Config, length: Length, evaluators: Mapping[str, Evaluat
     moments = {step: moment_after(step, length.steps_per_epoch) for step in sorted(steps)}
     end = Moment(Stage.FINAL, length.total_steps, length.total_steps // length.steps_per_epoch)
     moments[length.total_steps + 1] = end
-    found = {}
+    found: dict[int, float] = {}
     for step, moment in moments.items():
         due = [one.elements(moment) for one in evaluators.values() if one.due(moment)]
         found[step] = sum(due) + (config.eval.calibration_images if any(due) else 0)
