@@ -182,7 +182,11 @@ def curves(run: RunFiles) -> Section:
     )  # fmt: skip
     longest = max(len(steps) for steps, _ in run.metrics.values())
     if longest < FEWEST_POINTS:
-        rows = [[key, *map(short, values)] for key, (_, values) in sorted(run.metrics.items()) if "train/" in key]
+        rows = [
+            [key, *(short(value) if np.isfinite(value) else "not finite" for value in values)]
+            for key, (_, values) in sorted(run.metrics.items())
+            if "train/" in key
+        ]
         note = f"Metrics were logged {longest} times (log.every_steps): too few for curves."
         return Section("Curves", [Card("", [parts.Table(rows, ["metric", *[""] * longest])], note)])
     floors = {"untrained": run.result("untrained_probe_accuracy"), "chance": run.result("chance_accuracy")}
