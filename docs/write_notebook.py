@@ -31,7 +31,7 @@ def notebook(page: str) -> dict[str, Any]:
 
 
 def cell(kind: str, text: str) -> dict[str, Any]:
-    text = re.sub(r"\]\((?!\w+://)([^)]+)\)", "]", text).strip() if kind == "markdown" else text.strip()
+    text = re.sub(r"\[([^\]]+)\]\((?!\w+://)[^)]+\)", r"\1", text).strip() if kind == "markdown" else text.strip()
     more: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
     return {"cell_type": kind, "metadata": {}, "source": text.splitlines(keepends=True), **more}
 

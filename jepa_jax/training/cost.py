@@ -17,8 +17,7 @@ from jepa_jax.profiling.speed import peak_flops
 from jepa_jax.program.build import Length, Program
 from jepa_jax.program.describe import encoder_flops
 
-# Share of the peak that steps reach: the middle of what the shipped CPU recipes do (docs/results/costs.md); for GPUs,
-# where no run was measured, an assumption.
+# Share of the peak that steps are assumed to reach (docs/results/costs.md); measured steps correct it.
 REACHED = {"cpu": 0.25, "gpu": 0.3}
 LONG_SECONDS = 3600.0  # from here on a CPU run names what is shorter
 SHORTER = (
