@@ -62,7 +62,11 @@ def unknown_flags(page, text):
     for line, command in commands(text):
         parser = Parser("")
         if command[0] == "python":
-            importlib.import_module(pathlib.Path(command[1]).stem).add_flags(parser)
+            script = importlib.import_module(pathlib.Path(command[1]).stem)
+            if not hasattr(script, "add_flags"):  # its docstring says what it takes
+                command = [word for word in command if not word.startswith("--") or word not in script.__doc__]
+            else:
+                script.add_flags(parser)
         elif command[1] in COMMANDS:
             find_command(command[1]).add_flags(parser)
         flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
