@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv, once: `demo` and `plan` what they run, the others everything.
+# Every target installs what it needs into .venv, once: what it runs and no more.
 PYTHON ?= python3
 # Versions that are known to work; `make CONSTRAINTS= test` takes the newest of everything.
 CONSTRAINTS ?= constraints.txt
@@ -6,8 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.ready-run
 PLAN := $(VENV)/.ready-plan
+TEST := $(VENV)/.ready-test
 DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
+ALL := $(RUN) $(PLAN) $(TEST) $(DEV) $(DOCS)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
@@ -25,23 +27,32 @@ help:
 
 setup: $(DEV)
 
-$(RUN): pyproject.toml $(CONSTRAINTS)
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+
+# One call of pip for each purpose: calls that build on each other resolve and build the same things again.
+$(ALL): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+
+$(RUN):
 	$(INSTALL) .
 	@touch $@
 
-$(PLAN): $(RUN)
+$(PLAN):
 	$(INSTALL) '.[plan]'
-	@touch $@
+	@touch $@ $(RUN)
 
-$(DEV): $(RUN)
+$(TEST):
+	$(INSTALL) '.[test]'
+	@touch $@ $(RUN) $(PLAN)
+
+$(DEV):
 	$(INSTALL) '.[dev]'
-	@touch $@ $(PLAN)
+	@touch $@ $(RUN) $(PLAN) $(TEST)
 
-$(DOCS): $(RUN)
+$(DOCS):
 	$(INSTALL) '.[docs]'
-	@touch $@
+	@touch $@ $(RUN)
 
 demo: $(RUN)
 	$(BIN)/jepa-jax train --config=quickstart --workdir=runs/quickstart
@@ -52,7 +63,7 @@ CONFIG ?= rapid
 plan: $(PLAN)
 	$(BIN)/jepa-jax plan --config=$(CONFIG) --gpu=$(GPU) --novariants
 
-test: $(DEV)
+test: $(TEST)
 	$(PYTEST) tests
 
 test-all: test

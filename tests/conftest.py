@@ -33,6 +33,7 @@ prepare_to_plan()  # tests of the planner compile for GPUs in this process
 
 gc.collect()
 gc.freeze()  # what is imported stays; collections need not visit it again and again
+gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that live as long as their program
 
 # Folders with the longest tests; with `--no-loadscope-reorder` no process is left with one of them at the end.
 FIRST = ("training", "program", "projects", "methods", "planning", "models", "evals")
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict]:
     """Folder and summary of a finished run of the tiny config, for tests that copy it or compare with it."""
-    from tests.runs import run
+    from tests.runs import WHOLE, run
 
     workdir = tmp_path_factory.mktemp("tiny") / "run"
-    return workdir, run(workdir)
+    return workdir, run(workdir, **WHOLE)

@@ -12,6 +12,8 @@ from jepa_jax.base.console import Console
 from jepa_jax.training.run import train
 from tests.tiny import tiny_config
 
+WHOLE = {"eval__untrained": True, "profile__enabled": True}  # what the tiny config leaves out
+
 
 class KillNine(BaseException):
     """Ends a run where `kill -9` would: no handler of exceptions sees it."""

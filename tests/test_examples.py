@@ -9,7 +9,7 @@ import pytest
 from tests.runs import Silent, rows, run
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "docs" / "examples"
-SHORT = dict(train__max_steps=3, optim__warmup_epochs=0.0, eval__untrained=False, train__keep_best="")
+SHORT = dict(train__max_steps=3, optim__warmup_epochs=0.0, train__keep_best="")
 # By file: the overrides of a tiny run that uses it.
 RUNS = {
     "simclr": dict(method__name="simclr:SimClr", method__projector=(16, 8), method__temperature=5.0),

@@ -1,4 +1,8 @@
-"""A config small enough for tests: a few images and an encoder of a few thousand parameters."""
+"""A config small enough for tests: a few images and an encoder of a few thousand parameters.
+
+The evaluation of the untrained encoder, the profile and the colours of views take half of such a run's time: tests that
+look at them switch them on.
+"""
 
 from typing import Any
 
@@ -17,6 +21,8 @@ TINY = {
     "data.num_train": 96,
     "data.num_test": 32,
     "data.batch_size": 16,
+    "data.augment.jitter.probability": 0.0,  # crops and flips are random enough, and compile in half the time
+    "data.augment.grayscale.probability": 0.0,
     "optim.reference_batch": 16,
     "optim.epochs": 2.0,
     "optim.warmup_epochs": 0.5,
@@ -25,7 +31,9 @@ TINY = {
     "eval.every_epochs": 1,
     "eval.calibration_images": 64,
     "log.every_steps": 1,
+    "eval.untrained": False,
     "log.tensorboard": False,
+    "profile.enabled": False,
     "train.checkpoint_every_steps": 3,
 }
 SHIPPED = {"ijepa": "ijepa_cifar10", "hjepa": "hjepa_cifar10_cpu", "mae": "mae_quickstart"}

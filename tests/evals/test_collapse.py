@@ -99,7 +99,7 @@ def test_a_fall_against_the_start_is_seen_before_the_absolute_limit():
 def three_epochs(**overrides):
     settings = dict(
         data__num_train=512, data__num_test=128, optim__lr=3e-3, optim__epochs=3.0, train__checkpoint_every_steps=0,
-        mesh__data=1, eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0, profile__enabled=False,
+        mesh__data=1, eval__every_epochs=0, eval__knn_every_epochs=0,
     )  # fmt: skip
     return tiny_masked_config("hjepa", **(settings | overrides))
 

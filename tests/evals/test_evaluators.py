@@ -161,7 +161,7 @@ def test_figures_that_were_not_measured_are_left_out_of_the_words():
 
 
 def test_a_run_logs_the_figures_of_a_users_evaluator(tmp_path):
-    summary = run(tmp_path, method__name=QUIET, profile__enabled=False)
+    summary = run(tmp_path, method__name=QUIET)
     logged = {row["step"]: row["lengths/mean_length"] for row in rows(tmp_path) if "lengths/mean_length" in row}
     assert set(logged) == {12} and summary["mean_length"] == pytest.approx(logged[12], rel=1e-6)
     assert summary["not_measured"] is None
@@ -190,7 +190,7 @@ def test_a_failing_evaluator_does_not_end_a_run(tmp_path, monkeypatch):
     name, events, save = f"{__name__}:Fragile", [], Saver.save
     monkeypatch.setattr(Saver, "save", lambda saver, loop: (events.append(loop.step), save(saver, loop)))
     console = Silent(lambda text: events.append("failed") if "failed" in text else None)
-    options = dict(method__name=f"{__name__}:FragileMethod", profile__enabled=False, optim__epochs=5.0)
+    options = dict(method__name=f"{__name__}:FragileMethod", optim__epochs=5.0)
     summary = run(tmp_path, console, train__checkpoint_every_steps=100, **options)
     assert summary["status"] == "finished" and summary["steps"] == 30
     (reason,) = (summary["failed_evaluators"].pop(name), *summary["failed_evaluators"].values())
@@ -229,7 +229,7 @@ def test_an_evaluator_without_run_is_refused_before_training():
 
 def test_the_example_of_the_docs_runs_as_an_outside_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "docs" / "examples"))
-    summary = run(tmp_path, method__name="evaluator:WatchedJepa", profile__enabled=False)
+    summary = run(tmp_path, method__name="evaluator:WatchedJepa")
     logged = [row["sphere/uniformity"] for row in rows(tmp_path) if "sphere/uniformity" in row]
     assert len(logged) == 3 and summary["uniformity"] == pytest.approx(logged[-1])  # two epochs, and the end
     assert -8 <= summary["uniformity"] < 0 < summary["alignment"] <= 4  # squared distances lie in 0..4

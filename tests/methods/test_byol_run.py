@@ -41,7 +41,7 @@ def _on_the_path():
 def small_config(method="Byol", **overrides):
     settings = dict(
         method__name=f"byol:{method}", method__projector=(16, 8), method__predictor=16, mesh__data=1,
-        eval__untrained=False, eval__weights="target" if method == "Byol" else "online",
+        eval__weights="target" if method == "Byol" else "online",
     )  # fmt: skip
     return tiny_config(**settings | overrides)
 
@@ -50,7 +50,7 @@ def small_config(method="Byol", **overrides):
 def finished(tmp_path_factory):
     """An uninterrupted run: 12 steps, two epochs."""
     workdir = tmp_path_factory.mktemp("byol") / "whole"
-    return workdir, train(small_config(), workdir, console=Silent())
+    return workdir, train(small_config(profile__enabled=True), workdir, console=Silent())
 
 
 def interrupt_after_first_epoch(text):
@@ -121,7 +121,7 @@ def test_it_is_compiled_for_an_absent_gpu():
 
 @pytest.mark.slow
 def test_simsiam_trains_too(tmp_path):
-    config = small_config("SimSiam", optim__epochs=1.0, profile__enabled=False)
+    config = small_config("SimSiam", optim__epochs=1.0)
     summary = train(config, tmp_path, console=Silent())
     assert summary["status"] == "finished" and summary["steps"] == 6 and 0 <= summary["probe_accuracy"] <= 100
     _, state = restore_state(config, tmp_path, make_mesh(1, 1))

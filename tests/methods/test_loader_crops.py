@@ -59,7 +59,7 @@ def test_a_method_without_loader_views_and_a_resident_set_are_refused():
 def test_training_on_photographs_resumes_bit_for_bit_with_workers(tmp_path):
     write_photos(tmp_path / "photos", 60)
     photos = dict(data__source="folder", data__dir=str(tmp_path / "photos"), data__crops="loader", data__num_train=48,
-                  data__num_test=0, data__num_workers=2, eval__untrained=False)  # fmt: skip
+                  data__num_test=0, data__num_workers=2)  # fmt: skip
     whole = run(tmp_path / "whole", **photos)
     assert whole["steps"] == 6 and whole["skipped_images"] == 0 and (tmp_path / "whole/views.png").exists()
 

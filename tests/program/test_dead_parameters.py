@@ -127,7 +127,7 @@ def test_gradients_are_followed_through_calls_branches_loops_and_remat():
 
 def test_a_run_warns_once_and_describe_lists_them(tmp_path):
     console, before = Silent(), Careless.traces
-    run(tmp_path, console, **CARELESS, train__max_steps=1, profile__enabled=False, log__every_steps=1)
+    run(tmp_path, console, **CARELESS, train__max_steps=1, log__every_steps=1)
     assert Careless.traces == before + 1  # the check costs no trace of its own
     (warning,) = [line for line in console.lines if "will not be trained" in line]
     assert warning == in_words([DeadParameter(*item) for item in sorted(EXPECTED.items(), key=lambda i: order(i[0]))])

@@ -23,8 +23,6 @@ from tests.tiny import rival_config, tiny_config
 EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
 QUICK = dict(
     mesh__data=1,
-    eval__untrained=False,
-    profile__enabled=False,
     train__checkpoint_every_steps=3,
     train__checkpoint_keep=9,
 )

@@ -22,4 +22,4 @@ def fail_once(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     with mock.patch.object(checkpoint_writer, "write_checksums", fail_once):
-        train(tiny_config(profile__enabled=False, eval__every_epochs=0), pathlib.Path(sys.argv[1]))
+        train(tiny_config(eval__every_epochs=0), pathlib.Path(sys.argv[1]))

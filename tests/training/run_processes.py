@@ -22,7 +22,7 @@ from tests.tiny import tiny_config, tiny_masked_config
 # SGD: rules that divide by the size of gradients would make large steps of rounding errors where gradients are zero.
 SHORT = dict(
     train__max_steps=20, train__checkpoint_every_steps=8, eval__every_epochs=2, eval__knn_every_epochs=0,
-    profile__enabled=False, optim__name="sgd", optim__lr=0.05, optim__warmup_lr=0.05,
+    optim__name="sgd", optim__lr=0.05, optim__warmup_lr=0.05,
 )  # fmt: skip
 SLOWER = dict(data__validation=0.25, optim__lr=1e-3, optim__warmup_lr=1e-3, method__lr_temporal=1e-3)
 SLOWER |= dict(method__lr_spatial=1e-3)

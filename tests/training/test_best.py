@@ -60,7 +60,7 @@ class ScriptedMethod(LineMethod):
 
 SEQUENCES = dict(
     method__name=f"{__name__}:ScriptedMethod", data__source="tests.sequences:SequenceSource",
-    optim__epochs=5.0, profile__enabled=False,
+    optim__epochs=5.0,
 )  # fmt: skip
 BEST = dict(train__keep_best="score", train__checkpoint_every_steps=1000)  # no checkpoint but the best one
 

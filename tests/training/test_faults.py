@@ -14,7 +14,7 @@ from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.checksums import CHECKSUMS, MARK, METADATA, step_folders, verify, write_checksums
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.training.run import train
-from tests.runs import Silent, rows, run
+from tests.runs import WHOLE, Silent, rows, run
 from tests.tiny import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused_every_time(tiny_run, tmp_pa
     (folder.checkpoints / "step_12" / "progress" / "metadata").write_text("{")
     for _ in range(2):
         with pytest.raises(UserError, match=r"no whole checkpoint is left: .*step_12 is damaged: progress/metadata"):
-            run(tmp_path)
+            run(tmp_path, **WHOLE)
     with pytest.raises(UserError, match="no whole checkpoint"):
         load_encoder(tmp_path)
     assert folder.metrics.read_bytes() == metrics and (folder.checkpoints / "step_12").is_dir()
@@ -111,7 +111,7 @@ def test_a_second_training_in_a_folder_is_refused_and_a_stale_lock_is_not_in_the
         run(tmp_path / "run")
     assert list(folder.path.iterdir()) == []
     (folder.path / ".lock").write_text("")  # of a process that was killed
-    assert run(tmp_path / "run", train__max_steps=1, eval__untrained=False)["status"] == "finished"
+    assert run(tmp_path / "run", train__max_steps=1)["status"] == "finished"
     assert not (folder.path / ".lock").exists()
 
 
@@ -144,7 +144,7 @@ def test_a_finished_run_with_a_damaged_checkpoint_says_so(tiny_run, tmp_path):
     array = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     array.write_bytes(b"\0" + array.read_bytes()[1:])
     console = Silent()
-    assert run(tmp_path / "run", console)["status"] == "finished"
+    assert run(tmp_path / "run", console, **WHOLE)["status"] == "finished"
     assert any("is damaged" in line and "summary.json and start again" in line for line in console.lines)
 
 
@@ -155,9 +155,9 @@ def test_a_run_does_not_continue_the_checkpoint_of_another_config_unless_allowed
     folder.summary.unlink()
     for _ in range(2):  # the first refusal leaves nothing that the second one would take for the run's own
         with pytest.raises(UserError, match=r"was made with other config; .*\n  config.optim.lr: .* -> 0.7"):
-            run(tmp_path, optim__lr=0.7)
-    console = Silent()
-    summary = train(tiny_config(mesh__data=1, optim__lr=0.7), tmp_path, allow_changed=["config"], console=console)
+            run(tmp_path, **WHOLE, optim__lr=0.7)
+    console, config = Silent(), tiny_config(mesh__data=1, optim__lr=0.7, **WHOLE)
+    summary = train(config, tmp_path, allow_changed=["config"], console=console)
     assert summary["steps"] == 12 and "as allowed" in "\n".join(console.lines)
 
 
@@ -179,6 +179,6 @@ def test_a_checkpoint_of_a_version_without_manifests_continues_with_one_line(tin
     write_checksums(newest)
     (tmp_path / "summary.json").unlink()
     console = Silent()
-    summary = run(tmp_path, console)
+    summary = run(tmp_path, console, **WHOLE)
     assert summary["params_sha256"] == tiny_run[1]["params_sha256"]
     assert sum("does not say what it was made with" in line for line in console.lines) == 1

@@ -9,7 +9,7 @@ from tests.data.foreign import KINDS, arrays
 from tests.runs import KillNine, Silent, rows
 from tests.tiny import tiny_config
 
-SHORT = dict(mesh__data=1, eval__untrained=False, eval__every_epochs=0, eval__knn_every_epochs=0)
+SHORT = dict(mesh__data=1, eval__every_epochs=0, eval__knn_every_epochs=0)
 
 
 class Killed(Silent):

@@ -14,7 +14,7 @@ import pytest
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.evals.inference import load_encoder
 from jepa_jax.program.workdir import Workdir
-from tests.runs import Silent, rows, run
+from tests.runs import WHOLE, Silent, rows, run
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 1200  # seconds for a process to get anywhere on a busy machine
@@ -52,13 +52,13 @@ def test_a_run_interrupted_at_every_stage_ends_as_if_nothing_had_happened(tmp_pa
     for marker, (signum, step) in stages.items():
         console = Stops(marker, signum)
         with pytest.raises(Interrupted) as stop:
-            run(cut, console)
+            run(cut, console, **WHOLE)
         assert stop.value.exit_code == {signal.SIGTERM: 143, signal.SIGINT: 130}[signum]
         assert len(console.bars) <= console.bars_before + 1, marker  # nothing more was begun
         summary = json.loads((cut / "summary.json").read_text())
         assert summary["status"] == "interrupted" and summary["steps"] == step, marker
         assert Workdir(cut).has_checkpoint()
-    resumed = run(cut, resume="must")
+    resumed = run(cut, resume="must", **WHOLE)
     same = ("status", "params_sha256", "untrained_probe_accuracy", "untrained_knn_accuracy", "probe_accuracy", "lidar")
     assert [resumed[name] for name in same] == [expected[name] for name in same]
     assert [row["step"] for row in rows(cut) if "train/loss" in row] == list(range(1, 13))

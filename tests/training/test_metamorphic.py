@@ -15,12 +15,11 @@ from jepa_jax.evals.evaluators import Limits
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.run import train
-from tests.runs import Silent, rows, run
+from tests.runs import WHOLE, Silent, rows, run
 from tests.tiny import tiny_config
 from tests.training.test_interrupts import Stops, signalled
 
 FIGURES = ("params_sha256", "probe_accuracy", "knn_accuracy", "online_probe_accuracy", "effective_rank", "lidar")
-SHORT = dict(eval__untrained=False, profile__enabled=False)
 ROUNDING = 1e-4  # relative, of losses after twelve steps of Adam on other devices
 
 
@@ -35,18 +34,17 @@ def losses(workdir):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(dict(data__num_workers=2, data__prefetch=5, profile__enabled=False), id="all at once"),
+        pytest.param(dict(data__num_workers=2, data__prefetch=5), id="all at once"),
         pytest.param(dict(data__pipeline="device"), id="pipeline on the device"),
-        pytest.param({}, id="a second run", marks=pytest.mark.slow),
+        pytest.param(WHOLE, id="a second run", marks=pytest.mark.slow),
         pytest.param(dict(data__num_workers=0), id="no worker", marks=pytest.mark.slow),
         pytest.param(dict(data__num_workers=2), id="two workers", marks=pytest.mark.slow),
         pytest.param(dict(data__prefetch=5), id="more prefetched batches", marks=pytest.mark.slow),
-        pytest.param(dict(profile__enabled=False), id="no profiler", marks=pytest.mark.slow),
     ],
 )
 def test_how_a_run_is_fed_and_watched_changes_no_bit(tiny_run, tmp_path, changes):
     workdir, summary = tiny_run
-    other = run(tmp_path, eval__untrained=False, **changes)
+    other = run(tmp_path, **changes)
     assert figures(other) == figures(summary) and losses(tmp_path) == losses(workdir)
 
 
@@ -64,10 +62,10 @@ class PermutedLabels(ShapesSource):
 
 def test_labels_change_no_bit_of_the_model(tiny_run, tmp_path):
     source = dict(data__source=f"{__name__}:PermutedLabels")
-    run(tmp_path, **SHORT, **source)
+    run(tmp_path, **source)
     permuted, own = (
         restore_state(tiny_config(mesh__data=1, **changes), folder, make_mesh(1, 1))[1]
-        for folder, changes in ((tmp_path, SHORT | source), (tiny_run[0], {}))
+        for folder, changes in ((tmp_path, source), (tiny_run[0], {}))
     )
     jax.tree.map(np.testing.assert_array_equal, permuted.params["model"], own.params["model"])
     assert not np.array_equal(permuted.params["probe"]["kernel"], own.params["probe"]["kernel"])
@@ -83,15 +81,15 @@ def test_a_killed_run_resumes_with_other_workers_bit_for_bit(tiny_run, tmp_path)
 @pytest.mark.parametrize("data, fsdp", [(8, 1), (2, 4)])
 @pytest.mark.slow
 def test_devices_and_split_parameters_change_rounding_alone(tiny_run, tmp_path, data, fsdp):
-    train(tiny_config(mesh__data=data, mesh__fsdp=fsdp, **SHORT), tmp_path, console=Silent())
+    train(tiny_config(mesh__data=data, mesh__fsdp=fsdp), tmp_path, console=Silent())
     np.testing.assert_allclose(losses(tmp_path), losses(tiny_run[0]), rtol=ROUNDING)
 
 
 @pytest.mark.slow
 def test_a_run_of_one_device_continues_on_eight(tiny_run, tmp_path):
     with pytest.raises(Interrupted):
-        run(tmp_path, Stops("epoch 1/2", signal.SIGTERM), **SHORT)
-    train(tiny_config(mesh__data=8, **SHORT), tmp_path, resume="must", console=Silent())
+        run(tmp_path, Stops("epoch 1/2", signal.SIGTERM))
+    train(tiny_config(mesh__data=8), tmp_path, resume="must", console=Silent())
     np.testing.assert_allclose(losses(tmp_path), losses(tiny_run[0]), rtol=ROUNDING)
 
 

@@ -17,7 +17,7 @@ from jepa_jax.program.checksums import step_folders
 from jepa_jax.training.run import train
 from jepa_jax.training.setup import Hooks
 from jepa_jax.training.steps import Steps
-from tests.runs import Silent, rows, run, unlabelled
+from tests.runs import WHOLE, Silent, rows, run, unlabelled
 from tests.sequence_methods import LineMethod
 from tests.tiny import tiny_config
 
@@ -37,7 +37,7 @@ SUMMARY_KEYS = {
 def finished(tmp_path_factory):
     """One whole run, shared by the tests that only look at it."""
     workdir, console = tmp_path_factory.mktemp("runs") / "finished", Silent()
-    return workdir, run(workdir, console, log__tensorboard=True), console
+    return workdir, run(workdir, console, log__tensorboard=True, **WHOLE), console
 
 
 def test_a_run_leaves_everything_it_promises(finished):
@@ -84,7 +84,7 @@ def test_the_first_logged_rate_is_the_warm_up_rate(finished):
 def test_a_finished_run_is_not_run_again(finished):
     workdir, summary, _ = finished
     console = Silent()
-    assert run(workdir, console, log__tensorboard=True)["params_sha256"] == summary["params_sha256"]
+    assert run(workdir, console, log__tensorboard=True, **WHOLE)["params_sha256"] == summary["params_sha256"]
     assert "finished already" in console.lines[0]
 
 
@@ -143,7 +143,7 @@ def test_tests_are_due_by_steps_and_checkpoints_by_epochs(finished, tmp_path):
 
 @pytest.mark.slow
 def test_another_seed_changes_the_result(finished, tmp_path):
-    other = run(tmp_path / "run", train__seed=1, eval__untrained=False, profile__enabled=False)
+    other = run(tmp_path / "run", train__seed=1)
     assert other["params_sha256"] != finished[1]["params_sha256"]
 
 
@@ -167,7 +167,7 @@ def test_no_step_moves_data_between_host_and_device_unasked(tmp_path, monkeypatc
 
     monkeypatch.setattr(Steps, "wait_for", on_host)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
-        run(tmp_path / "run", eval__untrained=False)
+        run(tmp_path / "run")
 
 
 def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         explain_out_of_memory=explain,
         write_report=lambda folder: calls.append(folder),
     )
-    config = tiny_config(mesh__data=1, train__max_steps=1, eval__untrained=False, profile__enabled=False)
+    config = tiny_config(mesh__data=1, train__max_steps=1)
     train(config, tmp_path / "a", console=Silent(), hooks=hooks)
     assert calls == [tmp_path / "a"]
     monkeypatch.setattr(Steps, "dispatch", no_memory)
@@ -243,14 +243,14 @@ def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):
                 self.overrun = (*self.overrun, self.what)
 
     bars = Bars()
-    run(tmp_path / "run", bars, train__max_steps=7)
+    run(tmp_path / "run", bars, train__max_steps=7, **WHOLE)
     assert bars.overrun == ()
 
 
 @pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_without_labels_everything_but_accuracies_is_measured(tmp_path, channels):
     console = Silent()
-    summary = run(tmp_path / "run", console, **unlabelled(tmp_path, channels))
+    summary = run(tmp_path / "run", console, eval__untrained=True, **unlabelled(tmp_path, channels))
     assert "no labels" in console.lines[4]
     missing = {"probe_accuracy", "untrained_probe_accuracy", "untrained_knn_accuracy", "knn_accuracy"}
     missing |= {"probe_held_out_accuracy", "untrained_probe_held_out_accuracy"}
@@ -270,6 +270,6 @@ def test_without_labels_everything_but_accuracies_is_measured(tmp_path, channels
 @pytest.mark.slow
 def test_an_encoder_that_ignores_remat_is_named(tmp_path):
     encoder, console = "tests.methods.test_user_method:MeanColour", Silent()
-    run(tmp_path, console, model__name=encoder, train__remat="full", train__max_steps=2, eval__untrained=False)
+    run(tmp_path, console, model__name=encoder, train__remat="full", train__max_steps=2)
     expected = f"config.train.remat = full: {encoder} ignores it, so nothing is recomputed; use none"
     assert console.lines.count(expected) == 1

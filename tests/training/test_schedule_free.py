@@ -17,7 +17,7 @@ from jepa_jax.runtime.mesh import make_mesh
 from tests.runs import Silent, run
 from tests.tiny import tiny_config
 
-OPTIM = dict(optim__name="schedule_free_adamw", optim__lr=1e-2, eval__untrained=False, profile__enabled=False)
+OPTIM = dict(optim__name="schedule_free_adamw", optim__lr=1e-2)
 
 
 def stop_after_first_epoch(text):

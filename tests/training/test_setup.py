@@ -34,7 +34,7 @@ def test_test_images_of_classes_that_no_train_image_shows_are_refused_before_tra
         labels = {"y_train": np.arange(96) % 2, "y_test": np.arange(32) % 6}
         np.savez(tmp_path / "data.npz", **labels, **stored)
     with pytest.raises(UserError, match="show none of 4 classes of the test images"):
-        run(tmp_path / "run", eval__untrained=False, **overrides)
+        run(tmp_path / "run", **overrides)
     assert not (tmp_path / "run").exists()
 
 
