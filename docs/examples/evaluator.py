@@ -27,7 +27,7 @@ class Uniformity(Evaluator):
     def run(self, state: TrainState, moment: Moment) -> Figures:
         encoder = self.context.encoder_at(state, moment)
         self.context.progress.start("uniformity", len(encoder.test))  # a bar; a signal may end the run here
-        features, labels = encoder.test_features(on_images=self.context.progress.advance)  # [N, F], computed once
+        features, labels, _ = encoder.test_features(on_images=self.context.progress.advance)  # [N, F], computed once
         unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
         rows, columns = np.triu_indices(len(unit), 1)
         squared = np.clip(2 - 2 * unit @ unit.T, 0, 4)[rows, columns]
