@@ -214,7 +214,7 @@ def test_a_broken_profile_is_said_in_words_or_left_out(tmp_path, content):
 
 @pytest.mark.slow
 def test_the_profiler_can_be_switched_off(tmp_path):
-    summary, console = profiled(tmp_path / "run")
+    summary, console = profiled(tmp_path / "run", profile__enabled=False)
     assert summary["status"] == "finished" and not profile_rows(tmp_path / "run")
     assert not (tmp_path / "run" / "profile.json").exists()
     assert not [line for line in console.lines if "time of epoch" in line]
@@ -226,7 +226,7 @@ def test_a_resumed_run_keeps_the_epochs_before_and_starts_inside_one(tmp_path):
         if text.startswith("time of epoch 1: "):
             os.kill(os.getpid(), signal.SIGINT)
 
-    config = tiny_config(mesh__data=1, train__checkpoint_every_steps=0)
+    config = tiny_config(mesh__data=1, profile__enabled=True, train__checkpoint_every_steps=0)
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", console=Silent(interrupt))
     train(config, tmp_path / "run", console=Silent())

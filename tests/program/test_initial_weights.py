@@ -39,7 +39,7 @@ RESNET = {
 }  # fmt: skip
 SHORT = {
     "mesh.data": 1, "data.image_size": 32, "data.num_train": 32, "data.num_test": 16, "optim.epochs": 2.0,
-    "optim.warmup_epochs": 0.0, "optim.warmup_lr": 1e-3, "profile.trace_every_epochs": 0,
+    "optim.warmup_epochs": 0.0, "optim.warmup_lr": 1e-3, "profile.trace_every_epochs": 0, "eval.untrained": True,
 }  # fmt: skip
 
 
