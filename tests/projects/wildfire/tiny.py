@@ -32,7 +32,6 @@ FIRE = {
     "log.every_steps": 1,
     "log.tensorboard": False,
     "log.pictures_every_epochs": 0,
-    "eval.untrained": False,
     "profile.enabled": False,
 }
 

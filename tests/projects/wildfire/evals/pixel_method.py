@@ -15,6 +15,7 @@ from tests.stepping import build_program
 from tests.tiny import tiny_config
 
 FIRES = {
+    "eval__untrained": True,
     "method__name": f"{__name__}:Pixels", "data__source": "wildfire", "data__max_frames": 12,
     "data__frame_buckets": (4,), "data__num_train": 64, "data__num_test": 24, "data__validation": 0.25,
     "eval__batch_size": 8, "optim__name": "adamw", "optim__lr": 0.1, "optim__weight_decay": 0.0,

@@ -293,7 +293,7 @@ def test_data_without_masks_are_refused():
 
 def test_a_run_learns_and_keeps_the_state_that_is_best_on_validation_data(tmp_path):
     console, chosen = Silent(), "validation_new_average_precision"
-    config = fire_config(mesh__data=1, optim__epochs=6.0, eval__untrained=True, train__keep_best=chosen)
+    config = fire_config(mesh__data=1, optim__epochs=6.0, train__keep_best=chosen)
     summary = train(config, tmp_path, resume="auto", console=console)
     assert summary["new_average_precision"] > summary["untrained_new_average_precision"]
     logged = [row[f"eval/{chosen}"] for row in rows(tmp_path) if f"eval/{chosen}" in row]
