@@ -11,7 +11,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.methods.contract import Output, Pretrained
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.optim import averaged_params
-from jepa_jax.program.step import evaluated_variables, fsdp_spec, pooled_statistics
+from jepa_jax.program.step import compiler_options, evaluated_variables, fsdp_spec, pooled_statistics
 from jepa_jax.program.step_metrics import StepMetrics
 from tests.sequence_methods import LineMethod
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, take_steps
@@ -180,3 +180,14 @@ def test_a_loss_that_returns_something_else_is_refused_while_it_is_traced(monkey
     program = build_program(config, batch=SEQUENCES)
     with pytest.raises(UserError, match=message):
         program.train_step.trace(program.factory.abstract, SEQUENCES)
+
+
+def test_exchanges_overlap_on_several_gpus_alone():
+    class Absent:
+        platform = "cuda"
+
+    class Gpus:
+        size, devices = 8, np.array([Absent()] * 8)
+
+    assert compiler_options(mesh_of(1)) == compiler_options(mesh_of(8)) == {}
+    assert compiler_options(Gpus()) == {"xla_gpu_enable_latency_hiding_scheduler": True}

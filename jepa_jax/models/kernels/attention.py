@@ -17,14 +17,17 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
+from jepa_jax.base.errors import UserError
 from jepa_jax.base.scope import Scope
 from jepa_jax.models.kernels import forward_mode
 from jepa_jax.models.kernels.linear import materialize
 from jepa_jax.models.remat import product
 from jepa_jax.runtime.hardware import MULTIPROCESSORS, compute_capability, is_gpu_here
 
-FUSED_LENGTH = 64  # tokens from which on the kernel for GPUs is used
+FUSED_LENGTH = 16  # tokens from which on attention is fused on GPUs
 FUSED_BLOCKS = (64, 32, 16)  # tokens of a block of scores in it, the fastest first
+# A smaller block covers less beyond the last token. It is taken if it does with this share of the products.
+WORTHWHILE, SMALLEST_SAVING = 0.75, 32
 AMPERE = (8, 0)  # compute capability of the first GPUs that have bfloat16 and that Triton compiles for
 MASKED_SCORE = -1e30  # score of a key that is not attended to; finite, so that rows without any key have no NaN
 CUDNN_WIDTH, CUDNN_GRAIN = 128, 8  # widest head that cuDNN takes on all of these GPUs, and what divides its width
@@ -85,7 +88,10 @@ def _fused_formulation(shape: tuple[int, ...], dtype: Any, implementation: str) 
         return None
     if implementation != KERNEL and _cudnn_applies(shape, dtype):
         return functools.partial(_per_device, _by_cudnn)
-    block = fused_block(shape[-1], dtype.itemsize)
+    if implementation == CUDNN and is_gpu_here():
+        heads = f"heads of {shape[-1]} numbers in {dtype}"
+        raise UserError(f"config.model.attention = cudnn: cuDNN is not there or does not take {heads}; use auto")
+    block = fused_block(shape[1], shape[-1], dtype.itemsize)
     # A new function for each call: JAX would reuse the trace of another GPU.
     return functools.partial(_per_device, functools.partial(_by_kernel, block=block)) if block else None
 
@@ -122,14 +128,20 @@ def _per_device(fused: Callable[[Array], Array], qkv: Array) -> Array:
     return jax.shard_map(fused, in_specs=split, out_specs=split, check_vma=False)(qkv)
 
 
-def fused_block(width: int, itemsize: int) -> int:
+def fused_block(length: int, width: int, itemsize: int) -> int:
     """Returns the tokens per block of the kernel on the GPU that the program is for; 0 if its memory is too small."""
     try:
         from jepa_jax.models.kernels.fused_attention import shared_bytes
     except ImportError:  # a version of JAX without Pallas for Triton
         return 0
     limit = MULTIPROCESSORS.get(compute_capability() or (8, 6), MULTIPROCESSORS[8, 6])[1]
-    return next((block for block in FUSED_BLOCKS if shared_bytes(width, block, itemsize) <= limit), 0)
+    chosen = rows = 0
+    for block in FUSED_BLOCKS:
+        covered = -(-length // block) * block
+        saves = block >= SMALLEST_SAVING and covered**2 <= WORTHWHILE * rows**2
+        if shared_bytes(width, block, itemsize) <= limit and (saves or not chosen):
+            chosen, rows = block, covered
+    return chosen
 
 
 def store_gradient(x: Array) -> Array:

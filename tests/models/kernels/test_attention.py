@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.models.kernels.attention import attention, fused_block
+from jepa_jax.models.kernels.attention import attention, fused_block, self_attention
 from jepa_jax.models.kernels.fused_attention import fused_attention
+from jepa_jax.models.kernels.linear import row_major
 from jepa_jax.models.kernels.mlp import gelu, mlp
 from jepa_jax.models.vit import Attention
 from jepa_jax.planning.absent_gpus import absent_devices, require_wheels
@@ -164,7 +165,28 @@ def test_gradients_of_the_kernel_in_bfloat16_are_as_close_as_the_type_allows():
 )
 def test_blocks_of_the_kernel_fit_the_shared_memory_of_the_gpu(gpu, dtype, width, block):
     with lowering_for(load_table()[gpu]):
-        assert fused_block(width, jnp.dtype(dtype).itemsize) == block
+        assert fused_block(196, width, jnp.dtype(dtype).itemsize) == block
+
+
+@pytest.mark.parametrize("length, block", [(17, 32), (64, 64), (65, 32), (78, 32), (196, 64)])
+def test_a_block_that_covers_much_beyond_the_last_token_gives_way_to_a_smaller_one(length, block):
+    with lowering_for(load_table()["a100-80"]):
+        assert fused_block(length, 64, 2) == block
+
+
+@pytest.mark.parametrize("implementation", ["auto", "kernel", "xla", "cudnn"])
+def test_the_implementation_is_the_one_that_is_named(implementation):
+    card = load_table()["a100-80"]
+    x = jax.ShapeDtypeStruct((2, 65, 6, 64), jnp.bfloat16)
+    with lowering_for(card):  # cuDNN cannot be asked about a GPU that is not there
+        program = str(jax.make_jaxpr(functools.partial(self_attention, implementation=implementation))(x))
+    assert ("attention_forward" in program) == (implementation != "xla")
+
+
+def test_tokens_have_one_layout_on_gpus_and_none_is_asked_for_on_cpus():
+    traced = jax.jit(jax.grad(lambda x: jnp.sum(jnp.square(row_major(x))))).trace(jnp.ones((2, 3, 4)))
+    layouts = [traced.lower(lowering_platforms=(name,)).as_text().count("LayoutConstraint") for name in ("cuda", "cpu")]
+    assert layouts == [2, 0]  # of the tokens and of their gradient
 
 
 @pytest.mark.parametrize("gpu, dtype, width", [("t4", jnp.bfloat16, 16), ("rtx4090", jnp.float32, 128)])
