@@ -82,7 +82,9 @@ def _unfused() -> Callable[..., Array]:
 
 def _fused_formulation(shape: tuple[int, ...], dtype: Any, implementation: str) -> Callable[[Array], Array] | None:
     """Returns the fused formulation for joined queries, keys and values of this shape; None to let XLA do it."""
-    capability = compute_capability() or AMPERE
+    capability = compute_capability()
+    if capability is None:  # programs are for CPUs here: tracing the kernel takes longer than the rest of attention
+        return None
     short = implementation == AUTO and shape[1] < FUSED_LENGTH
     if without_gpu_kernels or implementation == XLA or capability < AMPERE or short:
         return None
