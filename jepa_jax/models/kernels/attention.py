@@ -49,8 +49,9 @@ def self_attention(qkv: Float[Array, "b n heads d"], implementation: str = AUTO)
 
     if forward_mode:
         return split(_plain)(qkv)
-    on_cuda = _fused_formulation(qkv.shape, qkv.dtype, implementation) or split(_unfused())
-    return product(lax.platform_dependent(qkv, cpu=split(_on_cpu), cuda=on_cuda, default=split(_plain)))
+    if fused := _fused_formulation(qkv.shape, qkv.dtype, implementation):
+        return fused(qkv)  # names itself what light remat keeps, which it could not in a branch
+    return product(lax.platform_dependent(qkv, cpu=split(_on_cpu), cuda=split(_unfused()), default=split(_plain)))
 
 
 def attention(
@@ -63,16 +64,11 @@ def attention(
     if forward_mode:
         return _plain(q, k, v, mask)
     masks = () if mask is None else (mask,)
-    on_cuda = _unfused()
     if mask is None and q.shape == k.shape:
         batch, length, heads, width = q.shape
         if fused := _fused_formulation((batch, length, 3 * heads, width), q.dtype, AUTO):
-            on_cuda = functools.partial(_joined, fused)
-    return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=on_cuda, default=_plain))
-
-
-def _joined(fused: Callable[[Array], Array], q: Array, k: Array, v: Array) -> Array:
-    return fused(jnp.concatenate([q, k, v], axis=2))
+            return fused(jnp.concatenate([q, k, v], axis=2))
+    return product(lax.platform_dependent(q, k, v, *masks, cpu=_on_cpu, cuda=_unfused(), default=_plain))
 
 
 def _unfused() -> Callable[..., Array]:
@@ -112,7 +108,9 @@ def _cudnn_applies(shape: tuple[int, ...], dtype: Any) -> bool:
 
 
 def _by_cudnn(qkv: Array) -> Array:
-    return jax.nn.dot_product_attention(*jnp.split(qkv, 3, axis=2), implementation="cudnn")
+    by_cudnn = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    heads = jnp.split(qkv, 3, axis=2)
+    return product(lax.platform_dependent(*heads, cuda=by_cudnn, default=jax.nn.dot_product_attention))
 
 
 def _by_kernel(qkv: Array, *, block: int) -> Array:

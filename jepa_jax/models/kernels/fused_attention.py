@@ -124,7 +124,7 @@ class _Blocks:
 def _forward(qkv: Array, block: int, interpret: bool) -> tuple[Array, Array]:
     """Returns outputs and the logarithms (base 2) of the sums of exponentials."""
     sizes = _Blocks(qkv.shape, block)
-    return sizes.call(
+    kernel = sizes.call(
         _forward_kernel,
         "attention_forward",
         in_specs=[sizes.whole(3 * sizes.heads)],
@@ -137,7 +137,21 @@ def _forward(qkv: Array, block: int, interpret: bool) -> tuple[Array, Array]:
             jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.rows), jnp.float32),
         ],
         interpret=interpret,
-    )(qkv)
+    )
+    if interpret:
+        return kernel(qkv)
+    # What a process with GPUs computes on its CPU is no kernel.
+    return lax.platform_dependent(
+        qkv, cuda=lambda qkv: tuple(kernel(qkv)), default=functools.partial(_plain_forward, sizes)
+    )
+
+
+def _plain_forward(sizes: _Blocks, qkv: Array) -> tuple[Array, Array]:
+    q, k, v = jnp.split(qkv.astype(jnp.float32), 3, axis=2)
+    scores = sizes.scale * jnp.einsum("bnhd,bmhd->bhnm", q, k)
+    lse = jax.nn.logsumexp(scores * math.log(2), axis=-1) * math.log2(math.e)
+    out = jnp.einsum("bhnm,bmhd->bnhd", jnp.exp2(scores - lse[..., None]), v)
+    return out.astype(qkv.dtype), jnp.pad(lse, ((0, 0), (0, 0), (0, sizes.rows - sizes.length)))
 
 
 def _forward_kernel(sizes: _Blocks, qkv: Any, out: Any, lse: Any) -> None:
@@ -165,14 +179,22 @@ def _backward(qkv: Array, out: Array, lse: Array, dout: Array, block: int, inter
     sizes = _Blocks(qkv.shape, block)
     delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)  # [b, n, h]
     delta = jnp.pad(jnp.swapaxes(delta, 1, 2), ((0, 0), (0, 0), (0, sizes.rows - sizes.length)))
-    return sizes.call(
+    kernel = sizes.call(
         _backward_kernel,
         "attention_backward",
         in_specs=[sizes.whole(3 * sizes.heads), sizes.whole(sizes.heads), sizes.row_of_head(), sizes.row_of_head()],
         out_specs=sizes.part(3 * sizes.heads),
         out_shape=jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
         interpret=interpret,
-    )(qkv, dout, lse, delta)
+    )
+    if interpret:
+        return kernel(qkv, dout, lse, delta)
+
+    def plain(qkv: Array, dout: Array, lse: Array, delta: Array) -> Array:
+        del lse, delta
+        return jax.vjp(lambda qkv: _plain_forward(sizes, qkv)[0], qkv)[1](dout)[0]
+
+    return lax.platform_dependent(qkv, dout, lse, delta, cuda=kernel, default=plain)
 
 
 def _backward_kernel(sizes: _Blocks, qkv: Any, dout: Any, lse: Any, delta: Any, dqkv: Any) -> None:

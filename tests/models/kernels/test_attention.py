@@ -226,3 +226,15 @@ def test_no_matrix_of_scores_is_written_on_a_gpu(compiler_options, devices):
     for written in ("196,196]", "256,256]", "196,256]", "256,196]"):
         assert written not in text
     assert "all-gather" not in text
+
+
+def test_a_process_with_gpus_attends_on_its_cpu_too_and_light_remat_runs_no_kernel_twice():
+    def mixed(q, k, v):
+        return self_attention(jnp.concatenate([q, k, v], axis=2))
+
+    arrays, kept = heads(17, 17), jax.checkpoint_policies.save_only_these_names("product", "statistic")
+    with lowering_for(load_table()["a100-80"]):
+        assert_close(values_and_gradients(mixed, *arrays), values_and_gradients(plain_attention, *arrays), 1e-5)
+        light = jax.checkpoint(lambda *heads: jnp.sum(jnp.sin(mixed(*heads))), policy=kept)
+        lowered = jax.jit(jax.grad(light)).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("attention_forward_32") == lowered.count("attention_backward_32")
