@@ -135,7 +135,7 @@ def run_cost(
 def limit_evaluation(context: EvaluationContext, cost: Cost, evaluators: Mapping[str, Evaluator]) -> Cost:
     """Reduces the evaluated images until evaluation takes at most `eval.most_share` of a run; returns its cost."""
     most = context.config.eval.most_share
-    if not most or cost.share <= most:
+    if not most or cost.share <= most or context.note:  # a smoke run is reduced already
         return cost
     affordable = most / (1 - most) * cost.steps * cost.step_flops / cost.element_flops
     why = f"evaluation would take more than {100 * most:.0f} % of so short a run (config.eval.most_share)"
