@@ -8,7 +8,7 @@ import contextlib
 import posixpath
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from jepa_jax.base.errors import UserError
@@ -72,7 +72,7 @@ class Mirror:
                 self._complained = True
 
     def copy(self) -> None:
-        """Copies what is new: whole checkpoints, then the small files; removes checkpoints that are gone here."""
+        """Copies new checkpoints, then the small files; removes what is left of checkpoints that are gone here."""
         for directory in (self._folder.checkpoints, self._folder.best):
             here = {folder.name: folder for _, folder in step_folders(directory)}
             there = self._checkpoints(directory.name)
@@ -80,9 +80,11 @@ class Mirror:
                 with contextlib.suppress(FileNotFoundError):  # a newer one has replaced it
                     self._copy_checkpoint(here[name], f"{directory.name}/{name}")
             whole = self._checkpoints(directory.name)
-            for name in whole - here.keys() if here.keys() & whole else ():
-                self._files.rm(self._path(directory.name, name, CHECKSUMS))  # first: what is left is no checkpoint
-                self._files.rm(self._path(directory.name, name), recursive=True)
+            if here.keys() & whole:
+                for name in self._step_names(self._files.glob(self._path(directory.name, "step_*"))) - here.keys():
+                    if name in whole:  # what is left without them is no checkpoint
+                        self._files.rm(self._path(directory.name, name, CHECKSUMS))
+                    self._files.rm(self._path(directory.name, name), recursive=True)
         for path in self._folder.small_files():
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat().st_mtime_ns, path.stat().st_size
@@ -143,7 +145,10 @@ class Mirror:
         """Returns the names of the checkpoints of the mirror that have their checksums."""
         self._files.invalidate_cache()
         found = self._files.glob(self._path(directory, "step_*", CHECKSUMS))
-        names = {posixpath.basename(posixpath.dirname(path)) for path in found}
+        return self._step_names(map(posixpath.dirname, found))
+
+    def _step_names(self, paths: Iterable[str]) -> set[str]:
+        names = map(posixpath.basename, paths)
         return {name for name in names if name.removeprefix("step_").isdecimal()}
 
     def _path(self, *parts: str) -> str:
