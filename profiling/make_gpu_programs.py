@@ -10,6 +10,7 @@ compiled yet is marked. A card with the compute capability of another one has it
 
 import pathlib
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from jepa_jax.base.console import Console
@@ -127,9 +128,13 @@ def page(names: list[str], rows: dict[str, Row], before: Row) -> str:
         f"| recipe | {' | '.join(titles)} |",
         "|---|" + "---:|" * len(CARDS),
     ]
-    for name in names:
-        cells = [cell_text(rows.get(f"{name} {card} {ONE}")) for card in CARDS]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    cells_of = {name: [rows.get(f"{name} {card} {ONE}") for card in CARDS] for name in names}
+    for name, found in cells_of.items():
+        cells = [cell_text(row) for row in found]
+        if any(found):
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    if absent := [f"`{name}`" for name, found in cells_of.items() if not any(found)]:
+        lines += ["", *textwrap.wrap(f"Not compiled yet: {', '.join(absent)}.", 120)]
     return "\n".join([*lines, "", *comparison(rows, before), ""])
 
 
@@ -165,6 +170,7 @@ def comparison(rows: dict[str, Row], before: Row) -> list[str]:
         name, card, topology = key.split()
         new = rows.get(key)
         count = "" if topology == ONE else f" {topology}"
+        count += f" ({new['commit']})" if new and "commit" in new else ""  # compiled before the newest change
         cells = [
             f"{old[figure]:{form}} -> " + (f"{new[figure]:{form}}" if new and "error" not in new else MISSING)
             for _, figure, form in FIGURES
