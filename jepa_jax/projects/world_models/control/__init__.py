@@ -1,0 +1,1 @@
+"""Environments, energies, planners, and episodes in which they meet."""
