@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from jepa_jax.base.classes import trust_files
+from jepa_jax.base.classes import ClassTable, load_object, trust_files
 from jepa_jax.base.console import Console
 from jepa_jax.base.files import user_path
 from jepa_jax.base.selection import SELECTION_KEY
@@ -236,4 +236,7 @@ def _start_quietly() -> None:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return metadata.version("jepa_jax")
+    functions = ClassTable("FUNCTIONS", {})  # those that projects add to this package
+    if name in functions:
+        return load_object(functions[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

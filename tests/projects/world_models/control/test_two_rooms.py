@@ -7,7 +7,7 @@ import pytest
 
 from jepa_jax.projects.world_models.control import two_rooms
 from jepa_jax.projects.world_models.control.two_rooms import HIGH, LAYOUTS, LOW, Layout, RoomState, TwoRoomsEnvironment
-from tests.projects.world_models.tiny import rooms_data
+from tests.projects.world_models.rooms import rooms_data
 
 COUNT = 4000
 

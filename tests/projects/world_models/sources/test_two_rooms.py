@@ -6,7 +6,7 @@ from jepa_jax.data.sources import open_data
 from jepa_jax.projects.world_models.control.two_rooms import LAYOUTS, Layout, picture, walked
 from jepa_jax.projects.world_models.sources import two_rooms
 from jepa_jax.projects.world_models.sources.two_rooms import TwoRooms
-from tests.projects.world_models.tiny import rooms_data
+from tests.projects.world_models.rooms import rooms_data
 
 
 def test_actions_lead_from_frame_to_frame() -> None:
