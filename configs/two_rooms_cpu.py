@@ -1,0 +1,47 @@
+"""Two Rooms on a CPU: 33-pixel frames, each action repeated four times, latents of 64 numbers.
+
+jepa-jax train --config=two_rooms_cpu --workdir=runs/two_rooms_cpu
+"""
+
+import ml_collections
+
+from jepa_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config("world_model", "frame_mlp", method__predictor="residual")
+    config.method.latent_width = 64
+    config.method.predictor_hidden = 256
+    config.method.unroll = 8
+    config.method.starts = "all"
+    config.method.clip_norm = 2.0
+    config.method.loss.prediction = 3.0
+    config.method.loss.similarity = 3.0
+    config.method.loss.inverse_dynamics = 4.0
+    config.method.pixel_scaling = "frame"
+    config.method.pixel_mean = (0.0101, 0.1553)
+    config.method.pixel_std = (0.0727, 0.3621)
+    config.method.control.environment = "two_rooms"
+    config.method.control.ramp = 4.0
+    config.method.control.horizon = 16
+    config.method.control.executed = 4
+    config.method.control.samples = 64
+    config.method.control.iterations = 4
+    config.model.widths = (256, 256)
+    config.data.source = "two_rooms"
+    config.data.image_size = 33
+    config.data.channels = 2
+    config.data.num_train = 48 * 1620
+    config.data.num_test = 1024
+    config.data.validation = 0.01
+    config.data.max_frames = 13
+    config.data.frame_stride = 4
+    config.data.batch_size = 48
+    config.optim.lr = 2e-3
+    config.optim.epochs = 1.0
+    config.optim.warmup_epochs = 0.1
+    config.optim.end_lr = 1e-5
+    config.optim.weight_decay = 1e-5
+    config.eval.every_epochs = 0
+    config.train.checkpoint_every_steps = 500
+    return config
