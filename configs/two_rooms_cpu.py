@@ -24,9 +24,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.control.environment = "two_rooms"
     config.method.control.ramp = 4.0
     config.method.control.horizon = 16
-    config.method.control.executed = 4
-    config.method.control.samples = 64
-    config.method.control.iterations = 4
+    config.method.control.executed = 2
+    config.method.control.samples = 48
+    config.method.control.iterations = 3
     config.model.widths = (256, 256)
     config.data.source = "two_rooms"
     config.data.image_size = 33

@@ -6,6 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
+from jepa_jax.program.config import load_config
+from jepa_jax.training.run import train
 from tests.runs import Silent, rows, run
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "docs" / "examples"
@@ -58,3 +60,17 @@ def test_a_plain_program_loads_the_same_batches_with_any_workers():
     import load_own_data
 
     assert load_own_data.main(workers=0) == load_own_data.main(workers=1)
+
+
+@pytest.mark.slow
+def test_an_environment_of_ones_own_is_planned_in(tmp_path):
+    import own_environment
+
+    tiny = {
+        "data.num_train": 64, "data.num_test": 32, "data.batch_size": 16, "data.validation": 0.25, "train.max_steps": 3,
+        "optim.warmup_epochs": 0.0, "method.latent_width": 8, "method.control.episodes": 4, "method.control.horizon": 3,
+        "method.control.samples": 8, "method.control.iterations": 2, "mesh.data": 1, "profile.enabled": False,
+    }  # fmt: skip
+    summary = train(load_config(own_environment.get_config(), tiny), tmp_path / "run", console=Silent())
+    assert summary["failed_evaluators"] == {} and summary["episodes"] == 4
+    assert "straight_success_rate" not in summary  # it has no positions

@@ -1,7 +1,9 @@
 """What a run of a world model leaves, and what its loaded model does."""
 
+import os
 import pathlib
 import re
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,15 @@ from flax import nnx
 
 import jepa_jax
 from jepa_jax.base.errors import UserError
+from jepa_jax.base.signals import Interrupted
 from jepa_jax.methods.contract import build_method
 from jepa_jax.projects.world_models.networks.causal import CausalPredictor
 from jepa_jax.projects.world_models.sources.two_rooms import TwoRooms
 from jepa_jax.reports.run_report import write_report
+from jepa_jax.training.run import train
+from tests.program.test_devices import check_devices
 from tests.projects.world_models.tiny import rooms_config, rooms_data
+from tests.runs import Silent
 
 ROOT = pathlib.Path(__file__).parents[3]
 BASELINES = ("random", "straight", "true_dynamics", "shuffled", "untrained")
@@ -132,3 +138,25 @@ def test_a_rollout_of_a_causal_predictor_sees_its_own_last_outputs():
         window = slice(max(0, t - 1), t + 1)
         known = jnp.concatenate([known, model.predict(known[:, window], actions[:, window])[:, -1:]], axis=1)
     np.testing.assert_allclose(found, known[:, 1:], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_eight_devices_give_the_loss_and_gradients_of_one():
+    config = rooms_config(data__batch_size=16, method__loss__sigreg=0.1, method__loss__slices=16)
+    check_devices(config, TwoRooms(config.data, "train").batch(np.arange(16)), 0, 2, 4)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly(tmp_path):
+    config = rooms_config(
+        train__max_steps=0, optim__epochs=2.0, method__control__environment="", eval__untrained=False
+    )  # fmt: skip
+
+    def interrupt(text):
+        if text.startswith("epoch 1"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = train(config, tmp_path / "whole", console=Silent())
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "cut", console=Silent(interrupt))
+    assert train(config, tmp_path / "cut", console=Silent())["params_sha256"] == whole["params_sha256"]

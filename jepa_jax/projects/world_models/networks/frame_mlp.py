@@ -38,7 +38,7 @@ class FrameMlp(nnx.Module):
 
     def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b f"]:
         del train  # it has no norms and no dropout
-        x = images.reshape(len(images), -1)
+        x = images.reshape(images.shape[0], -1)
         for layer in self.layers:
             x = jax.nn.relu(layer(x))
         return x

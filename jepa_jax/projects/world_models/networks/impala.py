@@ -97,4 +97,4 @@ class Impala(nnx.Module):
         x = images
         for stack in self.stacks:
             x = run(stack, x)
-        return jax.nn.relu(x).reshape(len(x), -1)
+        return jax.nn.relu(x).reshape(x.shape[0], -1)

@@ -3,8 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jepa_jax.projects.world_models.control.config import ControlConfig
 from jepa_jax.projects.world_models.control.energy import time_weights
+from jepa_jax.projects.world_models.control.episodes import straight_controller, true_controller
 from jepa_jax.projects.world_models.control.planners import PlannerConfig, correlated, plan, shortened
+from jepa_jax.projects.world_models.control.trial import Trial
+from jepa_jax.projects.world_models.control.two_rooms import TwoRoomsEnvironment
+from tests.projects.world_models.tiny import rooms_data
 
 HORIZON, GOAL = 6, jnp.array([[0.4, -0.3], [-0.2, 0.5]])
 
@@ -46,3 +51,18 @@ def test_what_comes_after_the_end_of_an_episode_does_not_count() -> None:
     np.testing.assert_array_equal(time_weights("sum", 5, 3), [1, 1, 1, 0, 0])
     np.testing.assert_array_equal(time_weights("last", 5), [0, 0, 0, 0, 1])
     np.testing.assert_array_equal(time_weights("last", 5, 3), [0, 0, 1, 0, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", ["cem", "mppi"])
+def test_a_planner_that_knows_the_dynamics_finds_the_door(planner: str) -> None:
+    config = ControlConfig(
+        planner=planner, energy="last", horizon=24, executed=2, samples=128, iterations=5, elites=8, temperature=0.1
+    )
+    environment = TwoRoomsEnvironment(rooms_data(), None)
+    tasks = jax.vmap(environment.task)(jax.random.split(jax.random.key(0), 100))
+    trial = Trial(environment, config, tasks, jax.random.key(1))
+    played, _ = trial.play("true", lambda: true_controller(environment, config))
+    assert trial.success_rate(played) >= 98
+    straight, _ = trial.play("straight", lambda: straight_controller(environment))
+    assert trial.success_rate(straight) < 50  # the wall is in the way of most
