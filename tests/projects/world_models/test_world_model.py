@@ -20,7 +20,7 @@ from jepa_jax.projects.world_models.sources.two_rooms import TwoRooms
 from jepa_jax.reports.run_report import write_report
 from jepa_jax.training.run import train
 from tests.program.test_devices import check_devices
-from tests.projects.world_models.tiny import rooms_config, rooms_data
+from tests.projects.world_models.rooms import rooms_config, rooms_data
 from tests.runs import Silent
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from jepa_jax.projects.world_models.control.episodes import straight_controller,
 from jepa_jax.projects.world_models.control.planners import PlannerConfig, correlated, plan, shortened
 from jepa_jax.projects.world_models.control.trial import Trial
 from jepa_jax.projects.world_models.control.two_rooms import TwoRoomsEnvironment
-from tests.projects.world_models.tiny import rooms_data
+from tests.projects.world_models.rooms import rooms_data
 
 HORIZON, GOAL = 6, jnp.array([[0.4, -0.3], [-0.2, 0.5]])
 
