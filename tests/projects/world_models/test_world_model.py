@@ -103,7 +103,9 @@ def test_the_loss_is_the_weighted_sum_of_its_terms_and_a_weight_of_zero_removes_
     assert terms.keys() == WEIGHTS.keys()
     assert value == pytest.approx(sum(WEIGHTS[name] * term for name, term in terms.items()), rel=1e-5)
     gone = {f"method__loss__{name}": 0.0 for name in WEIGHTS if name != "prediction"}
-    value, terms, gradient = loss_of(**gone | {"method__loss__sigreg": 0.09, "method__loss__slices": 32})
+    value, terms, gradient = loss_of(
+        **gone | {"method__loss__prediction": 1.0, "method__loss__sigreg": 0.09, "method__loss__slices": 32}
+    )
     assert terms.keys() == {"prediction", "sigreg"} and "inverse" not in gradient
     assert value == pytest.approx(terms["prediction"] + 0.09 * terms["sigreg"], rel=1e-5)
 
@@ -131,7 +133,7 @@ def test_a_rollout_of_a_causal_predictor_sees_its_own_last_outputs():
     batch = TwoRooms(rooms_data(), "train").batch(np.arange(4))
     model = method.init(jax.random.key(0), batch)
     model.predictor.blocks[0].modulation.kernel[...] += 0.1
-    latents, actions = model.encode(method.scaled(batch["frames"]))[:, :1], batch["actions"]
+    latents, actions = model.encode(method.scaled(batch["frames"]))[:, :1], jnp.asarray(batch["actions"])
     found = model.rollout(latents, actions[:, :4])
     known = latents
     for t in range(4):
