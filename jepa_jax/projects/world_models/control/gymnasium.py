@@ -62,10 +62,14 @@ def play(env: Any, model: FrozenWorldModel, goal: np.ndarray, *, steps: int, see
     low, high, size = env.action_space.low, env.action_space.high, goal.shape[0]
     longest = float(np.linalg.norm(np.maximum(np.abs(low), np.abs(high))))
     env.reset(seed=seed)
-    frames, actions, rewards, info, previous = [seen(env, size)], [], [], {}, None
+    frames, info, previous = [seen(env, size)], {}, None
+    actions: list[np.ndarray] = []
+    rewards: list[float] = []
     while len(actions) < steps:
-        options = {"longest": longest, "previous": previous, "seed": seed + len(actions)}
-        plan = model.plan(frames[-1][None], goal[None], **options, **changes).actions[0]
+        found = model.plan(
+            frames[-1][None], goal[None], longest=longest, previous=previous, seed=seed + len(actions), **changes
+        )
+        plan = found.actions[0]
         for action in np.clip(plan[: min(executed, steps - len(actions))], low, high):
             _, reward, terminated, truncated, info = env.step(action)
             frames.append(seen(env, size))

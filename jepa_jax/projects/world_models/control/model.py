@@ -107,8 +107,8 @@ class FrozenWorldModel(FrozenModel):
     def energy(self, latents: np.ndarray, goal: np.ndarray, kind: str = "") -> np.ndarray:
         """Returns energies [N] of latents [N, H, D] for goals [N, D]; `kind` is that of the run, "sum" or "last"."""
         kind = kind or self.config.method.control.energy
-        latents, goal = jnp.asarray(latents), jnp.asarray(goal)
-        return np.asarray(goal_energy(latents, goal, time_weights(kind, latents.shape[-2])))
+        weights = time_weights(kind, latents.shape[-2])
+        return np.asarray(goal_energy(jnp.asarray(latents), jnp.asarray(goal), weights))
 
     def plan(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.config.groups import Config
-from jepa_jax.projects.world_models.control.environment import Environment, State, make_environment
+from jepa_jax.projects.world_models.control.environment import State, make_environment
 from jepa_jax.projects.world_models.control.episodes import Controller, Episodes, run_episodes
 
 
@@ -18,7 +18,7 @@ from jepa_jax.projects.world_models.control.episodes import Controller, Episodes
 class Trial:
     """Tasks in an environment: starts and goals [E, ...]; its programs are compiled once."""
 
-    environment: Environment
+    environment: Any  # Environment, which may be Charted
     config: Any  # ControlConfig
     tasks: tuple[State, State]
     key: jax.Array

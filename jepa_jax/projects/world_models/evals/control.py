@@ -160,7 +160,7 @@ class Control(Evaluator):
         if self.context.train.spec.get("states", charts["goals"][0]).shape[-1] == 2:
             train = sequences(self.context.train)
             states = train["states"].reshape(-1, 2)
-            latents = model.rollout(model.encode(charts["frames"]), played.plans[:, 0])
+            latents = model.rollout(model.encode(charts["frames"]), np.asarray(played.plans[:, 0]))
             known = encoded(model, train["frames"]).reshape(len(states), -1)
             charts["planned"] = read(known, states, latents)[0].astype(np.float32)
         return charts
@@ -168,7 +168,8 @@ class Control(Evaluator):
     def _energies(self, model: FrozenWorldModel, goal: Any, frame: Any) -> np.ndarray:
         """Returns the energy of each position of a goal's world, [MAP_POINTS, MAP_POINTS]."""
         environment = self._test.environment
-        axis = jnp.linspace(*environment.bounds, MAP_POINTS)
+        least, greatest = environment.bounds
+        axis = jnp.linspace(least, greatest, MAP_POINTS)
         grid = jnp.stack(jnp.meshgrid(axis, axis), -1).reshape(-1, 2)
         latents = model.encode(np.asarray(frame(jax.vmap(environment.moved, (None, 0))(goal, grid))))
         aim = model.encode(np.asarray(environment.frame(goal))[None])

@@ -133,14 +133,14 @@ class LatentModel(nnx.Module):
         self.encoder = encoder
         if config.predictor == "causal":
             sizes = {name: getattr(config, name) for name in vars(CausalKeys())}
-            self.predictor = CausalPredictor(width, actions, **sizes, dtype=dtype, rngs=rngs)
+            self.predictor: Any = CausalPredictor(width, actions, **sizes, dtype=dtype, rngs=rngs)
         elif config.predictor == "residual":
             hidden_width = config.predictor_hidden
             self.predictor = ResidualPredictor(width, actions, hidden=hidden_width, dtype=dtype, rngs=rngs)
         else:
             self.predictor = GruPredictor(width, actions, dtype=dtype, rngs=rngs)
         if hidden:
-            self.head = Projector(encoder.feature_dim, (hidden, width), dtype=dtype, rngs=rngs)
+            self.head: Any = Projector(encoder.feature_dim, (hidden, width), dtype=dtype, rngs=rngs)
             self.after = Projector(width, (hidden, width), dtype=dtype, rngs=rngs)
         else:
             self.head = linear(encoder.feature_dim, width, dtype, rngs)

@@ -54,7 +54,8 @@ def energy_picture(exhibits: Exhibits, index: int) -> bytes:
     energy, frame = exhibits["energies"][index], exhibits["frames"][index]
     size = frame.shape[0]
     low, high = exhibits["extent"]
-    axis = np.linspace(*exhibits["bounds"], len(energy))
+    least, greatest = exhibits["bounds"]
+    axis = np.linspace(least, greatest, len(energy))
     units = np.linspace(low, high, SIDE)
     nearest = np.abs(units[:, None] - axis).argmin(1)
     level = (energy - energy.min()) / max(float(np.ptp(energy)), 1e-12)
