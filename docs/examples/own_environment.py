@@ -1,6 +1,6 @@
 """An environment of one's own: a pendulum that is pushed, seen in pictures of 16 pixels, and planned in.
 
-PYTHONPATH=docs/examples jepa-jax train --config=docs/examples/own_environment.py --workdir=runs/pendulum
+cd docs/examples; PYTHONPATH=. jepa-jax train --config=./own_environment.py --workdir=pendulum
 """
 
 import jax
