@@ -47,7 +47,8 @@ def restore_state(
     with open_whole(folder.checkpoint_folders()) as checkpoints:
         if stored := checkpoints.manifest().get("config"):
             own = resolve_stored(folder.read_config(), config.to_dict()).to_dict()
-            if differing := config_differences(stored, own):
+            found = config_differences(stored, own)
+            if differing := [line for line in found if not line.startswith("config.eval.")]:
                 lines = "\n  ".join(differing)
                 raise UserError(f"{folder.config}: is not of these checkpoints; put back the one that is:\n  {lines}")
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size

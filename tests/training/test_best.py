@@ -121,7 +121,7 @@ def test_a_run_that_is_cut_off_chooses_as_if_nothing_had_happened(whole, tmp_pat
         steps = [row["step"] for row in rows(tmp_path) if name in row]
         assert steps == [row["step"] for row in rows(whole[0]) if name in row]
     if way == "killed":
-        assert console.lines[5].startswith("resumed at step 12")
+        assert any(line.startswith("resumed at step 12") for line in console.lines)
 
 
 def test_patience_ends_a_run_that_says_so_and_is_finished(whole, tmp_path):
@@ -132,7 +132,8 @@ def test_patience_ends_a_run_that_says_so_and_is_finished(whole, tmp_path):
     assert summary["reason"] == reason and f"step 24: {reason}" in console.lines
     again = Silent()
     assert run(tmp_path, again, **SEQUENCES, **BEST, **patient) == json.loads((tmp_path / "summary.json").read_text())
-    assert again.lines == [f"{tmp_path}: finished already; nothing to do"]
+    (line,) = again.lines
+    assert line.startswith(f"{tmp_path}: finished already; nothing to do")
 
 
 def test_a_run_that_ends_within_its_first_epoch_chooses_nothing_and_evaluates_its_last_state(tmp_path):
