@@ -1,7 +1,7 @@
 """A config small enough for tests: a few images and an encoder of a few thousand parameters.
 
-The evaluation of the untrained encoder, the profile and the colours of views take half of such a run's time: tests that
-look at them switch them on.
+The evaluation of the untrained encoder, the profile and the colours of views are off, to save time: tests that look at
+them switch them on.
 """
 
 from typing import Any
