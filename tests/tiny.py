@@ -21,7 +21,7 @@ TINY = {
     "data.num_train": 96,
     "data.num_test": 32,
     "data.batch_size": 16,
-    "data.augment.jitter.probability": 0.0,  # crops and flips are random enough, and compile in half the time
+    "data.augment.jitter.probability": 0.0,  # crops and flips are random enough
     "data.augment.grayscale.probability": 0.0,
     "optim.reference_batch": 16,
     "optim.epochs": 2.0,

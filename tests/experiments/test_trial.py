@@ -351,7 +351,7 @@ def test_on_a_gpu_trials_have_the_memory_of_training_and_every_repeat_is_compile
         monkeypatch.delenv(name, raising=False)
     gpu, no_gpu = {"gpu_name": "NVIDIA GeForce RTX 4090"}, {"gpu_name": None}
     assert device_options(no_gpu, None) == {"memory_fraction": None, "compile_anew": False}
-    assert device_options(gpu, None) == {"memory_fraction": 0.75, "compile_anew": True}
+    assert device_options(gpu, None) == {"memory_fraction": 0.9, "compile_anew": True}
     variables = child_environment(request_of(tiny_config(), **device_options(gpu, 0.9)), tmp_path)
     assert variables["XLA_CLIENT_MEM_FRACTION"] == "0.9" and variables["JAX_ENABLE_COMPILATION_CACHE"] == "false"
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
