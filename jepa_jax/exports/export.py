@@ -17,7 +17,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import make_folder, user_path, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
 from jepa_jax.exports.model_card import Exported, model_card
-from jepa_jax.models.kernels.attention import without_gpu_kernels
+from jepa_jax.models.kernels import without_gpu_kernels
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
 from jepa_jax.models.vit import ViT, sincos_positions

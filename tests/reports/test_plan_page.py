@@ -23,7 +23,7 @@ def test_a_plan_that_does_not_fit_reaches_beyond_its_mark():
     bar = memory_bar(plan.estimate).bars[0]
     assert '<p class="bad">does not fit: ' in page
     assert bar.width == 100 and bar.mark < 100
-    assert bar.mark_label == "card: 23.64 GiB" and bar.mark_label in page
+    assert bar.mark_label == "JAX takes 21.28 GiB" and bar.mark_label in page
 
 
 def test_a_page_shows_kernels_by_time_variants_and_ways_out():

@@ -11,3 +11,5 @@ Example:
 from jepa_jax.base.scope import Scope
 
 forward_mode = Scope("forward_mode")
+# The scope in which exported programs are traced, which run without this package.
+without_gpu_kernels = Scope("without_gpu_kernels")

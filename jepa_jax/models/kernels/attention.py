@@ -18,8 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.scope import Scope
-from jepa_jax.models.kernels import forward_mode
+from jepa_jax.models.kernels import forward_mode, without_gpu_kernels
 from jepa_jax.models.kernels.linear import materialize
 from jepa_jax.models.remat import product
 from jepa_jax.runtime.hardware import MULTIPROCESSORS, compute_capability, is_gpu_here
@@ -33,8 +32,6 @@ MASKED_SCORE = -1e30  # score of a key that is not attended to; finite, so that 
 CUDNN_WIDTH, CUDNN_GRAIN = 128, 8  # widest head that cuDNN takes on all of these GPUs, and what divides its width
 AUTO, CUDNN, KERNEL, XLA = "auto", "cudnn", "kernel", "xla"
 IMPLEMENTATIONS = (AUTO, CUDNN, KERNEL, XLA)  # values of `model.attention`
-# The scope in which exported programs are traced, which run without this package.
-without_gpu_kernels = Scope("without_gpu_kernels")
 
 
 def self_attention(qkv: Float[Array, "b n heads d"], implementation: str = AUTO) -> Float[Array, "b n heads/3 d"]:

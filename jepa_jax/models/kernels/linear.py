@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-from jepa_jax.models.kernels import forward_mode
+from jepa_jax.models.kernels import forward_mode, without_gpu_kernels
 from jepa_jax.models.remat import product
 
 Operands = tuple[Array, Array, Array | None]
@@ -99,7 +99,9 @@ def row_major(x: Array) -> Array:
         split = PartitionSpec(mesh.axis_names)  # XLA would gather what it is to lay out
         return jax.shard_map(constrain, in_specs=split, out_specs=split, check_vma=False)(x)
 
-    return x if forward_mode else lax.platform_dependent(x, cuda=on_cuda, default=lambda x: x)
+    if forward_mode or without_gpu_kernels:
+        return x
+    return lax.platform_dependent(x, cuda=on_cuda, default=lambda x: x)
 
 
 def materialize(x: Array) -> Array:

@@ -13,7 +13,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.evals.inference import FrozenModel
 from jepa_jax.methods.contract import build_method
-from jepa_jax.models.kernels.attention import without_gpu_kernels
+from jepa_jax.models.kernels import without_gpu_kernels
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.restore import restore_state, run_config
 from jepa_jax.program.step import evaluated_variables
