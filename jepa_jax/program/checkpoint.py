@@ -283,7 +283,9 @@ class Checkpoints:
             if kind is None or jax.process_count() == 1:
                 self._join()
             if self._writer is not None:
-                self._writer.close()  # waits for this process only: perhaps the others go on
+                # A note of Orbax's own may fail where the folder is gone; whether the save failed is told below.
+                with contextlib.suppress(OSError):
+                    self._writer.close()  # waits for this process only: perhaps the others go on
         if kind is None:  # otherwise the error that ended the run is the better message
             self.wait()
 
