@@ -142,19 +142,20 @@ def members(folder: pathlib.Path, *, below: bool = False) -> "list[psutil.Proces
 
 
 def stop_all(found: "Sequence[psutil.Process]", grace: float) -> None:
-    """Asks processes to stop, and those that they have not started themselves first; kills what is left after `grace`.
+    """Asks processes to stop that none of the others has started; kills what is left when they end, or after `grace`.
 
     psutil compares the time at which a process started before each signal, so that no other one of the same id gets it.
     """
     import psutil
 
     if grace:
-        ids = {process.pid for process in found}
+        asked, ids = [], {process.pid for process in found}
         for process in found:
             with contextlib.suppress(psutil.Error):
                 if process.ppid() not in ids:
                     process.terminate()
-        wait_until(lambda: all(map(is_gone, found)), grace)
+                    asked.append(process)
+        wait_until(lambda: all(map(is_gone, asked)), grace)
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.kill()
