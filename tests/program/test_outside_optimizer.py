@@ -50,6 +50,7 @@ def killed_at(step: int, whole: pathlib.Path, folder: pathlib.Path) -> None:
             shutil.rmtree(checkpoint)
 
 
+@pytest.mark.slow
 def test_lion_and_wsd_of_an_outside_file_resume_bit_for_bit(tmp_path):
     config = lion_config()
     whole = train(config, tmp_path / "whole", console=Silent())

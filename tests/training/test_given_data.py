@@ -45,7 +45,7 @@ def whole(tmp_path_factory):
     return made
 
 
-FAST = ("torch", "stream")
+FAST = ("torch",)
 
 
 @pytest.mark.parametrize(

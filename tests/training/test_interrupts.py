@@ -37,6 +37,7 @@ class Stops(Silent):
             self.hear("step")
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_at_every_stage_ends_as_if_nothing_had_happened(tmp_path, tiny_run):
     cut = tmp_path / "cut"
     whole, expected = tiny_run

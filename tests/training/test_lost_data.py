@@ -66,7 +66,8 @@ def test_a_run_whose_data_hang_hears_sigterm_and_saves_its_last_step(tmp_path, l
     assert summary(tmp_path)["status"] == "interrupted" and summary(tmp_path)["steps"] == checkpoint(tmp_path) >= 6
 
 
-@pytest.mark.parametrize("marker", [IN_TRAINING, pytest.param(IN_EVALUATION, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("marker", [IN_TRAINING, IN_EVALUATION])
 def test_a_read_that_takes_longer_than_the_limit_is_named(tmp_path, lose, marker):
     expected = "/server/shapes/0: not read within 10 s; .*config.data.worker_timeout; checkpoint of step"
     with pytest.raises(DataLost, match=expected):

@@ -76,6 +76,7 @@ def test_workers_that_die_again_and_again_end_the_run_with_advice_and_a_checkpoi
     assert Workdir(tmp_path).has_checkpoint() and summary(tmp_path)["steps"] == 8
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_a_stopped_worker_hears_sigterm_and_uses_no_named_memory(tmp_path, start):
     process = start(tmp_path, "tests.data.failing_shapes:StoppedShapes", worker_timeout=3600)
     wait_until(lambda: len(stopped_workers(process)) == 2, process)

@@ -110,6 +110,7 @@ def assert_equal_states(name: str, one: pathlib.Path, other: pathlib.Path) -> No
     jax.tree.map(close, (a.params, a.stats, a.target), (b.params, b.stats, b.target))
 
 
+@pytest.mark.slow
 @RUNS
 def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, name):
     expected = train(changed_config(configs()[name], {"mesh.data": 4}), tmp_path)
@@ -128,6 +129,7 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, n
     assert (trained / name / "report.html").exists()
 
 
+@pytest.mark.slow
 @RUNS
 def test_a_signal_to_one_process_stops_both_after_the_same_step(trained, name):
     assert [(trained / f"{name}_stopped_{index}").read_text() for index in range(2)] == ["143", "143"]
@@ -154,7 +156,8 @@ def test_processes_with_different_configs_are_refused_by_name(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_process_is_killed_the_other_ends_with_a_message(tmp_path, victim):
     with two_processes(tmp_path, "batch_norm") as processes:
         while not (tmp_path / "batch_norm/metrics.jsonl").exists():
