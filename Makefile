@@ -13,7 +13,7 @@ ALL := $(RUN) $(PLAN) $(TEST) $(DEV) $(DOCS)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
-.PHONY: help setup demo plan test test-all check-device lint format docs clean
+.PHONY: help setup demo plan test test-slow test-all check-device lint format docs clean
 help:
 	@echo "make demo      train the quickstart config on embedded data, print accuracy before and after, write a report"
 	@echo "make plan      predict whether configs/rapid.py fits an RTX 4090, and how fast it can be; needs no GPU"
@@ -66,8 +66,10 @@ plan: $(PLAN)
 test: $(TEST)
 	$(PYTEST) tests
 
-test-all: test
+test-slow: $(TEST)
 	$(PYTEST) -m slow tests
+
+test-all: test test-slow
 
 check-device: $(DEV)
 	$(BIN)/jepa-jax check-gpu --minutes=20
