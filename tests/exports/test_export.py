@@ -147,6 +147,7 @@ assert not {"jepa_jax", "flax"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ijepa", RESNET])
 def test_stablehlo_runs_for_any_batch_in_a_process_without_this_package(name, runs, tmp_path):
     encoder = load_encoder(runs[name], batch_size=5)
