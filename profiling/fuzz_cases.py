@@ -39,6 +39,8 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 IMAGES = 12
 SIZE = 16
+GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden" / "weights"
+WEIGHTS = ("hf_vit", "hf_dinov2", "timm_resnet_basic")
 
 
 class Hang(BaseException):
@@ -172,8 +174,18 @@ def write_shard_folder(folder: pathlib.Path) -> None:
     shutil.rmtree(photos)
 
 
+def weights(name: str) -> Target:
+    """Returns a public model's weights, whose config.json is damaged."""
+    from jepa_jax.weights.load import load_model
+
+    def write(folder: pathlib.Path) -> None:
+        shutil.copytree(GOLDEN / name, folder, dirs_exist_ok=True)
+
+    return Target(write, lambda folder: void(load_model(str(folder))), "*.json")
+
+
 def readers() -> dict[str, Target]:
-    """Returns files of every format that data are read from, by name."""
+    """Returns files of every format that data and weights are read from, by name."""
     channels = {"npy": 3, "bands": 5}
     formats = {"png": "png", "jpeg": "jpg", "tiff": "tif", "gif": "gif", "webp": "webp", "bmp": "bmp", "npy": "npy"}
     folders = {f"folder of {format}": folder_of(format, ending) for format, ending in formats.items()}
@@ -187,6 +199,7 @@ def readers() -> dict[str, Target]:
         "parquet": Target(write_parquet, reads("parquet")),
         "shards": Target(write_shard_folder, reads("shards", "shards"), "*.array_record"),
         "manifest.json": Target(write_shard_folder, reads("shards", "shards"), "manifest.json"),
+        **{f"weights {name}": weights(name) for name in WEIGHTS},
     }
 
 
@@ -195,11 +208,13 @@ def json_files(run: pathlib.Path) -> dict[str, Target]:
     from jepa_jax.config.recipe import read_recipe
     from jepa_jax.data.statistics import Statistics, keep_statistics, kept_statistics
     from jepa_jax.experiments.tuned_file import KIND, VERSION, read_tuned
+    from jepa_jax.exports.export import export_encoder
     from jepa_jax.profiling.profile_changes import compare_profiles, read_profile
     from jepa_jax.program.checksums import step_folders, verify
     from jepa_jax.program.restore import run_config
     from jepa_jax.reports.comparison_page import write_comparison
     from jepa_jax.training.sinks import MetricsFile
+    from jepa_jax.weights.load import load_model
 
     identity = {"source": "folder", "image_size": SIZE, "channels": 3, "images": IMAGES}
 
@@ -235,6 +250,11 @@ def json_files(run: pathlib.Path) -> dict[str, Target]:
         "metrics.jsonl": Target(copy, lambda f: MetricsFile(f / "a/metrics.jsonl", 6, print).close(), "metrics.jsonl"),
         "checksums.json": Target(copy, verify_all, "checksums.json"),
         "tuned.json": Target(write_tuned, lambda folder: void(read_tuned(folder / "tuned.json"))),
+        "exported config.json": Target(
+            lambda folder: void(export_encoder(run, "safetensors", folder)),
+            lambda folder: void(load_model(str(folder))),
+            "config.json",
+        ),
         "statistics.json": Target(
             write_statistics, lambda folder: void(kept_statistics(folder / "statistics.json", identity))
         ),

@@ -235,7 +235,7 @@ def test_no_progress_bar_runs_ahead_of_its_work(tmp_path):
         overrun = ()
 
         def start(self, what, total, done=0):
-            self.what, self.left = what, total - done
+            self.what, self.left = what, math.inf if total is None else total - done
 
         def advance(self, amount=1, note=None):
             self.left -= amount
