@@ -45,6 +45,8 @@ WANTED = {
     "hjepa_100epoch": LARGE,
     "video_jepa_mnist": [("rtx4090", ONE)],
     "vjepa_vitl": [("h100", EIGHT)],
+    "two_rooms": [("rtx4090", ONE)],
+    "lewm_two_rooms": [("rtx4090", ONE)],
 }
 BATCHES = (512, 1024, 2048, 4096)  # of `rapid`, for the table of memory against batch
 CLAIMS = {

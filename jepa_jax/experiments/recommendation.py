@@ -191,10 +191,10 @@ def choose_settings(
 
 
 def rate(row: SweepRow) -> str:
-    """Returns the speed of a measured row in words: 1,234 images/s (1,220 to 1,248)."""
+    """Returns the speed of a measured row in words: 1,234 samples/s (1,220 to 1,248)."""
     speed, interval = row.samples_per_sec or 0.0, row.samples_per_sec_ci95
     digits = 0 if speed >= 100 else 1
-    text = f"{speed:,.{digits}f} images/s"
+    text = f"{speed:,.{digits}f} samples/s"
     return text + (f" ({interval[0]:,.{digits}f} to {interval[1]:,.{digits}f})" if interval else "")
 
 

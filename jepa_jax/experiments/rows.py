@@ -101,7 +101,7 @@ class TrialResult:
         return own | {name: value for name, value in figures.items() if name != "card" or value is not None}
 
     def in_words(self) -> str:
-        return self.reason if self.figures is None else f"{short(self.figures.samples_per_sec)} images/s"
+        return self.reason if self.figures is None else f"{short(self.figures.samples_per_sec)} samples/s"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrialResult":

@@ -178,7 +178,7 @@ def _measure_rows(
         measured = [(row.samples_per_sec or 0.0, row.combination.label) for row in rows if row.status == OK]
         if measured:
             speed, label = max(measured)
-            progress.best = f"best {short(speed)} images/s ({label})"
+            progress.best = f"best {short(speed)} samples/s ({label})"
         progress.report(rows[index].combination.label, result.status, result.in_words())
 
     def tick() -> None:

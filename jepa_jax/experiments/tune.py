@@ -161,7 +161,7 @@ def search_settings(
         save()
         progress.done = round(search.seconds_spent(), 1)
         speed = max((row.samples_per_sec or 0.0 for row in search.rows.values()), default=0.0)
-        progress.best = f"best {short(speed)} images/s" if speed else ""
+        progress.best = f"best {short(speed)} samples/s" if speed else ""
         progress.report(trial.combination.label, trial.result.status, trial.result.in_words())
 
     device = device_options(hardware, options.memory_fraction)

@@ -98,7 +98,7 @@ def apply_tuned(config: Config, tuned: Mapping[str, Any], explicit: Collection[s
             lines.append(f"tuned: {key} {given} -> {value}")
             changes[key] = value
     if tuned.get("samples_per_sec") and len(changes) == len(lines):
-        lines.append(f"tuned: {tuned['samples_per_sec']:,.0f} images/s were measured with these settings")
+        lines.append(f"tuned: {tuned['samples_per_sec']:,.0f} samples/s were measured with these settings")
     changed = changed_config(config, changes)
     if advice := learning_rate_advice(config, changed.data.batch_size):
         lines.append(f"tuned: {advice['text']}")

@@ -107,7 +107,7 @@ def _of_steps(record: EpochRecord, setting: Setting) -> Iterator[Bottleneck]:
         message = (
             f"host-bound: the device idles {100 * lost:.0f} % of a batch while the host prepares the next step; "
             f"data.batch_size {setting.batch_size} -> {2 * setting.batch_size} (with its own learning rate) "
-            f"at most {gain(lost / 2):.2f}x the images per second, log.every_steps larger helps too"
+            f"at most {gain(lost / 2):.2f}x the speed, log.every_steps larger helps too"
         )
         yield Bottleneck("dispatch", lost, message)
     busy = _share(record.device_seconds, record.loop_seconds())

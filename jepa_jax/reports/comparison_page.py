@@ -28,7 +28,7 @@ CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Online probe, test accuracy", "eval/online_probe_accuracy", {"y_label": "%"}),
     ("k-NN, test accuracy", "eval/knn_accuracy", {"y_label": "%"}),
     ("Loss", "train/loss", {"y_label": "each method's own", "log": "offer", "smooth": True}),
-    ("Images per second", "speed/images_per_sec", {"smooth": True, "from_zero": True}),
+    ("Elements per second", "speed/images_per_sec", {"smooth": True, "from_zero": True}),
     ("Learning rate", "train/lr", {"log": "offer", "from_zero": True}),
     ("Gradient norm", "train/grad_norm", {"log": "offer", "smooth": True}),
 )

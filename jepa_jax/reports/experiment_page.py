@@ -67,7 +67,7 @@ three_digits = functools.partial(short, digits=3)
 speed_of = _field("samples_per_sec")
 wait_percent = _field("data_wait_fraction", 100)
 SWEEP_COLUMNS = {
-    "images/s": Column(speed_of, short),
+    "samples/s": Column(speed_of, short),
     "95 %": Column(interval_percent, "± {:.1f} %".format),
     "step ms": Column(_field("step_time_p50", 1e3), three_digits),
     "p95 ms": Column(_field("step_time_p95", 1e3), three_digits),
@@ -163,7 +163,7 @@ def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Ma
     memory_text = "–" if memory is None else f"{memory:.2f} GiB"
     failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
     figures = [
-        KeyFigure("Images per second", short(speed_of(best)), "" if spread is None else f"± {spread:.1f} %", main=True),
+        KeyFigure("Samples per second", short(speed_of(best)), "" if spread is None else f"± {spread:.1f} %", main=True),
         KeyFigure("Gain", gain_text, gain_note),
         KeyFigure("Peak memory", memory_text, "device" if best.get("peak_memory_bytes") else "process"),
         KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),
@@ -214,7 +214,7 @@ def sweep_charts(rows: Sequence[JsonRow], best: JsonRow | None, header: Mapping[
             "Throughput against batch size",
             sweep_series(rows, "{precision}", "batch_size", speed_of, intervals=True),
             x_label="batch size (the fastest of the other settings at each)",
-            y_label="images per second, 95 % interval",
+            y_label="samples per second, 95 % interval",
             wide=True,
             **options,
         ),

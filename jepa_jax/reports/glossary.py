@@ -22,7 +22,7 @@ MEANINGS = {
     "Alignment": "mean squared distance of two views of one image, 0 to 4; small is good if uniformity is low.",
     "Uniformity": "how evenly features fill the sphere: 0 if all are alike, -4 if spread evenly over many dimensions.",
     "Collapse": "whether features became alike or fell into few directions; then the encoder is of no use.",
-    "Speed": "training images per second, without evaluation and checkpoints.",
+    "Speed": "images, or other elements, of training per second, without evaluation and checkpoints.",
     "MFU": "share of the device's peak that matrix products and convolutions reach.",
 }
 

@@ -13,7 +13,7 @@ from jepa_jax.profiling.profile_changes import Change
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.page import write_page
-from jepa_jax.reports.run_files import RunFiles
+from jepa_jax.reports.run_files import RunFiles, elements_of
 
 SHOWN_EPOCHS = 40  # bars; of a longer run, evenly chosen ones
 SHOWN_OPS = 15
@@ -42,12 +42,13 @@ def profile_section(folder: pathlib.Path) -> parts.Section:
         return parts.absent_section("Profile", "profile.json cannot be read: it may have been cut off.")
     if not epochs:
         return parts.absent_section("Profile", "No epoch has been profiled.")
-    speed = _series("images per second", [(e["last_step"], e["images_per_second"]) for e in epochs])
+    rate = f"{elements_of(folder)} per second"
+    speed = _series(rate, [(e["last_step"], e["images_per_second"]) for e in epochs])
     mfu = _series("MFU", [(e["last_step"], e["mfu"] and 100 * e["mfu"]) for e in epochs])
     cards = [
         time_by_epoch(epochs),
         bottlenecks(epochs[-1], found.get("notes") or []),
-        line_chart("Throughput by epoch", [speed], y_label="images per second", from_zero=True),
+        line_chart("Throughput by epoch", [speed], y_label=rate, from_zero=True),
         line_chart("Model FLOP utilisation", [mfu], y_label="% of the peak", from_zero=True) if mfu.x else None,
         memory(found.get("samples") or []),
         *device_cards(found.get("device")),

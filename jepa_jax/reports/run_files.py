@@ -37,7 +37,7 @@ SUMMARY_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "probe_test_images": ("Images the probe was tested on", short),
     "steps": ("Steps", short),
     "epochs": ("Epochs", short),
-    "images_per_sec": ("Images per second", short),
+    "images_per_sec": ("Elements per second", short),
     "wall_seconds": ("Time", duration),
     "cpu_seconds": ("CPU time, user + system", duration),
     "peak_memory_bytes": ("Peak memory", data_size),
@@ -95,6 +95,12 @@ class RunFiles:
     def choices(self) -> dict[str, str]:
         """Returns the names of the method, the model and the data; "" where the config has none."""
         return {group: self.choice(group, "source" if group == "data" else "name") for group in CHOSEN}
+
+
+def elements_of(workdir: pathlib.Path) -> str:
+    """Returns what the data of a run consist of, in the plural."""
+    known = read_json_or_empty(workdir / "elements.json")
+    return "elements" if known and "image" not in known else "images"
 
 
 def probe_gain(summary: Mapping[str, Any]) -> float | None:

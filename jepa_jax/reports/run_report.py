@@ -21,7 +21,16 @@ from jepa_jax.reports.glossary import glossary
 from jepa_jax.reports.page import embed_file, embed_image, write_page
 from jepa_jax.reports.parts import Bar, Card, KeyFigure, Page, Section, Text, absent_section, card_grid, pairs
 from jepa_jax.reports.profile_section import profile
-from jepa_jax.reports.run_files import SUMMARY_ROWS, RunFiles, json_pairs, probe_gain, project_results, read_run, shown
+from jepa_jax.reports.run_files import (
+    SUMMARY_ROWS,
+    RunFiles,
+    elements_of,
+    json_pairs,
+    probe_gain,
+    project_results,
+    read_run,
+    shown,
+)
 
 TRAIN_KEYS = {f"train/{name}" for name in ("loss", "lr", "grad_norm", "update_norm", "probe_loss", "probe_accuracy")}
 EVAL_NAMES = {
@@ -31,7 +40,6 @@ EVAL_NAMES = {
     "eval/knn_accuracy": "k-NN (test)",
     "train/probe_accuracy": "online probe (training batch)",
 }
-SPEED_NAMES = {"speed/images_per_sec": "Images per second", "speed/data_wait_percent": "Waiting for data"}
 STAGES = {"untrained": "Untrained", "final": "Trained"}  # of the arrays in exhibits/collapse.npz
 FEWEST_POINTS = 3  # of a curve
 STATUS_STYLES = {"finished": "good", "interrupted": "warn", "diverged": "bad"}
@@ -80,7 +88,7 @@ def run_headline(run: RunFiles) -> Section:
     speed = run.result("images_per_sec") or run.latest("speed/images_per_sec")
     figures = [
         *(project_key_figures(run) or encoder_key_figures(run)),
-        KeyFigure("Speed", short(speed), "images per second"),
+        KeyFigure("Speed", short(speed), f"{elements_of(run.workdir)} per second"),
         KeyFigure("Time", duration(run.seconds if seconds is None else seconds), f"{duration(cpu)} CPU" if cpu else ""),
         KeyFigure("Steps", short(run.result("steps")), f"{short(epochs)} epochs" if epochs else ""),
     ]
@@ -208,10 +216,12 @@ def curves(run: RunFiles) -> Section:
 
 def speed(run: RunFiles) -> Section:
     """Returns charts of the throughput and of the share of time that the device waited for data."""
-    extra = sorted(key for key in run.metrics if key.startswith("speed/") and key not in SPEED_NAMES)
+    rate = f"{elements_of(run.workdir).capitalize()} per second"
+    names = {"speed/images_per_sec": rate, "speed/data_wait_percent": "Waiting for data"}
+    extra = sorted(key for key in run.metrics if key.startswith("speed/") and key not in names)
     charts = []
-    for key in [*SPEED_NAMES, *extra]:
-        title = SPEED_NAMES.get(key, key.removeprefix("speed/").replace("_", " "))
+    for key in [*names, *extra]:
+        title = names.get(key, key.removeprefix("speed/").replace("_", " "))
         unit = "% of the time" if key.endswith("percent") else ""
         charts.append(_chart(run, title, [(key, title.lower())], y_label=unit, from_zero=True, smooth=True))
     if not any(charts):

@@ -15,6 +15,7 @@ from jepa_jax.evals.evaluate import evaluate
 from jepa_jax.exports.embed import embed_arrays, open_embedder
 from jepa_jax.exports.export import export_encoder
 from jepa_jax.reports.evaluation_page import evaluation_markdown, write_evaluation
+from jepa_jax.reports.run_report import write_report
 from tests.fixtures.elements import Scenes, Series
 from tests.runs import Silent
 
@@ -45,6 +46,8 @@ def test_a_run_probes_numbers_and_speaks_of_elements(trained):
     text = "\n".join(console.lines)
     assert "elements/s" in text and "images/s" not in text and "resnet" not in text
     assert ("64 test scenes" in text) == (name == "Scenes")
+    page = write_report(folder).read_text().lower()
+    assert "elements per second" in page and "images per second" not in page
     stored = spec_from_json(json.loads((folder / "elements.json").read_text()))
     assert stored == dict(SOURCES[name].spec)
 
