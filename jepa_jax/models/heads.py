@@ -21,7 +21,7 @@ class Projector(nnx.Module):
         ])  # fmt: skip
         self.norms = nnx.List([BatchNorm(width, dtype=dtype, rngs=rngs) for width in widths[:-1]])
 
-    def __call__(self, x: Float[Array, "b inputs"], *, train: bool = False) -> Float[Array, "b outputs"]:
+    def __call__(self, x: Float[Array, "*b inputs"], *, train: bool = False) -> Float[Array, "*b outputs"]:
         for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
             x = jax.nn.relu(norm(layer(x), train=train))
         return self.layers[-1](x).astype(jnp.float32)

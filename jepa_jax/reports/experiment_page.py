@@ -163,7 +163,7 @@ def sweep_headline(rows: Sequence[JsonRow], best: JsonRow | None, conclusion: Ma
     memory_text = "–" if memory is None else f"{memory:.2f} GiB"
     failed = sum(row["status"] not in ("ok", "pending", "skipped") for row in rows)
     figures = [
-        KeyFigure("Samples per second", short(speed_of(best)), "" if spread is None else f"± {spread:.1f} %", main=True),
+        KeyFigure("Samples/s", short(speed_of(best)), "" if spread is None else f"± {spread:.1f} %", main=True),
         KeyFigure("Gain", gain_text, gain_note),
         KeyFigure("Peak memory", memory_text, "device" if best.get("peak_memory_bytes") else "process"),
         KeyFigure("Waiting for data", percent(wait_percent(best)), "of a step"),

@@ -73,7 +73,7 @@ def _unfused() -> Callable[..., Array]:
     return _in_float32 if (compute_capability() or AMPERE) < AMPERE else _plain
 
 
-def _fused_formulation(shape: tuple[int, ...], dtype: Any, implementation: str) -> Callable[[Array], Array] | None:
+def _fused_formulation(shape: tuple[Any, ...], dtype: Any, implementation: str) -> Callable[[Array], Array] | None:
     """Returns the fused formulation for joined queries, keys and values of this shape; None to let XLA do it."""
     capability = compute_capability()
     if capability is None:  # programs are for CPUs here: tracing the kernel takes longer than the rest of attention
@@ -91,7 +91,7 @@ def _fused_formulation(shape: tuple[int, ...], dtype: Any, implementation: str) 
     return functools.partial(_per_device, functools.partial(_by_kernel, block=block)) if block else None
 
 
-def _cudnn_applies(shape: tuple[int, ...], dtype: Any) -> bool:
+def _cudnn_applies(shape: tuple[Any, ...], dtype: Any) -> bool:
     """Returns whether cuDNN takes such heads on the GPU of this process; plans cannot ask it."""
     width, halves = shape[-1], dtype in (jnp.bfloat16, jnp.float16)
     if not is_gpu_here() or not halves or width > CUDNN_WIDTH or width % CUDNN_GRAIN:

@@ -8,21 +8,8 @@ import jepa_jax
 from jepa_jax.data.sources import open_source
 from jepa_jax.exports.export import export_encoder
 from tests.program.test_devices import check_devices
-from tests.projects.world_models.tiny import METHODS, video_config
+from tests.projects.world_models.tiny import METHODS, Killed, video_config
 from tests.runs import KillNine, Silent
-
-
-class Killed(Silent):
-    """Ends a run in its fifth step, as `kill -9` would."""
-
-    def __init__(self):
-        super().__init__()
-        self._steps = 5
-
-    def advance(self, amount=1, note=None):
-        self._steps -= 1
-        if not self._steps:
-            raise KillNine
 
 
 @pytest.mark.slow

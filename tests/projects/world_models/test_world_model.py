@@ -1,9 +1,7 @@
 """What a run of a world model leaves, and what its loaded model does."""
 
-import os
 import pathlib
 import re
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,6 @@ from flax import nnx
 
 import jepa_jax
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.signals import Interrupted
 from jepa_jax.methods.contract import build_method
 from jepa_jax.projects.world_models.networks.causal import CausalPredictor
 from jepa_jax.projects.world_models.sources.two_rooms import TwoRooms
@@ -21,7 +18,8 @@ from jepa_jax.reports.run_report import write_report
 from jepa_jax.training.run import train
 from tests.program.test_devices import check_devices
 from tests.projects.world_models.rooms import rooms_config, rooms_data
-from tests.runs import Silent
+from tests.projects.world_models.tiny import Killed
+from tests.runs import KillNine, Silent
 
 ROOT = pathlib.Path(__file__).parents[3]
 BASELINES = ("random", "straight", "true_dynamics", "shuffled", "untrained")
@@ -151,14 +149,10 @@ def test_eight_devices_give_the_loss_and_gradients_of_one():
 @pytest.mark.slow
 def test_a_run_resumes_exactly(tmp_path):
     config = rooms_config(
-        train__max_steps=0, optim__epochs=2.0, method__control__environment="", eval__untrained=False
+        train__max_steps=0, optim__epochs=2.0, train__checkpoint_every_steps=2, method__control__environment="",
+        eval__untrained=False,
     )  # fmt: skip
-
-    def interrupt(text):
-        if text.startswith("epoch 1"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
     whole = train(config, tmp_path / "whole", console=Silent())
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "cut", console=Silent(interrupt))
+    with pytest.raises(KillNine):
+        train(config, tmp_path / "cut", console=Killed())
     assert train(config, tmp_path / "cut", console=Silent())["params_sha256"] == whole["params_sha256"]

@@ -152,5 +152,6 @@ class VJepa(Method):
         """Returns the outputs of all tubelets, their mean over time pooled as `eval.pool` says."""
         del level
         outputs = model.encoder(self.normalised(batch["frames"]), train=train, normalised=normalised)
-        cells = outputs.astype(jnp.float32).reshape(len(outputs), self.times, self.grid, self.grid, -1)
+        shape = (outputs.shape[0], self.times, self.grid, self.grid, outputs.shape[-1])
+        cells = outputs.astype(jnp.float32).reshape(shape)
         return pooled(EncoderOutputs(jnp.mean(cells, axis=1)), self.run_config.eval.pool)

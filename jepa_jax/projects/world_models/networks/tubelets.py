@@ -21,8 +21,9 @@ def tubelets(videos: Videos, frames: int, size: int) -> Float[Array, "b n number
     """Returns tubelets of `frames` frames and `size` x `size` pixels, those of the first frames first, row by row."""
     batch, length, height, width, channels = videos.shape
     joined = videos.reshape(batch * (length // frames), frames, height, width, channels)
-    joined = jnp.moveaxis(joined, 1, 3).reshape(len(joined), height, width, frames * channels)
-    return patchify(joined, size).reshape(batch, -1, size * size * frames * channels)
+    joined = jnp.moveaxis(joined, 1, 3).reshape(joined.shape[0], height, width, frames * channels)
+    places = (length // frames) * (height // size) * (width // size)
+    return patchify(joined, size).reshape(batch, places, size * size * frames * channels)
 
 
 def tubelet_positions(times: int, grid: int, width: int) -> np.ndarray:
