@@ -15,21 +15,21 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import ElementNames, Spec, sample
-from jepa_jax.data.in_memory import Arrays, num_used
+from jepa_jax.data.contract import ElementNames, Spec
+from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.photos.crops import centre_crop, centre_of
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.folder import EXTENSIONS, split_folder
 from jepa_jax.data.readers.undivided import is_test_name, name_digest
+from jepa_jax.projects.world_models.sources.cut import CutSequences
 
 VIDEOS = (".mp4", ".m4v", ".mkv", ".webm", ".avi", ".mov", ".gif")
 FORMATS = {1: "gray", 3: "rgb24"}  # of decoded frames, by channels
 
 
-class Clips:
+class Clips(CutSequences):
     """Clips of the videos of one split; a batch decodes each of its videos once."""
 
-    classes = ()
     element_names = ElementNames("clips", "videos")
 
     def __init__(self, data: DataConfig, split: str):
@@ -50,20 +50,13 @@ class Clips:
             raise UserError(
                 f"config.data.dir = {data.dir!r}: a clip spans {span} frames, the longest video {longest}; {fix}"
             )
-        self._places = np.array(places)[sample(len(places), num_used(data, split, len(places)))]
+        super().__init__(data, split, places)
         self.spec = clip_spec(data)
 
     @staticmethod
     def expected_specs(data: DataConfig) -> list[Spec]:
         """See `jepa_jax.data.contract.ExpectsSpecs`."""
         return [clip_spec(data)]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @property
-    def groups(self) -> np.ndarray:
-        return self._places[:, 0]
 
     def batch(self, indices: np.ndarray) -> Arrays:
         frames = np.empty((len(indices), *self.spec["frames"].shape), np.uint8)

@@ -11,10 +11,11 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import ElementNames, Grouped, Source, Spec, sample, target_names
-from jepa_jax.data.in_memory import Arrays, num_used
+from jepa_jax.data.contract import ElementNames, Grouped, Source, Spec, target_names
+from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.readers.idx import read_idx
 from jepa_jax.projects.world_models.sources.bouncing import MovingFigures, detection_map, sequence_spec
+from jepa_jax.projects.world_models.sources.cut import CutSequences
 
 ORDER_SEED = 2025  # of the published division, by NumPy's legacy generator
 TEST_SHARE = 10  # one sequence in so many is a test sequence
@@ -79,14 +80,12 @@ def read_digits(data: DataConfig, split: str) -> np.ndarray:
     return read_idx(data, split)["image"][:, edge : edge + DIGIT_SIZE, edge : edge + DIGIT_SIZE, 0]
 
 
-class StoredSequences:
+class StoredSequences(CutSequences):
     """Parts of `data.max_frames` frames of the published sequences; the parts of one sequence are a group.
 
     The first tenth of the published permutation is the test split. Pixels are not normalised. The detection map marks
     the centres of the bounding boxes of outer contours, at a threshold half-way between a frame's least and most.
     """
-
-    classes = ()
 
     def __init__(self, data: DataConfig, split: str, file: pathlib.Path):
         self._file, self._frames = file, data.max_frames
@@ -106,7 +105,7 @@ class StoredSequences:
         test = max(1, count // TEST_SHARE)
         own, parts = order[:test] if split == "test" else order[test:], frames // self._frames
         places = [(sequence, self._frames * part) for sequence in own for part in range(parts)]
-        self._places = np.array(places)[sample(len(places), num_used(data, split, len(places)))]
+        super().__init__(data, split, places)
         self.spec = sequence_spec(self._frames, size)
 
     def _open(self) -> np.ndarray:
@@ -114,13 +113,6 @@ class StoredSequences:
             return np.load(self._file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"{self._file}: not a readable .npy file ({error}); download it again") from error
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @property
-    def groups(self) -> np.ndarray:
-        return self._places[:, 0]
 
     def batch(self, indices: np.ndarray) -> Arrays:
         stored = self._open()

@@ -19,20 +19,20 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import ElementNames, sample
-from jepa_jax.data.in_memory import Arrays, num_used
+from jepa_jax.data.contract import ElementNames
+from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.readers.npz import read_npz_file
 from jepa_jax.data.readers.undivided import drawn_part
+from jepa_jax.projects.world_models.sources.cut import CutSequences
 
 ARRAYS = ("frames", "actions", "states")
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}
 HDF5 = (".h5", ".hdf5")
 
 
-class Trajectories:
+class Trajectories(CutSequences):
     """Windows of the episodes of one split; workers read the file themselves."""
 
-    classes = ()
     element_names = ElementNames("windows", "episodes")
 
     def __init__(self, data: DataConfig, split: str):
@@ -50,7 +50,7 @@ class Trajectories:
             longest = int(np.max(ends - starts))
             fix = f"no {split} episode is so long (the longest has {longest}); use fewer data.max_frames"
             raise UserError(f"{self._file}: a window spans {last + 1} frames, and {fix}")
-        self._places = np.array(places)[sample(len(places), num_used(data, split, len(places)))]
+        super().__init__(data, split, places)
         self.spec = {
             name: jax.ShapeDtypeStruct(
                 (data.max_frames, *stored[name].shape[1:]), np.uint8 if name == "frames" else np.float32
@@ -59,13 +59,6 @@ class Trajectories:
             if name in stored
         }
         self.targets = ("states",) if "states" in self.spec else ()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @property
-    def groups(self) -> np.ndarray:
-        return self._places[:, 0]
 
     def batch(self, indices: np.ndarray) -> Arrays:
         stored, at = self._open(), self._places[np.asarray(indices), 1][:, None] + self._offsets
