@@ -5,7 +5,6 @@ due. Actions (evaluation, pictures, checkpoint) run between steps, on a state th
 """
 
 import math
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,15 +25,16 @@ from jepa_jax.training.signals import StopSignals
 from jepa_jax.training.steps import Steps
 from jepa_jax.training.summary import write_summary
 
-LAST_READS_SECONDS = 3.0  # for the data that the last checkpoint of an interrupted run needs
-MUST_BE_FINITE = operator.itemgetter("loss", "grad_norm", "update_norm")  # of the metrics, or the run ends
+LAST_READS_SECONDS = 3.0  # for all data that the last checkpoint of an interrupted run reads
+MUST_BE_FINITE = ("loss", "grad_norm", "update_norm")  # of the metrics, or the run ends
 
 
 def train_loop(run: Run) -> dict[str, Any]:
     """Trains from the newest checkpoint, or a new state, to the last step, then evaluates; returns the summary.
 
     A signal, or data that can no longer be read, ends the run with a checkpoint of its last step; divergence ends it
-    without one. All three leave a summary.
+    without one. All three leave a summary, except data that one of several processes has lost, and a last save that
+    fails: these end with their message alone.
     """
     train_step = CompiledStep(run.program.train_step, run.program.useful_step)
     with StopSignals(run.program.mesh) as signals, Recorder(run, train_step) as recorder, Saver(run, recorder) as saver:
@@ -46,15 +46,15 @@ def train_loop(run: Run) -> dict[str, Any]:
             Record(run, recorder, saver),
             *evaluations,
             DrawPictures(run, recorder, saver),
-            SaveCheckpoint(run, recorder, saver),  # holds which of the actions above were done
-            CloseEpoch(run, recorder, saver),
+            SaveCheckpoint(run, recorder, saver),  # after the actions above: it stores which of them ran
+            CloseEpoch(run, recorder, saver),  # writes to the profile alone; also due after the last step
         )
         try:
             try:
                 train_steps(run, loop, steps, actions, recorder, saver, signals)
                 saver.save(loop)
                 saver.wait()
-                saver.load_best(loop)
+                saver.load_best(loop)  # for what follows; step `loop.step` is saved already, and is not saved again
                 results = {name: value for one in evaluations for name, value in one.final(loop).items()}
             except (Interrupted, DataLost) as error:
                 save_last_step(error, run, loop, steps, recorder, saver)
@@ -77,38 +77,39 @@ def train_loop(run: Run) -> dict[str, Any]:
 def train_steps(
     run: Run, loop: Loop, steps: Steps, actions: Actions, recorder: Recorder, saver: Saver, signals: StopSignals
 ) -> None:
-    """Takes the remaining steps, until patience ends, and between them the actions that are due."""
-    actions.run(actions.pending(loop), run, loop, signals)  # the untrained model; what a signal cut short
+    """Takes the remaining steps, unless an evaluation ends them early, and runs the actions due between them."""
+    actions.run(actions.pending(loop), run, loop, signals)  # evaluates a new model, or finishes what a signal cut short
     with run.batches(loop.step, loop.progress.data_state) as batches, jax.transfer_guard("disallow"):
         recorder.show_training(loop)
         recorder.profiler.start_loop()  # the time before the first batch is start-up
         while loop.step < run.length.total_steps and not loop.progress.stopped:
             recorder.begin_step(loop)
-            delivery = steps.wait_for(batches, signals.check)  # a signal ends the waiting
+            delivery = steps.wait_for(batches, signals.check)  # raises Interrupted, as at the end of a step
             recorder.before_step(loop, delivery)
             steps.dispatch(loop, delivery)  # advances the loop; the metrics stay on the device
-            signals.vote()  # several processes stop after the same step
-            due = actions.due(loop.step)
+            signals.vote()  # several processes tell each other which signals they have received
+            due = actions.due(loop.step)  # never empty after the last step
             lag = 0 if due else 1
             read_metrics(steps, recorder, saver, lag=lag)
             signals.count_votes(lag=lag)
             recorder.profiler.step_done(loop.step)
             if due:
                 actions.run(due, run, loop, signals)
-            signals.check()
+            signals.check()  # raises Interrupted; in several processes once the votes that were counted agree
 
 
 def read_metrics(steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) -> None:
     """Records the metrics of all but the newest `lag` steps; raises Diverged if they are not finite."""
     for step, metrics in steps.read(lag=lag):
-        if not all(map(math.isfinite, MUST_BE_FINITE(metrics))):
+        if not all(math.isfinite(metrics[name]) for name in MUST_BE_FINITE):
             raise diverged(step, metrics, saver)
-        if recorder.completed(step, metrics):
+        logged = recorder.completed(step, metrics)
+        if logged:
             saver.newest.warn_if_failed()
 
 
 def diverged(step: int, metrics: Mapping[str, float], saver: Saver) -> Diverged:
-    """Returns the error of a step whose loss or gradient is NaN or infinite."""
+    """Returns the error of a step whose loss, gradient or update is NaN or infinite."""
     terms = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     return Diverged(
         f"step {step}: the loss or its gradient is not finite ({terms}); last good checkpoint: {saver.in_words()}; "
@@ -122,11 +123,12 @@ def save_last_step(error: BaseException, run: Run, loop: Loop, steps: Steps, rec
 
     Raises:
       Diverged: its last steps are not finite.
-      UserError: it cannot be saved.
+      UserError: it cannot be saved, or one of several processes has lost its data.
     """
     if isinstance(error, DataLost) and jax.process_count() > 1:
         raise UserError(str(error)) from error  # the others wait in the next step, and agree on no checkpoint
-    run.console.stop()
+    run.console.stop()  # the progress bar; lines still appear
+    # The checkpoint also holds batch statistics, measured on training data; it is saved without them if need be.
     run.evaluation.reader = PatientReader(LAST_READS_SECONDS, together=True)
     read_metrics(steps, recorder, saver, lag=0)
     saver.save(loop)
