@@ -116,6 +116,12 @@ class TrainConfig(Group):
         "float32", "what the model computes in; parameters stay float32", choices=("float32", "bfloat16")
     )
     accum_steps: int = key(1, "parts that a batch is computed in, one after the other", least=1)
+    accum: str = key(
+        "exact",
+        "what parts mean to a loss that compares the elements of a batch: exact embeds all parts first and has the "
+        "gradient of the whole batch, mean averages the gradients of parts that know nothing of each other",
+        choices=("exact", "mean"),
+    )
     remat: str = key(
         "none",
         "what the backward pass recomputes of each block instead of keeping it: light all but the results of "

@@ -8,14 +8,16 @@ from jepa_jax.data.contract import Cropping, Source
 from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
 from jepa_jax.methods.contract import Batch
-from jepa_jax.program.step import TrainState, loss_function, statistics_of
+from jepa_jax.methods.whole_batch import accumulates_exactly
+from jepa_jax.program.objective import loss_function, statistics_of
+from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import batch_sharding
 
 
 class ValidationLoss(Evaluator):
     """The mean loss of what is held out of training, with the weights as trained, without dropout.
 
-    Measured at the end, and between steps when tests are due. Batches have the size that the training step sees; the
+    Measured at the end, and between steps when tests are due. Batches have the size that the loss sees in training; the
     last one is filled up with the first elements and counts less. What a method draws itself, such as masks, is drawn
     alike each time, and batch norm works as in training.
     """
@@ -43,7 +45,8 @@ class ValidationLoss(Evaluator):
         assert source is not None  # otherwise there is no such evaluator
         if config.loader_crops and isinstance(source, Cropping):
             source = source.cropped(config.loader_crops, config.train.seed, 0)  # the same crops each time
-        size, total = config.data.batch_size // config.train.accum_steps, 0.0
+        exact = accumulates_exactly(self.context.program.method, config)
+        size, total = config.data.batch_size // (1 if exact else config.train.accum_steps), 0.0
         self.context.progress.start("validation loss", len(source))
         sharding, processes = batch_sharding(self.context.program.mesh), jax.process_count()
         batches = eval_batches(source, size, sharding, process_index=jax.process_index(), process_count=processes)

@@ -23,6 +23,7 @@ from jepa_jax.base.statistics import (
 from jepa_jax.config.groups import Config
 from jepa_jax.experiments.rows import OK, PENDING, SKIPPED, SweepRow
 from jepa_jax.experiments.settings import KNOBS, Combination
+from jepa_jax.methods.whole_batch import accumulation_effect
 from jepa_jax.program.optim import scaled_learning_rate
 
 EQUAL_MEMORY = 1.02  # within this factor two peaks count as equal, and the number of workers decides
@@ -294,9 +295,7 @@ def batch_sentences(config: Config, chosen: Combination) -> list[str]:
     before, after = config.train.accum_steps, chosen.grad_accum_steps
     if before != after:
         part = chosen.batch_size // after
-        sentences.append(
-            f"Accumulation {before} -> {after}: losses and norms over a batch see {part:,} images at a time."
-        )
+        sentences.append(f"Accumulation {before} -> {after}, {part:,} images per part. {accumulation_effect(config)}")
     return sentences
 
 

@@ -7,11 +7,12 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import NamedGroup
 from jepa_jax.config.schema import key
 from jepa_jax.losses.barlow_twins import barlow_twins_loss
-from jepa_jax.methods.contract import Batch, Output
+from jepa_jax.methods.contract import Terms
 from jepa_jax.methods.image_method import ProjectorMethod
 
 
@@ -28,9 +29,10 @@ class BarlowTwins(ProjectorMethod):
 
     Keys = BarlowTwinsConfig
 
-    def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
-        del target, step
-        (features, first), (_, second) = [self.embed(model, view) for view in self.batch_views(batch, key, 2)]
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del target, key, step
+        first, second = self.project(model, embeddings)
         with jax.named_scope("loss"):
-            loss, terms = barlow_twins_loss(first, second, redundancy_weight=self.config.redundancy_weight)
-        return Output(loss, terms, features)
+            return barlow_twins_loss(first, second, redundancy_weight=self.config.redundancy_weight)

@@ -7,13 +7,15 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import PROBABILITY, key
 from jepa_jax.losses.cosine import crossed_cosine
-from jepa_jax.methods.contract import Batch, Ema, Output
+from jepa_jax.methods.contract import Batch, Ema, Terms
 from jepa_jax.methods.image_method import PredictorMethod
 from jepa_jax.methods.schedules import cosine
+from jepa_jax.methods.whole_batch import Encoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +38,22 @@ class Byol(PredictorMethod):
         momentum = cosine(self.config.ema_start, self.config.ema_end, total_steps)
         self.ema = Ema(("encoder", "projector"), momentum)
 
-    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    def encode_batch(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
         del step
         views = self.batch_views(batch, key, 2)
-        online = [self.embed(model, view) for view in views]
-        with jax.named_scope("predictor"):
-            predicted = [model.predictor(z, train=True) for _, z in online]
-        with jax.named_scope("target"):
-            slow = [self.embed(target, view) for view in views]
-        with jax.named_scope("loss"):
-            similarity = crossed_cosine(predicted, [z for _, z in slow])
+        online, slow = self.encode_views(model.encoder, views), self.encode_views(target.encoder, views, "target")
         read = slow if self.run_config.eval.weights == "target" else online
-        return Output(2 * (2 - 2 * similarity), {"similarity": similarity}, read[0][0])
+        return Encoded((online.embeddings, slow.embeddings), read.features)
+
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del key, step
+        online, slow = embeddings
+        projected = self.project(model, online)
+        with jax.named_scope("predictor"):
+            predicted = [model.predictor(z, train=True) for z in projected]
+        wanted = self.project(target, slow)
+        with jax.named_scope("loss"):
+            similarity = crossed_cosine(predicted, wanted)
+        return 2 * (2 - 2 * similarity), {"similarity": similarity}

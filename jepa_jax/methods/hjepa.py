@@ -24,11 +24,12 @@ from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.losses.jepa import prediction_loss, standardised
 from jepa_jax.losses.sigreg import random_slices, sigreg_loss
 from jepa_jax.losses.vicreg import vicreg_loss
-from jepa_jax.methods.contract import Batch, Output, Terms
+from jepa_jax.methods.contract import Batch, Terms
 from jepa_jax.methods.image_jepa import SigregKeys
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import Described, JepaConfig, JepaMethod, View
 from jepa_jax.methods.masking import covers
+from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, area_means
@@ -118,7 +119,7 @@ class Hierarchy(nnx.Module):
         return maps
 
 
-class HJepa(JepaMethod):
+class HJepa(WholeBatchMethod, JepaMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = HJepaConfig
@@ -145,9 +146,13 @@ class HJepa(JepaMethod):
         hierarchy = Hierarchy(width, **options, dtype=self.dtype, rngs=rngs)
         return EncoderWith(encoder, predictor=predictor, hierarchy=hierarchy)
 
-    def loss(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    @property
+    def compares_elements(self) -> bool:  # type: ignore[override]
+        return self.config.regulariser != "none"
+
+    def encode_batch(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
         del step
-        view_key, mask_key, second_key, slice_key = jax.random.split(key, 4)
+        view_key, mask_key, second_key, _ = jax.random.split(key, 4)
         view = self.view(batch, view_key)
         masks = self.sample_masks(mask_key, view)
         described = model.encoder.describe(view)  # once for both encoders
@@ -166,17 +171,25 @@ class HJepa(JepaMethod):
                 hidden = resample(coverage[..., None], self.grid, level_side(self.grid, level))[..., 0]
                 terms[f"level_{level}"] = prediction_loss(predicted[level], cells, hidden)
                 loss += weight * terms[f"level_{level}"]
-        if self.config.regulariser != "none":
+        contexts: tuple[jax.Array, ...] = ()
+        if self.compares_elements:
             view_key, mask_key = jax.random.split(second_key)
             other = self.view(batch, view_key, number=1)
             with jax.named_scope("encoder"):
                 second = self._context(model.encoder, other, self.masks.sample(mask_key, len(other)).context)
-            with jax.named_scope("loss"):
-                contexts = (context[:: self.config.masks_per_image], second)
-                z = jnp.stack([jnp.mean(patches.astype(jnp.float32), axis=1) for patches in contexts])
-                regulariser, more = self._regulariser(z, slice_key)
-                loss, terms = loss + self.config.regulariser_weight * regulariser, terms | more
-        return Output(loss, terms, self.probe_features(goal))
+            contexts = (context[:: self.config.masks_per_image], second)
+        pooled = tuple(jnp.mean(patches.astype(jnp.float32), axis=1) for patches in contexts)
+        return Encoded(pooled, self.probe_features(goal), loss, terms)
+
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del model, target, step
+        if not self.compares_elements:
+            return jnp.zeros([]), {}
+        with jax.named_scope("loss"):
+            loss, terms = self._regulariser(jnp.stack(embeddings), jax.random.split(key, 4)[3])
+        return self.config.regulariser_weight * loss, terms
 
     def features(
         self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False

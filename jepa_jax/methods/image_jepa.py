@@ -22,8 +22,9 @@ from jepa_jax.losses.roles import Roles
 from jepa_jax.losses.sigreg import bcs_loss, random_slices, sigreg_loss
 from jepa_jax.losses.tcr import tcr_loss
 from jepa_jax.losses.vicreg import vicreg_loss
-from jepa_jax.methods.contract import Batch, Output, Terms
+from jepa_jax.methods.contract import Batch, Terms
 from jepa_jax.methods.image_method import ProjectorMethod
+from jepa_jax.methods.whole_batch import Encoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,18 +123,25 @@ class ImageJepa(ProjectorMethod):
         )
         self._roles = Roles(context, target) if further else Roles()
 
-    def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
+    def encode_batch(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
         del target, step
-        view_key, slice_key = jax.random.split(key)
-        views = self._views(batch, view_key)
+        views = self._views(batch, jax.random.split(key)[0])
         if self.config.per_view_statistics:
-            outputs = [self.embed(model, view) for one_size in views for view in one_size]
-            features, z = outputs[0][0], jnp.stack([z for _, z in outputs])  # [V, B, D]
+            return self.encode_views(model.encoder, (view for one_size in views for view in one_size))
+        return self._encode_together(model, views)
+
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del target, step
+        if self.config.per_view_statistics:
+            z = jnp.stack(self.project(model, embeddings))  # [V, B, D]
         else:
-            features, z = self._embed_together(model, views)
+            with jax.named_scope("projector"):
+                projected = model.projector(embeddings.reshape(-1, embeddings.shape[-1]), train=True)
+            z = jnp.swapaxes(projected.reshape(*embeddings.shape[:2], -1), 0, 1)
         with jax.named_scope("loss"):
-            loss, terms = self._objective(z, slice_key)
-        return Output(loss, terms, features)
+            return self._objective(z, jax.random.split(key)[1])
 
     def example_views(self, batch: Batch, key: jax.Array) -> Views:
         """Returns one of each of the views, all at the size of the first."""
@@ -150,10 +158,8 @@ class ImageJepa(ProjectorMethod):
             by_size.setdefault(made.size, []).append(self.batch_views(batch, own_key, made.views, made.group))
         return [jnp.concatenate(parts) for parts in by_size.values()]
 
-    def _embed_together(self, model: Any, views: list[Views]) -> tuple[Float[Array, "b f"], Float[Array, "v b d"]]:
-        """Returns features of the first view for the online probe, and embeddings of all views.
-
-        The encoder runs once per size, the projector once.
+    def _encode_together(self, model: Any, views: list[Views]) -> Encoded:
+        """Returns what the projector reads of all views [B, V, F]; the encoder runs once per size.
 
         Images stay the outer axis, so that a batch split over devices stays where it is.
         """
@@ -164,10 +170,7 @@ class ImageJepa(ProjectorMethod):
                 read_by_projector, read_by_probe = self.encode(model.encoder, together)
                 encoded.append(read_by_projector.reshape(one_size.shape[1], len(one_size), -1))
                 features.append(read_by_probe[:: len(one_size)])
-        of_images = jnp.concatenate(encoded, axis=1)  # [B, V, F]
-        with jax.named_scope("projector"):
-            z = model.projector(of_images.reshape(-1, of_images.shape[-1]), train=True)
-        return features[0], jnp.swapaxes(z.reshape(*of_images.shape[:2], -1), 0, 1)
+        return Encoded(jnp.concatenate(encoded, axis=1), features[0])
 
     def _objective(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         """Returns the loss and its terms; the key is equal on all devices, so that all draw the same slices."""

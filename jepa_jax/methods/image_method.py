@@ -1,5 +1,6 @@
 """Base class of methods that learn an image encoder; a method adds `Keys`, `init` and `loss`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jepa_jax.data.augment import (
     whole_view,
 )
 from jepa_jax.methods.contract import Batch, Method
+from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, PoolingEncoder, pooled
 from jepa_jax.models.registry import DTYPES, AttentionEncoder, PatchEncoder, build_encoder
@@ -155,8 +157,13 @@ class ImageMethod(Method):
         return self.batch_views(batch, key, 2)
 
 
-class ProjectorMethod(ImageMethod):
-    """Learns an encoder through `method.projector`, which only the loss reads."""
+class ProjectorMethod(WholeBatchMethod, ImageMethod):
+    """Learns an encoder from views of an image, through `method.projector`, which only the loss reads.
+
+    Two views, unless `encode_batch` is replaced.
+    """
+
+    heads_of_batch = ("projector", "predictor")
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
         rngs = nnx.Rngs(params=key)
@@ -166,6 +173,21 @@ class ProjectorMethod(ImageMethod):
     def heads(self, features: int, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """Returns the parts behind an encoder with so many features, by name."""
         return {"projector": Projector(features, self.config.projector, dtype=self.dtype, rngs=rngs)}
+
+    def encode_batch(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
+        del target, step
+        return self.encode_views(model.encoder, self.batch_views(batch, key, 2))
+
+    def encode_views(self, encoder: Any, views: Iterable[Float[Array, "b h w c"]], name: str = "encoder") -> Encoded:
+        """Returns what the projector reads of each view, and the features of the first one; `name` is the profile's."""
+        with jax.named_scope(name):
+            encoded = [self.encode(encoder, view) for view in views]
+        return Encoded(tuple(read for read, _ in encoded), encoded[0][1])
+
+    def project(self, model: Any, encoded: Iterable[Features]) -> list[Float[Array, "b d"]]:
+        """Returns what the model's projector makes of each view."""
+        with jax.named_scope("projector"):
+            return [model.projector(view, train=True) for view in encoded]
 
 
 class PredictorMethod(ProjectorMethod):

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import key
 from jepa_jax.losses.barlow_twins import batch_standardised
 from jepa_jax.losses.cosine import crossed_cosine, unit
-from jepa_jax.methods.contract import Batch, Output, ParamGroup
+from jepa_jax.methods.contract import ParamGroup, Terms
 from jepa_jax.methods.image_method import PredictorMethod
 
 
@@ -37,10 +38,11 @@ class SimSiam(PredictorMethod):
         if self.config.constant_predictor_lr:
             self.param_groups = (ParamGroup("^predictor/", constant=True),)
 
-    def loss(self, model: Any, target: None, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
-        del target, step
-        outputs = [self.embed(model, view) for view in self.batch_views(batch, key, 2)]
-        projected = [batch_standardised(z) for _, z in outputs]
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del target, key, step
+        projected = [batch_standardised(z) for z in self.project(model, embeddings)]
         with jax.named_scope("predictor"):
             predicted = [model.predictor(z, train=True) for z in projected]
         with jax.named_scope("loss"):
@@ -48,4 +50,4 @@ class SimSiam(PredictorMethod):
             similarity = crossed_cosine(predicted, wanted)
             # Of directions spread evenly over the sphere this is 1; of collapsed ones 0.
             spread = jnp.mean(jnp.std(unit(wanted[0]), axis=0)) * wanted[0].shape[-1] ** 0.5
-        return Output(-similarity, {"spread": spread}, outputs[0][0])
+        return -similarity, {"spread": spread}

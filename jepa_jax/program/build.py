@@ -16,6 +16,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.batches import steps_per_epoch
 from jepa_jax.data.contract import Spec, element_bytes, sample
 from jepa_jax.methods.contract import EncoderMethod, Method, build_method
+from jepa_jax.methods.whole_batch import accumulates_exactly
 from jepa_jax.program import optim
 from jepa_jax.program.initial_weights import initial_weights
 from jepa_jax.program.step import StateFactory, TrainStep, abstract_model, make_train_step, state_factory
@@ -46,7 +47,9 @@ class Program:
     factory: StateFactory
     train_step: TrainStep
     reached: set[str]  # paths of the parameters that the loss depends on; filled when the step is traced
-    useful_step: TrainStep  # without the recomputation of `train.remat`: its operations count for MFU; never run
+    useful_step: (
+        TrainStep  # without what `train.remat` and `train.accum` compute twice: its operations count for MFU; never run
+    )
     length: Length
     mesh: Mesh
     spec: Spec  # of one element of the data
@@ -84,10 +87,11 @@ def build_program(
         load=lambda params: initial_weights(config, method.pretrained, params),
     )  # fmt: skip
     reached: set[str] = set()
+    exact = config.train.accum_steps > 1 and accumulates_exactly(method, config)
     fixed: dict[str, Any] = {"accum_steps": config.train.accum_steps, "learning_rate": learning_rate, "mesh": mesh}
-    useful_step = train_step = make_train_step(method, tx, factory, reached=reached, **fixed)
-    if config.train.remat != "none":
-        useful_step = make_train_step(method, tx, factory, remat=False, **fixed)
+    useful_step = train_step = make_train_step(method, tx, factory, exact=exact, reached=reached, **fixed)
+    if config.train.remat != "none" or exact:
+        useful_step = make_train_step(method, tx, factory, exact=False, remat=False, **fixed)
     spec = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in sample.items()}
     return Program(method, factory, train_step, reached, useful_step, length, mesh, spec)
 

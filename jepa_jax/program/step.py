@@ -1,10 +1,4 @@
-"""The training step: one pure function of state and batch, compiled once, laid out over the mesh.
-
-Gradient accumulation computes a batch in equal parts, one after the other, and averages their gradients. For a loss
-that is a mean over images this equals the whole batch; a *batch* loss (VICReg, SIGReg) and batch norm then see the
-statistics of a part, so accumulation is also a smaller statistical batch. Compare runs at equal
-`batch_size / accum_steps`.
-"""
+"""The training step: one pure function of state and batch, compiled once, laid out over the mesh."""
 
 import dataclasses
 import functools
@@ -20,23 +14,19 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.base.errors import UserError
-from jepa_jax.methods.contract import Batch, EncoderMethod, Method, Output, PredictorMethod, Pretrained
-from jepa_jax.models.heads import init_probe, probe_logits
+from jepa_jax.methods.contract import Batch, EncoderMethod, Method, PredictorMethod, Pretrained
+from jepa_jax.models.heads import init_probe
 from jepa_jax.models.remat import without_remat
-from jepa_jax.program.dead_parameters import note_gradients
+from jepa_jax.program.accumulation import exact_gradient, mean_gradient
+from jepa_jax.program.objective import Objective, drop_nothing, statistics_of
 from jepa_jax.program.optim import averaged_params, ema_update, global_norm
-from jepa_jax.program.step_metrics import Metrics, StepMetrics
-from jepa_jax.program.variables import check_variables, random_variables, variables_of, with_variables
+from jepa_jax.program.step_metrics import StepMetrics
+from jepa_jax.program.variables import check_variables, random_variables, with_variables
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 
 PyTree = Any
 # Splitting small arrays costs a collective each and saves nothing.
 FSDP_SMALLEST_SIZE = 2**14
-# Metrics that the step adds to the terms of a method.
-RESERVED = {"loss", "grad_norm", "update_norm", "lr", "ema_momentum", "probe_loss", "probe_accuracy"}
-# Far from the small numbers that methods fold or split into the key of a step.
-MODEL_STREAM, TARGET_STREAM = 2**31 + 1, 2**31 + 2
 
 
 @jax.tree_util.register_dataclass
@@ -179,6 +169,7 @@ def make_train_step(
     factory: StateFactory,
     *,
     accum_steps: int,
+    exact: bool,
     learning_rate: optax.Schedule,
     mesh: Mesh,
     reached: set[str] | None = None,
@@ -187,17 +178,22 @@ def make_train_step(
     """Returns the compiled step: state (donated) and batch in, state and scalar metrics out.
 
     Args:
+      accum_steps: parts that the batch is computed in; see `jepa_jax.program.accumulation`.
+      exact: whether the parts have the gradient of a loss of the whole batch, which takes a `WholeBatchMethod`.
       reached: when the step is traced, gets the paths of the parameters that the loss depends on.
       remat: False makes a step that recomputes nothing, whatever the config says.
     """
-    gradient = jax.grad(loss_function(method, factory, reached=reached), has_aux=True)
+    objective = Objective(method, factory, reached=reached)
+    gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         if accum_steps == 1:
             grads, (stats, metrics) = gradient(state.params, statistics_of(state), state, batch, key)
+        elif exact:
+            grads, (stats, metrics) = exact_gradient(objective, state, batch, key, accum_steps)
         else:
-            grads, (stats, metrics) = accumulate(gradient, state, batch, key, accum_steps)
+            grads, (stats, metrics) = mean_gradient(gradient, state, batch, key, accum_steps)
         with jax.named_scope("optimizer"):
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
@@ -242,95 +238,6 @@ def with_mesh(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callab
             return function(*arguments)
 
     return traced
-
-
-def checked_output(method: Method, output: Any) -> Output:
-    """Returns what a loss returned; raises UserError, while the step is traced, unless it is as `Output` declares."""
-    where = f"{type(method).__name__}.loss"
-    if not isinstance(output, Output):
-        raise UserError(f"{where}: returns {type(output).__name__}; return Output(loss, terms) of methods.contract")
-    for name, value in {"loss": output.loss, **output.terms}.items():
-        if jnp.shape(value) != ():
-            raise UserError(f"{where}: {name!r} has the shape {jnp.shape(value)}; return a scalar, such as its mean")
-    if taken := RESERVED & output.terms.keys():
-        raise UserError(f"{where}: the step has a metric {min(taken)!r} of its own; give the term another name")
-    return output
-
-
-def statistics_of(state: TrainState) -> dict[str, PyTree]:
-    """Returns what a forward pass may change of a state."""
-    return {"model": state.stats, "target": state.target_stats}
-
-
-def loss_function(
-    method: Method, factory: StateFactory, *, dropout: bool = True, reached: set[str] | None = None
-) -> Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]:
-    """Returns the function of (params, statistics, state, batch, key) whose gradient the step takes.
-
-    Args:
-      dropout: False measures a model: nothing is dropped, while batch norm works as in training.
-      reached: gets the paths of the parameters that a traced gradient reaches.
-    """
-
-    def loss_fn(
-        params: PyTree, stats: PyTree, state: TrainState, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-        weights = params["model"] if reached is None else note_gradients(params["model"], reached)
-        model = factory.merge(weights, stats["model"], jax.random.fold_in(key, MODEL_STREAM))
-        if not dropout:
-            drop_nothing(model)
-        slow = None
-        if method.ema:
-            target = jax.lax.stop_gradient({**params["model"], **state.target})
-            slow = factory.merge(target, {**stats["model"], **stats["target"]}, jax.random.fold_in(key, TARGET_STREAM))
-            drop_nothing(slow)  # it is what the model learns from
-        output = checked_output(method, method.loss(model, slow, batch, key, state.step))
-        loss, metrics = output.loss, {"loss": output.loss, **output.terms}
-        if "probe" in params and output.features is not None:
-            probe_loss, hits = probe_objective(params["probe"], output.features, batch["label"])
-            loss, metrics = loss + probe_loss, metrics | {"probe_loss": probe_loss, "probe_accuracy": hits}
-        new = {"model": variables_of(model), "target": {}}
-        if slow is not None:
-            new["target"] = {name: variables_of(slow)[name] for name in stats["target"]}
-        return loss, (new, metrics)
-
-    return loss_fn
-
-
-def drop_nothing(model: nnx.Module) -> None:
-    """Switches dropout and stochastic depth of a model off, also in passes for training."""
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, nnx.Dropout):
-            module.deterministic = True
-
-
-def probe_objective(probe: PyTree, features: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns cross-entropy and accuracy in percent of the online probe on detached features."""
-    with jax.named_scope("probe"):
-        logits = probe_logits(probe, jax.lax.stop_gradient(features))
-        loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
-        return loss, 100 * jnp.mean(jnp.argmax(logits, axis=-1) == labels)
-
-
-def accumulate(
-    gradient: Callable, state: TrainState, batch: Batch, key: jax.Array, parts: int
-) -> tuple[PyTree, tuple[PyTree, Metrics]]:
-    """Returns mean gradient and metrics over `parts` of the batch; statistics pass from one part to the next."""
-
-    # Part i takes every `parts`-th element: each device then finds its share of a part among its own.
-    def split(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
-
-    def one_part(carry: PyTree, inputs: PyTree) -> tuple[PyTree, Metrics]:
-        grads, stats = carry
-        index, part = inputs
-        new, (stats, metrics) = gradient(state.params, stats, state, part, jax.random.fold_in(key, index))
-        return (jax.tree.map(jnp.add, grads, new), stats), metrics
-
-    zeros = jax.tree.map(jnp.zeros_like, state.params)
-    inputs = (jnp.arange(parts), jax.tree.map(split, batch))
-    (grads, stats), metrics = jax.lax.scan(one_part, (zeros, statistics_of(state)), inputs)
-    return jax.tree.map(lambda g: g / parts, grads), (stats, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics))
 
 
 def evaluated_variables(state: TrainState, weights: str) -> tuple[PyTree, PyTree]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jepa_jax.base.text import duration, gib
+from jepa_jax.methods.whole_batch import accumulation_effect
 from jepa_jax.planning.absent_gpus import num_hosts
 from jepa_jax.planning.estimate import FITS_BELOW, verdict_of
 from jepa_jax.planning.ladder import Ladder, Rung, mean_samples_per_sec
@@ -19,7 +20,6 @@ FACTS_IN_JSON = (
 )  # fmt: skip
 FAILED = "does not compile"
 WIDTH = 120  # characters of a line of notes on a terminal
-ACCUMULATION = " Accumulation keeps the batch; losses and norms over a batch see one part at a time."
 ESTIMATE_COLUMNS = ["", "batch", "peak", "needed", "verdict", "samples/s"]
 
 
@@ -109,7 +109,7 @@ def variant_table(plan: Plan) -> PlanTable:
 def accumulation_note(base: Estimate, changed: Sequence[Estimate]) -> str:
     """Returns what accumulation changes, if any of the estimates accumulates in other parts than the base."""
     parts = {estimate.request.config.train.accum_steps for estimate in (base, *changed)}
-    return ACCUMULATION if len(parts) > 1 else ""
+    return f" {accumulation_effect(base.request.config)}" if len(parts) > 1 else ""
 
 
 def largest_text(largest: LargestBatch) -> str:

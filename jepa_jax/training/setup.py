@@ -18,10 +18,12 @@ from jepa_jax.data.pipeline import TrainBatches, bucket_specs, check_pipeline, t
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
 from jepa_jax.evals.features import fingerprint
+from jepa_jax.methods.whole_batch import accumulates_exactly
 from jepa_jax.models.remat import NONE, noted_remat
 from jepa_jax.program.build import Length, Program, build_program, initial_sample
 from jepa_jax.program.dead_parameters import dead_parameters, in_words
 from jepa_jax.program.describe import count, fixed_parameters
+from jepa_jax.program.optim import path_of
 from jepa_jax.program.step import TrainState
 from jepa_jax.program.workdir import Workdir
 from jepa_jax.runtime.mesh import batch_sharding, check_batch
@@ -189,4 +191,18 @@ def step_warnings(config: Config, program: Program, source: Source) -> list[str]
     if config.train.remat != NONE and not noted:
         ignored = f"{config.model.name or config.method.name} ignores it, so nothing is recomputed"
         warnings.append(f"config.train.remat = {config.train.remat}: {ignored}; use none")
+    if config.train.accum_steps > 1 and (norms := norms_of_parts(config, program)):
+        part = config.data.batch_size // config.train.accum_steps
+        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
+        seen = f"batch norm ({norms[0]}{more}) sees {part:,} of {config.data.batch_size:,} elements at a time"
+        warnings.append(f"config.train.accum_steps = {config.train.accum_steps}: {seen}: a smaller batch to it")
     return warnings
+
+
+def norms_of_parts(config: Config, program: Program) -> list[str]:
+    """Returns the paths of the batch norms that see one part of a batch at a time."""
+    method = program.method
+    whole = method.heads_of_batch if accumulates_exactly(method, config) else ()
+    leaves = jax.tree_util.tree_flatten_with_path(program.factory.abstract.stats)[0]
+    paths = [path_of(path) for path, _ in leaves]
+    return [path.removesuffix("/var") for path in paths if path.endswith("/var") and path.split("/")[0] not in whole]

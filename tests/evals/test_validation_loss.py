@@ -11,7 +11,7 @@ from jepa_jax.evals.evaluators import EvaluationContext
 from jepa_jax.evals.validation_loss import ValidationLoss
 from jepa_jax.methods.contract import Output
 from jepa_jax.methods.image_method import EncoderWith, ImageMethod
-from jepa_jax.program.step import loss_function, statistics_of
+from jepa_jax.program.objective import loss_function, statistics_of
 from tests.stepping import build_program
 from tests.tiny import tiny_config
 

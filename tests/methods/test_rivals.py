@@ -9,7 +9,7 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.program.config import changed_config
-from jepa_jax.program.step import loss_function, statistics_of
+from jepa_jax.program.objective import loss_function, statistics_of
 from tests.arrays import normal
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of
 from tests.tiny import rival_config

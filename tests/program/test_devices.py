@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.config.groups import Config
-from jepa_jax.program import build, step
+from jepa_jax.program import build, objective, step
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 from tests.stepping import BATCH, STILL, mesh_of
@@ -41,9 +41,9 @@ def loss_and_gradients(
         assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
 
     def gradients(state: Any, batch: Any) -> Any:
-        loss = step.loss_function(program.method, program.factory)
+        loss = objective.loss_function(program.method, program.factory)
         values, (_, metrics) = jax.grad(loss, has_aux=True)(
-            state.params, step.statistics_of(state), state, batch, jax.random.key(1)
+            state.params, objective.statistics_of(state), state, batch, jax.random.key(1)
         )
         return metrics["loss"], values
 

@@ -19,7 +19,7 @@ from jepa_jax.methods.contract import build_method
 from jepa_jax.program.build import initial_sample
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.initial_weights import initial_weights, saved_encoder
-from jepa_jax.program.step import loss_function, statistics_of
+from jepa_jax.program.objective import loss_function, statistics_of
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from jepa_jax.training.run import train
 from jepa_jax.weights import load_model

@@ -48,7 +48,7 @@ def test_accumulating_equal_parts_equals_one_of_them():
     half = IMAGES[:8]
 
     def one_step(images, labels, parts):
-        program = build_program(changed_config(config, {"train.accum_steps": parts}))
+        program = build_program(changed_config(config, {"train.accum_steps": parts, "train.accum": "mean"}))
         batch = {"image": images, "label": labels}
         return jax.device_get(program.train_step(program.factory.create(0, BATCH), batch))
 

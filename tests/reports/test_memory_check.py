@@ -52,7 +52,7 @@ def test_a_plan_that_cannot_be_made_leaves_general_advice(monkeypatch, error, br
 def test_out_of_memory_ends_with_ways_out():
     message = explain(config_with(8192))
     assert "config.data.batch_size = 8192" in message and "--config.train.remat=full" in message
-    assert "see one part at a time" in message  # what accumulation changes
+    assert "the loss of all of it" in message  # what accumulation changes
 
 
 def test_memory_that_should_be_enough_is_looked_for_elsewhere(monkeypatch):

@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, key, subgroup
-from jepa_jax.methods.contract import Batch, Method, Output
+from jepa_jax.methods.contract import Batch, Terms
+from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES
@@ -118,7 +119,7 @@ class VideoModel(nnx.Module):
         return self.projector(z.reshape(-1, z.shape[-1]), train=train).reshape(*z.shape[:-1], -1)
 
 
-class VideoJepa(Method):
+class VideoJepa(WholeBatchMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = VideoJepaConfig
@@ -128,25 +129,27 @@ class VideoJepa(Method):
         dtype, rngs = DTYPES[self.run_config.train.precision], nnx.Rngs(params=key)
         return VideoModel(self.config, sample["frames"].shape[-1], dtype=dtype, rngs=rngs)
 
-    def loss(self, model: VideoModel, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
-        del target, step
+    def encode_batch(self, model: VideoModel, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
+        del target, key, step
         weights = self.config.loss
         with jax.named_scope("encoder"):
             z = model.encode(batch["frames"], train=True)
         with jax.named_scope("projector"):
             wanted = model.projected(z, train=True)
-        # Cells count as sequences of their own: [B h w, T, D].
-        cells = jnp.moveaxis(wanted, 1, 3).reshape(-1, wanted.shape[1], wanted.shape[-1])
         makers = {
             "prediction": lambda: self._prediction_error(model, z, wanted),
-            "variance": lambda: losses.variance(cells),
-            "covariance": lambda: losses.covariance(cells),
-            "similarity": lambda: losses.temporal_similarity(cells),
-            "sigreg": lambda: losses.sigreg_per_step(cells, key, slices=weights.slices),
+            "similarity": lambda: losses.temporal_similarity(as_sequences(wanted)),
         }
         with jax.named_scope("loss"):
-            terms = {name: make() for name, make in makers.items() if getattr(weights, name)}
-        return Output(sum((getattr(weights, name) * term for name, term in terms.items()), jnp.zeros([])), terms)
+            loss, terms = losses.weighted(makers, weights)
+        return Encoded(wanted, None, loss, terms)
+
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del model, target, step
+        with jax.named_scope("loss"):
+            return losses.spread(as_sequences(embeddings), self.config.loss, key)
 
     def _prediction_error(self, model: VideoModel, z: Latents, wanted: Float[Array, "b t h w p"]) -> Float[Array, ""]:
         steps = self.config.steps
@@ -176,3 +179,8 @@ class VideoJepa(Method):
     def rollout(self, model: VideoModel, latents: Latents, steps: int) -> Latents:
         """See `VideoModel.rollout`."""
         return model.rollout(latents, steps)
+
+
+def as_sequences(cells: Float[Array, "b t h w d"]) -> Float[Array, "bhw t d"]:
+    """Returns each cell of a map as a sequence of its own."""
+    return jnp.moveaxis(cells, 1, 3).reshape(-1, cells.shape[1], cells.shape[-1])

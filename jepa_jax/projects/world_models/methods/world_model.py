@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import PROBABILITY, Group, Problem, key, subgroup
-from jepa_jax.methods.contract import Batch, Method, Output, ParamGroup
+from jepa_jax.methods.contract import Batch, ParamGroup, Terms
+from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.norm import LayerNorm
@@ -187,7 +188,7 @@ class LatentModel(nnx.Module):
         return predicted
 
 
-class WorldModel(Method):
+class WorldModel(WholeBatchMethod):
     """See `jepa_jax.methods.contract.Method`."""
 
     Keys = WorldModelConfig
@@ -234,22 +235,26 @@ class WorldModel(Method):
         del level, normalised
         return model.encode(self.scaled(batch["frames"][:, 0]), train=train).astype(jnp.float32)
 
-    def loss(self, model: LatentModel, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Output:
-        del target, step
+    def encode_batch(self, model: LatentModel, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
+        del target, key, step
         actions, weights = batch["actions"], self.config.loss
         with jax.named_scope("encoder"):
             z = model.encode(self.scaled(batch["frames"]), train=True)  # [B, T, D]
         makers = {
             "prediction": lambda: self._prediction_error(model, z, actions),
-            "variance": lambda: losses.variance(z),
-            "covariance": lambda: losses.covariance(z),
             "similarity": lambda: losses.temporal_similarity(z),
             "inverse_dynamics": lambda: losses.squared_error(model.inverse(z[:, :-1], z[:, 1:]), actions[:, :-1]),
-            "sigreg": lambda: losses.sigreg_per_step(z, key, slices=weights.slices),
         }
         with jax.named_scope("loss"):
-            terms = {name: make() for name, make in makers.items() if getattr(weights, name)}
-        return Output(sum((getattr(weights, name) * term for name, term in terms.items()), jnp.zeros([])), terms)
+            loss, terms = losses.weighted(makers, weights)
+        return Encoded(z, None, loss, terms)
+
+    def batch_loss(
+        self, model: Any, target: Any, embeddings: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        del model, target, step
+        with jax.named_scope("loss"):
+            return losses.spread(embeddings, self.config.loss, key)
 
     def _prediction_error(self, model: LatentModel, z: Latents, actions: Float[Array, "b t a"]) -> Float[Array, ""]:
         """Returns the error of unrolled latents, or of each from those before it."""

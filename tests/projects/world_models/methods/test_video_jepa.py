@@ -48,7 +48,7 @@ def test_a_weight_of_0_removes_its_term():
     frames = np.random.default_rng(0).integers(0, 256, (4, 6, 16, 16, 1), np.uint8)
 
     def loss(key):
-        return method.loss(method.init(key, {"frames": frames}), None, {"frames": frames}, key, 0)
+        return method.loss(method.init(key, {"frames": frames}), None, {"frames": frames}, key, jnp.int32(0))
 
     terms = jax.eval_shape(loss, jax.random.key(0)).terms
     assert set(terms) == {"prediction", "covariance", "similarity", "sigreg"}
