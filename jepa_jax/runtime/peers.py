@@ -3,10 +3,12 @@
 import atexit
 import concurrent.futures
 import contextlib
+import ctypes
 import functools
 import itertools
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +59,18 @@ def _hold(lifeline: Lifeline) -> None:
     global _lifeline
     _lifeline = lifeline
     atexit.register(lifeline.at_exit)
+    delay_abort()
+
+
+def delay_abort() -> None:
+    """Makes `abort` take six seconds, in which the lifeline ends this process with a message and a code of its own.
+
+    Without process 0 a thread of JAX's aborts at once, often before the lifeline's thread has run. The handler is the C
+    function `sleep` itself: it gets the number of the signal, 6, as its seconds, and needs no interpreter.
+    """
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 def _initialize(place: Place, devices: list[int] | None) -> None:

@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-import time
+
+import pytest
 
 from jepa_jax.base.companions import local_address
 from jepa_jax.base.errors import EXIT_PROCESS_LOST, UserError
@@ -16,7 +17,7 @@ from jepa_jax.runtime.places import Place
 
 # Process 1, connected to the test as to process 0; it waits for its end, fails, perhaps twice, or leaves in good order.
 PEER = """
-import atexit, os, socket, sys, time
+import atexit, ctypes, os, socket, sys, time
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime import lifeline, peers
 lifeline.BEAT_SECONDS = float(os.environ.get("BEAT", 5))
@@ -27,6 +28,9 @@ print("up", flush=True)
 for what in sys.argv[2:]:
     if what == "wait":
         time.sleep(600)
+    if what == "abort":
+        peers.delay_abort()
+        ctypes.CDLL(None).abort()
     try:
         with peers.fail_all(KeyError):
             raise {
@@ -64,6 +68,13 @@ def test_a_process_ends_with_a_message_when_another_is_gone():
     assert code == EXIT_PROCESS_LOST and "error: process 0 is gone" in errors and "same command again" in errors
 
 
+def test_a_process_that_jax_aborts_ends_with_a_message_and_a_code_of_its_own():
+    peer = Peer("abort")
+    peer.connection.close()
+    code, errors = peer.end()
+    assert code == EXIT_PROCESS_LOST and "error: process 0 is gone" in errors
+
+
 def test_a_process_ends_with_the_code_and_the_words_of_one_that_failed():
     peer = Peer("wait", OWN_END="0.1")
     peer.connection.sendall(json.dumps({"process": 2, "why": "ended: no such file", "code": 2}).encode() + b"\n")
@@ -96,13 +107,28 @@ def test_a_process_that_hangs_is_named_and_a_message_with_code_0_is_no_success()
     assert lying.end()[0] == EXIT_PROCESS_LOST
 
 
+class Scripted:
+    """A connection on which given things happen one after the other: bytes come, or none in time."""
+
+    def __init__(self, *happens):
+        self.happens = list(happens)
+
+    def settimeout(self, seconds):
+        pass
+
+    def recv(self, size):
+        what = self.happens.pop(0)
+        if what is None:
+            raise TimeoutError
+        return what
+
+
 def test_beats_keep_a_process_alive():
-    peer = Peer("wait", BEAT="0.05")
-    for _ in range(40):  # 2 s, of which 0.6 s without a beat would end it
-        peer.connection.sendall(b"\n")
-        time.sleep(0.05)
-        assert peer.process.poll() is None
-    peer.process.kill()
+    nearly_silent = [None] * (lifeline.SILENT_BEATS - 1)
+    lines = lifeline._lines(Scripted(*nearly_silent, b"\n", *nearly_silent, b"\n", *nearly_silent, None))
+    assert [next(lines), next(lines)] == [b"", b""]
+    with pytest.raises(TimeoutError):
+        next(lines)
 
 
 @contextlib.contextmanager
