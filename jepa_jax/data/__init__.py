@@ -10,7 +10,7 @@ from typing import Any
 
 PUBLIC = {
     "as_source": "elements",
-    "dataset": "batches",
+    "dataset": "sources",
     "batch_dataset": "batches",
     "SupervisedPool": "workers",
     "load_batches": "pipeline",

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jepa_jax.base.errors import DataLost, UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.batches import batch_dataset, batch_order
+from jepa_jax.data.batches import SampleOrder, batch_dataset
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.elements import StreamSource
 from jepa_jax.data.reading import took_too_long
@@ -277,7 +277,7 @@ def resident_batches(
     source: Source, batch_size: int, *, sharding: NamedSharding, seed: int = 0, start_step: int = 0
 ) -> TrainBatches:
     """Returns the batches that `batch_dataset` has, of a whole set that is read once and stays on the device."""
-    order = batch_order(len(source), batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
+    order = SampleOrder(len(source), batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
     return TrainBatches(_gathered(order, source, sharding, start_step))
 
 

@@ -1,28 +1,19 @@
 """Opens the data set that a config names, and parts of it."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from jepa_jax.base.classes import ClassTable, find_class
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.augment import Crops
-from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.contract import (
-    Bucketed,
-    Cropping,
-    Grouped,
-    Source,
-    Spec,
-    element_names,
-    fixed_order,
-    known_labels,
-    sample,
-    target_names,
-)  # fmt: skip
+from jepa_jax.config.groups import Config, DataConfig
+from jepa_jax.config.resolve import resolve
+from jepa_jax.data.batches import batch_dataset
+from jepa_jax.data.contract import Grouped, Source, fixed_order, sample
 from jepa_jax.data.elements import StreamSource, as_source
 from jepa_jax.data.in_memory import check_image, num_used, open_arrays
 from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
@@ -33,7 +24,7 @@ from jepa_jax.data.readers.parquet import ParquetSource
 from jepa_jax.data.readers.shards import ShardSource
 from jepa_jax.data.readers.tfds import TfdsSource
 from jepa_jax.data.readers.webdataset import open_webdataset
-from jepa_jax.data.reading import Read
+from jepa_jax.data.subset import Transforms, subset, transformed
 from jepa_jax.data.synthetic import ShapesSource
 
 
@@ -55,8 +46,6 @@ OPENERS: dict[str, Callable[[DataConfig, str], Source]] = {
 }
 SOURCES = ClassTable("SOURCES", dict.fromkeys(OPENERS, ""))  # with those of projects
 
-Reader = Callable[[Read], dict[str, Any]]  # returns what a function that reads a batch returns
-
 
 class Splits(NamedTuple):
     """A data set: what is trained on, what results are measured on, and what is held out of training to choose by."""
@@ -64,6 +53,26 @@ class Splits(NamedTuple):
     train: Source
     test: Source
     validation: Source | None
+
+
+def dataset(config: Config | ConfigDict | Mapping[str, Any], split: str = "train") -> Any:
+    """Returns the batches of a run: element n is this process's part of what step n sees.
+
+    It is a grain.MapDataset, or a grain.IterDataset if the data are a stream.
+
+    Args:
+      config: of the run.
+      split: "train", or "test" or "validation" for their batches in the same kind of order.
+    """
+    config = config if isinstance(config, Config) else resolve(config)
+    return batch_dataset(
+        open_source(config.data, split),
+        config.data.batch_size,
+        seed=config.train.seed,
+        crops=config.loader_crops,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
 
 
 def open_source(data: DataConfig, split: str) -> Source:
@@ -158,106 +167,6 @@ def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
 def num_held_out(count: int, share: float) -> int:
     """Returns how many of `count` groups a share is: at least one, unless the share is 0."""
     return max(1, round(count * share)) if share else 0
-
-
-def read_directly(read: Read) -> dict[str, Any]:
-    """Returns what `read` returns."""
-    return read()
-
-
-class Transforms:
-    """Functions of batches by name, "package.module:function", that are called one after the other."""
-
-    def __init__(self, names: Sequence[str]):
-        self._functions = [find_class("data.transforms", name, {}) for name in names]
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        skipped = {name: batch[name] for name in ("skipped",) if name in batch}
-        batch = {name: array for name, array in batch.items() if name not in skipped}
-        for function in self._functions:
-            batch = function(batch)
-        return batch | skipped
-
-    def spec(self, spec: Spec) -> Spec:
-        """Returns the spec of transformed elements, as two elements of zeros show it."""
-        zeros = {name: np.zeros((2, *one.shape), one.dtype) for name, one in spec.items()}
-        return {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in self(zeros).items()}
-
-
-class Subset:
-    """Some elements of a source, perhaps transformed; use `subset` to make one."""
-
-    def __init__(self, source: Source, indices: np.ndarray, reader: Reader, transform: Transforms | None):
-        self._source, self._indices, self._reader, self._transform = source, indices, reader, transform
-        self.classes, self.spec = source.classes, transform.spec(source.spec) if transform else source.spec
-        self.caveat: str = getattr(source, "caveat", "")
-        self.element_names = element_names(source)
-        self.targets = target_names(source)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    @property
-    def groups(self) -> np.ndarray:
-        """Groups of the source; where it has none, each element is one."""
-        return self._source.groups[self._indices] if isinstance(self._source, Grouped) else self._indices
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Labels, where the source knows them without reading its elements."""
-        labels = known_labels(self._source)
-        return None if labels is None else labels[self._indices]
-
-    def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        batch = self._reader(lambda: self._source.batch(self._indices[indices]))
-        return self._transform(batch) if self._transform else batch
-
-    def _of(self, source: Source) -> "Subset":
-        return subset(source, self._indices, self._reader, self._transform)
-
-
-class BucketedSubset(Subset):
-    """Some elements of a source that has buckets."""
-
-    _source: Bucketed
-
-    @functools.cached_property
-    def buckets(self) -> np.ndarray:
-        return self._source.buckets[self._indices]
-
-    def in_bucket(self, bucket: int) -> Subset:
-        return self._of(self._source.in_bucket(bucket))
-
-
-class CroppingSubset(Subset):
-    """Some photographs of a source."""
-
-    _source: Cropping
-
-    def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Subset:
-        return self._of(self._source.cropped(crops, seed, epoch))
-
-
-def subset(
-    source: Source, indices: np.ndarray, reader: Reader = read_directly, transform: Transforms | None = None
-) -> Subset:
-    """Returns some elements of a source, with its buckets if it has any, or as photographs that can be cropped.
-
-    Every batch is read by `reader`.
-    """
-    kind = Subset
-    if isinstance(source, Bucketed):
-        kind = BucketedSubset
-    elif isinstance(source, Cropping):
-        kind = CroppingSubset
-    return kind(source, np.asarray(indices), reader, transform)
-
-
-def transformed(source: Source, transform: Transforms) -> Source:
-    """Returns all elements of a source, transformed."""
-    if isinstance(source, StreamSource):
-        return source.changed(functools.partial(transformed, transform=transform))
-    return subset(source, np.arange(len(source)), transform=transform)
 
 
 def _described(source: Source) -> str:

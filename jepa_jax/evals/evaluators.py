@@ -20,7 +20,7 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, EvalConfig
 from jepa_jax.data.contract import Source
-from jepa_jax.data.sources import Reader, read_directly
+from jepa_jax.data.subset import Reader, read_directly
 from jepa_jax.evals.features import OnCount, ignore, part_of
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.program.build import Program

@@ -15,7 +15,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.data.contract import Source, sample, spec_to_json
-from jepa_jax.data.sources import Reader, Subset, read_directly, subset
+from jepa_jax.data.subset import Reader, Subset, read_directly, subset
 
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64

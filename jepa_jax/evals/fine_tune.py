@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from jepa_jax.data.contract import Source, sample
-from jepa_jax.data.sources import subset
+from jepa_jax.data.subset import subset
 from jepa_jax.evals.evaluators import EncoderEvaluator, Figures
 from jepa_jax.evals.features import OnCount, Split, accuracy_figures, held_out_split, ignore
 from jepa_jax.evals.inference import FrozenEncoder

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.batches import steps_per_epoch
+from jepa_jax.data.batches import SampleOrder
 from jepa_jax.data.contract import Spec, element_bytes, sample
 from jepa_jax.methods.contract import EncoderMethod, Method, build_method
 from jepa_jax.methods.whole_batch import accumulates_exactly
@@ -35,7 +35,7 @@ class Length:
     @classmethod
     def of(cls, config: Config, num_train: int) -> "Length":
         """Returns the length of a run on `num_train` elements; refuses a batch that is larger than the train split."""
-        steps = steps_per_epoch(num_train, config.data.batch_size)
+        steps = SampleOrder(num_train, config.data.batch_size).steps_per_epoch
         return cls(steps, config.train.max_steps or max(1, round(config.optim.epochs * steps)))
 
 

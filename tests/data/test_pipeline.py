@@ -19,7 +19,7 @@ from jepa_jax.config.augment import AugmentConfig
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data import pipeline
 from jepa_jax.data.augment import augment_views
-from jepa_jax.data.batches import batch_dataset, batch_order
+from jepa_jax.data.batches import SampleOrder, batch_dataset
 from jepa_jax.data.contract import abstract_batch, image_spec
 from jepa_jax.data.pipeline import eval_batches, load_batches, train_batches
 from jepa_jax.data.sources import open_source
@@ -48,7 +48,7 @@ def take(iterator, count):
 
 
 def expected(source, seed, steps):
-    order = batch_order(len(source), BATCH, seed)
+    order = SampleOrder(len(source), BATCH, seed)
     return [source.batch(order[n]) for n in steps]
 
 
@@ -60,12 +60,12 @@ def assert_equal(got, wanted):
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**40), st.integers(0, 5))
 def test_an_epoch_visits_each_sample_at_most_once(num_samples, batch_size, seed, epoch):
     batch_size = min(batch_size, num_samples)
-    order, per_epoch = batch_order(num_samples, batch_size, seed), num_samples // batch_size
+    order, per_epoch = SampleOrder(num_samples, batch_size, seed), num_samples // batch_size
     steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
     seen = np.concatenate([order[n] for n in steps])
     assert len(seen) == num_samples // batch_size * batch_size == len(set(seen.tolist()))
     assert seen.min() >= 0 and seen.max() < num_samples
-    np.testing.assert_array_equal(order[steps[-1]], batch_order(num_samples, batch_size, seed)[steps[-1]])
+    np.testing.assert_array_equal(order[steps[-1]], SampleOrder(num_samples, batch_size, seed)[steps[-1]])
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,11 +77,19 @@ def test_processes_load_slices_that_make_up_the_batch(processes, per_process, st
         for index in range(processes)
     ]
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    assert_equal(whole, source.batch(batch_order(50, size, seed)[step]))
+    assert_equal(whole, source.batch(SampleOrder(50, size, seed)[step]))
+
+
+def test_the_order_is_the_one_that_grain_shuffles():
+    word = int(np.random.SeedSequence(5).generate_state(1)[0])
+    shuffled = grain.MapDataset.range(1000).seed(word).shuffle()
+    shuffled = shuffled.batch(7, drop_remainder=True, batch_fn=np.asarray).repeat()
+    for n in (0, 1, 141, 142, 999):
+        np.testing.assert_array_equal(SampleOrder(1000, 7, 5)[n], shuffled[n])
 
 
 def test_epochs_and_seeds_are_shuffled_differently():
-    first, second = batch_order(1000, 1000, 0), batch_order(1000, 1000, 1)
+    first, second = SampleOrder(1000, 1000, 0), SampleOrder(1000, 1000, 1)
     orders = [first[0], first[1], second[0], second[1], np.arange(1000)]
     for i, a in enumerate(orders):
         for b in orders[:i]:
@@ -117,6 +125,12 @@ def test_the_dataset_of_a_config_is_what_steps_see():
             batch = jax.device_get(next(loaded)[0])
             assert_equal(batch, batches[n])
             assert extended[n] == batch["label"].sum()
+    size, count = config.data.batch_size, len(source)
+    assert str(batches).splitlines() == [
+        f"BatchDataset of ShapesSource, {count} elements, {count // size} batches per epoch, endless; [n] is batch n:",
+        f"  image uint8[{size}, 16, 16, 3]",
+        f"  label int32[{size}]",
+    ]
 
 
 def test_a_dataset_of_ones_own_is_loaded_to_its_end():

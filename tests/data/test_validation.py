@@ -9,11 +9,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.batches import batch_order
+from jepa_jax.data.batches import SampleOrder
 from jepa_jax.data.contract import Bucketed, Grouped
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.pipeline import train_batches
-from jepa_jax.data.sources import hold_out, open_data, open_source, open_splits, subset
+from jepa_jax.data.sources import hold_out, open_data, open_source, open_splits
+from jepa_jax.data.subset import subset
 from tests.tiny import tiny_config
 
 STEPS = 8
@@ -65,7 +66,7 @@ def test_no_batch_has_what_is_held_out(data):
     held_out = set(ids(open_source(data, "validation")))
     batches = batches_of(data)
     assert held_out.isdisjoint(np.concatenate([batch["recording"] for batch in batches]))
-    order = batch_order(32, 4, 3, open_source(data, "train").buckets)
+    order = SampleOrder(32, 4, 3, open_source(data, "train").buckets)
     for n, batch in enumerate(batches):  # the same samples whoever loads them
         np.testing.assert_array_equal(batch["recording"], ids(open_source(data, "train"))[order[n]])
     for one, resumed in zip(batches[5:], batches_of(data, start_step=5, steps=3), strict=True):

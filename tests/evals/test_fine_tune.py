@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jepa_jax.data.sources import open_splits, subset
+from jepa_jax.data.sources import open_splits
+from jepa_jax.data.subset import subset
 from jepa_jax.evals.fine_tune import fine_tune, fitting_batch, jitter_position, relative_change
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.evals.linear_probe import linear_probe

@@ -9,7 +9,7 @@ import scipy.special
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Grouped, Source, fixed_order
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.data.sources import subset
+from jepa_jax.data.subset import subset
 from jepa_jax.evals.evaluators import (
     UNTRAINED_CALIBRATION_IMAGES,
     EvaluationContext,

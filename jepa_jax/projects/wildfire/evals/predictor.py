@@ -12,7 +12,7 @@ import scipy.special
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import Bucketed, Source
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.data.sources import subset
+from jepa_jax.data.subset import subset
 from jepa_jax.evals.features import OnCount, ignore
 from jepa_jax.evals.inference import FrozenModel, Function
 from jepa_jax.methods.contract import Batch, PredictorMethod, build_method

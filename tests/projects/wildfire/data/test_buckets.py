@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.data.batches import BucketedOrder, batch_dataset, batch_order
+from jepa_jax.data.batches import SampleOrder, batch_dataset
 from jepa_jax.data.facts import BucketFacts, bucket_facts, data_facts
 from jepa_jax.data.pipeline import bucket_specs, train_batches
 from jepa_jax.data.sources import open_source
@@ -39,7 +39,7 @@ def dataset(**parts):
 )
 def test_an_epoch_has_each_sample_once_in_batches_of_one_bucket(buckets, batch_size, seed, epoch):
     buckets, batch_size = np.array(buckets), min(batch_size, len(buckets))
-    order, again = (batch_order(len(buckets), batch_size, seed, buckets) for _ in range(2))
+    order, again = (SampleOrder(len(buckets), batch_size, seed, buckets) for _ in range(2))
     per_epoch = len(buckets) // batch_size
     steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
     batches = [order[n] for n in steps]
@@ -60,9 +60,9 @@ def epoch_by_definition(buckets, batch_size, seed, epoch):
 
 def test_epochs_are_sorted_once_and_stay_what_they_were_in_any_thread_and_process(monkeypatch):
     buckets = np.random.default_rng(0).integers(0, 3, 200)
-    order, sorts = batch_order(200, 8, 7, buckets), []
+    order, sorts = SampleOrder(200, 8, 7, buckets), []
     monkeypatch.setattr(
-        BucketedOrder, "_order", lambda self, epoch, true=BucketedOrder._order: sorts.append(epoch) or true(self, epoch)
+        SampleOrder, "_order", lambda self, epoch, true=SampleOrder._order: sorts.append(epoch) or true(self, epoch)
     )
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda n: order[n], range(75)))
@@ -78,7 +78,7 @@ def test_epochs_are_sorted_once_and_stay_what_they_were_in_any_thread_and_proces
 
 def test_batches_have_the_shortest_length_that_holds_them():
     batches, whole, shapes = dataset(), open_source(config(), "train"), set()
-    order = batch_order(len(whole), BATCH, 5, whole.buckets)
+    order = SampleOrder(len(whole), BATCH, 5, whole.buckets)
     for step in range(len(whole) // BATCH):
         batch, capped = batches[step], whole.batch(order[step])
         frames, longest = batch["fire"].shape[1], capped["valid"].sum(1).max()
