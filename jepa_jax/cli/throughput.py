@@ -48,6 +48,7 @@ LISTS = {
     "remats": "none, light, full or several of them",
     "pipelines": "grain, device or both",
     "prefetch": "batches kept ready on the device",
+    "worker_threads": "batches that each worker makes at once",
 }
 PRECISIONS = {"on": "bfloat16", "off": "float32"}  # of --amp_options
 

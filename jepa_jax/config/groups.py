@@ -65,6 +65,9 @@ class DataConfig(Group):
         least=-1,
         words={"auto": -1},
     )
+    worker_threads: int = key(
+        1, "batches that each worker makes at once, a thread for each; without workers no effect", least=1, most=64
+    )
     worker_timeout: float = key(
         300.0, "seconds without a batch after which a worker is restarted; more than any batch takes", least=0.1
     )

@@ -23,7 +23,7 @@ from jepa_jax.data.batches import SampleOrder, batch_dataset
 from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
 from jepa_jax.data.elements import StreamSource
 from jepa_jax.data.reading import took_too_long
-from jepa_jax.data.workers import PoolIterator, State, SupervisedPool
+from jepa_jax.data.workers import PoolIterator, State, SupervisedPool, read_options
 from jepa_jax.runtime.allocator import return_freed_memory
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 
@@ -121,6 +121,7 @@ def train_batches(
         sharding=sharding,
         start=state if isinstance(dataset, grain.IterDataset) else start_step,
         num_workers=data.workers,
+        worker_threads=data.worker_threads,
         worker_timeout=data.worker_timeout,
         prefetch=data.prefetch,
         warn=warn,
@@ -143,6 +144,7 @@ def load_batches(
     sharding: NamedSharding | None = None,
     start: int | State = 0,
     num_workers: int = 0,
+    worker_threads: int = 1,
     worker_timeout: float = 300.0,
     prefetch: int = 2,
     warn: Callable[[str], object] = logger.warning,
@@ -156,15 +158,17 @@ def load_batches(
       sharding: how the arrays of the whole batch are laid out; by default over all devices.
       start: number of the first element, of a dataset with random access; or the `state` of the info to go on from.
       num_workers: processes that make the elements (`SupervisedPool`); 0 makes them in a thread.
+      worker_threads: elements that each of them makes at once, if there is random access.
       worker_timeout: seconds without an element after which workers are restarted; without workers, DataLost is raised.
       prefetch: batches kept ready on the device.
       warn: called, from a thread, with what happened to a worker.
     """
     if num_workers:
-        elements: grain.IterDataset = SupervisedPool(dataset, num_workers, timeout=worker_timeout, warn=warn)
+        how: Any = {"threads": worker_threads, "timeout": worker_timeout, "warn": warn}
+        elements: grain.IterDataset = SupervisedPool(dataset, num_workers, **how)
     elif isinstance(dataset, grain.MapDataset):
         # No reader threads of Grain's: the prefetch thread is one, and a source that decodes has its own.
-        elements = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        elements = dataset.to_iter_dataset(read_options(1))
     else:
         elements = dataset
     sharding = sharding or batch_sharding(make_mesh(jax.device_count(), 1))
@@ -357,7 +361,8 @@ def eval_batches(
 def batches_ready(data: DataConfig) -> int:
     """Returns the most batches that a loader may have made before anyone asked for them.
 
-    Those are the prefetched ones, the one that waits to follow them, and two per worker process: one in the memory
-    that it shares, one in its hands.
+    Those are the prefetched ones, the one that waits to follow them, two per worker process (one in the memory that it
+    shares, one in its hands), and what its threads make at once.
     """
-    return 0 if data.pipeline == "device" else data.prefetch + 1 + 2 * data.workers
+    each = 2 + (data.worker_threads if data.worker_threads > 1 else 0)
+    return 0 if data.pipeline == "device" else data.prefetch + 1 + data.workers * each

@@ -43,6 +43,7 @@ class SupervisedPool(grain.IterDataset):
 
     Args:
       parent: its elements are made by `workers` processes if it has random access, or else by one.
+      threads: elements that each process makes at once, if there is random access.
       warn: called with what happened to a worker.
     """
 
@@ -51,18 +52,19 @@ class SupervisedPool(grain.IterDataset):
         parent: grain.MapDataset | grain.IterDataset,
         workers: int,
         *,
+        threads: int = 1,
         timeout: float = 300.0,
         warn: Callable[[str], object] = logger.warning,
     ):
         super().__init__(parent)
         self._count = workers if isinstance(parent, grain.MapDataset) else 1
-        self._timeout, self._warn = timeout, warn
+        self._threads, self._timeout, self._warn = threads, timeout, warn
 
     def __iter__(self) -> "PoolIterator":
-        return PoolIterator(self._parent, self._count, self._timeout, self._warn)
+        return PoolIterator(self._parent, self._count, self._threads, self._timeout, self._warn)
 
     def __str__(self) -> str:
-        return f"SupervisedPool(workers={self._count}, timeout={self._timeout:g})"
+        return f"SupervisedPool(workers={self._count}, threads={self._threads}, timeout={self._timeout:g})"
 
 
 class PoolIterator(grain.DatasetIterator):
@@ -72,11 +74,11 @@ class PoolIterator(grain.DatasetIterator):
       seconds: that the newest element took to make.
     """
 
-    def __init__(self, parent: Any, count: int, timeout: float, warn: Callable[[str], object]):
+    def __init__(self, parent: Any, count: int, threads: int, timeout: float, warn: Callable[[str], object]):
         super().__init__()
         self._dataset = cloudpickle.dumps(parent)  # also classes of a notebook
         self._state: State = {"next_index": 0} if isinstance(parent, grain.MapDataset) else None
-        self._count, self.timeout, self._warn = count, timeout, warn
+        self._count, self._threads, self.timeout, self._warn = count, threads, timeout, warn
         self.seconds = 0.0
         self._workers: list[_Worker] = []
         self._taken = 0  # elements, all in all
@@ -122,7 +124,8 @@ class PoolIterator(grain.DatasetIterator):
                 raise StopIteration
             if not self._workers:
                 self._first = self._taken
-                self._workers = [_Worker(i, self._count, self._dataset, self._state) for i in range(self._count)]
+                share = (self._dataset, self._state, self._count, self._threads)
+                self._workers = [_Worker(index, *share) for index in range(self._count)]
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -160,12 +163,12 @@ class _Lost(Exception):
 class _Worker:
     """One worker as the main process sees it."""
 
-    def __init__(self, index: int, count: int, dataset: bytes, state: State):
+    def __init__(self, index: int, dataset: bytes, state: State, count: int, threads: int):
         context = multiprocessing.get_context("spawn")
         self.index = index
         self.connection, theirs = context.Pipe()
         self._memory = _Memory()
-        arguments = (theirs, self._memory, dataset, state, index, count)
+        arguments = (theirs, self._memory, dataset, state, index, count, threads)
         self.process = context.Process(target=_work, args=arguments, daemon=True, name=f"data-worker-{index}")
         self.process.start()
         theirs.close()  # so that the end of the worker ends the connection
@@ -240,13 +243,13 @@ class _Memory:
 # --- in the worker ---
 
 
-def _work(pipe: connection.Connection, memory: _Memory, dataset: bytes, state: State, index: int, count: int) -> None:
+def _work(pipe: connection.Connection, memory: _Memory, dataset: bytes, *share: Any) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):  # for the main process; a scheduler sends them to all at once
         signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
     try:
         start, is_first = time.perf_counter(), True
-        for element, after in _told_apart(_elements(cloudpickle.loads(dataset), state, index, count)):
+        for element, after in _told_apart(_elements(cloudpickle.loads(dataset), *share)):
             seconds = time.perf_counter() - start
             leaves, tree = jax.tree.flatten(element)
             if not is_first:
@@ -269,12 +272,19 @@ def _told_apart(elements: Iterator[Any]) -> Iterator[Any]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def _elements(dataset: Any, state: State, index: int, count: int) -> Iterator[tuple[Any, State]]:
+def read_options(threads: int) -> grain.ReadOptions:
+    """Returns how Grain makes so many elements at once; one is made by the thread that asks for it."""
+    return grain.ReadOptions(*2 * [threads if threads > 1 else 0])
+
+
+def _elements(dataset: Any, state: State, index: int, count: int, threads: int) -> Iterator[tuple[Any, State]]:
     """Yields every `count`-th element after a state, from the `index`-th on, with the state after it."""
     if isinstance(dataset, grain.MapDataset):
         assert state is not None
-        for n in range(state["next_index"] + index, len(dataset), count):
-            yield dataset[n], {"next_index": n + 1}
+        numbers = range(state["next_index"] + index, len(dataset), count)
+        part = dataset[numbers.start :: count].to_iter_dataset(read_options(threads), allow_nones=True)
+        for n, element in zip(numbers, part, strict=True):
+            yield element, {"next_index": n + 1}
         return
     iterator = iter(dataset)
     if state is not None:

@@ -175,7 +175,8 @@ def pipeline_fingerprint(data: Any, dummy: bool) -> str:
     source = "dummy" if dummy else data.source
     if data.pipeline == "device":
         return f"device: {source} whole on the device, no loader"
-    where = f"{data.workers} worker processes" if data.workers else "the main process"
+    threads = f" of {data.worker_threads} threads" if data.worker_threads > 1 else ""
+    where = f"{data.workers} worker processes{threads}" if data.workers else "the main process"
     return f"{data.pipeline}: {source} loaded in {where}, {data.prefetch} batches ahead"
 
 

@@ -8,39 +8,19 @@
    is kept.
 5. Confirm the choice by a longer run with a validation pass and a checkpoint; if it fails, the next smaller batch is
    tried.
-
-The machine is a function (`RunTrial`), so that tests can search on machines that are formulas.
 """
 
 import dataclasses
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jepa_jax.base.statistics import SpeedModel, compare_speeds, fit_speeds
-from jepa_jax.experiments.recommendation import WAITING, SettingsChoice, choose_settings
-from jepa_jax.experiments.rows import (
-    OK,
-    OUT_OF_MEMORY,
-    REFUSED,
-    SKIPPED,
-    TIMED_OUT,
-    SweepRow,
-    TrialResult,
-    known_fields,
-)
+from jepa_jax.experiments.recommendation import SettingsChoice, choose_settings
+from jepa_jax.experiments.rows import OUT_OF_MEMORY, REFUSED, SweepRow
 from jepa_jax.experiments.search_space import SearchSpace, changes
-from jepa_jax.experiments.settings import Combination, TrialRequest
+from jepa_jax.experiments.search_trials import SHORT_SECONDS, RunTrial, SearchLimits, Trials
+from jepa_jax.experiments.settings import LOADER_KNOBS, Combination, TrialRequest
 
-RunTrial = Callable[[TrialRequest, float], TrialResult]  # runs a trial within a limit of seconds
-
-SHORT_SECONDS = 4.0  # of measured steps
-FEWEST_BATCHES, MOST_BATCHES, WARMUP_BATCHES = 8, 96, 3
-SMALLEST_LIMIT = 20.0  # seconds that any trial gets
-PATIENCE = 5.0  # times the usual length of a trial, after which it counts as hanging
-MOST_RESERVE = 0.4  # of the budget, kept for later
 GROWTH = 1.03  # a larger (or smaller) batch must be this much faster for the next one to be tried
 HOPELESS = 0.90  # of the leader's speed in one short trial: that value is not tried again
 CLOSE = 0.95  # of the leader's speed: measured beside it in the end
@@ -51,63 +31,8 @@ BISECTIONS, BACK_OFFS = 3, 4
 CONFIRM_SECONDS = 10.0  # of measured steps
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchLimits:
-    """Time and memory that a search may use.
-
-    Attributes:
-      margin: share of the memory that stays free.
-      is_guess: `memory_bytes` is an estimate, until a trial has read what the device's allocator has.
-    """
-
-    budget_seconds: float
-    memory_bytes: float | None = None
-    margin: float = 0.08
-    is_guess: bool = False
-
-    @property
-    def usable_bytes(self) -> float:
-        return math.inf if self.memory_bytes is None else self.memory_bytes * (1 - self.margin)
-
-    def with_device(self, device_bytes: float | None) -> "SearchLimits":
-        """Returns limits by what a trial has read, if anything: it replaces a guess, and is never exceeded."""
-        if device_bytes is None:
-            return self
-        known = math.inf if self.is_guess or self.memory_bytes is None else self.memory_bytes
-        return dataclasses.replace(self, memory_bytes=min(device_bytes, known), is_guess=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchTrial:
-    """A trial of a search, as tune.json keeps it."""
-
-    combination: Combination
-    round: int
-    with_evaluation: bool
-    seconds: float
-    result: TrialResult
-
-    @property
-    def key(self) -> tuple[Combination, int, bool]:
-        return self.combination, self.round, self.with_evaluation
-
-    @property
-    def compile_seconds(self) -> float:
-        figures = self.result.figures
-        return (figures.cold_compile_seconds or 0.0) if figures else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return values | {"combination": self.combination.to_dict(), "result": self.result.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "SearchTrial":
-        combination, result = Combination.from_dict(values["combination"]), TrialResult.from_dict(values["result"])
-        return cls(**known_fields(cls, values) | {"combination": combination, "result": result})
-
-
-class Search:
-    """One search over a space: runs trials while there is time, and keeps them in order as the rows of a sweep.
+class Search(Trials):
+    """One search over a space.
 
     Attributes:
       chosen: the settings to use; None if nothing could be measured.
@@ -115,40 +40,15 @@ class Search:
       notes: remarks for the user, a sentence each.
     """
 
-    def __init__(
-        self,
-        given: TrialRequest,
-        space: SearchSpace,
-        limits: SearchLimits,
-        run: RunTrial,
-        *,
-        recorded: Sequence[SearchTrial] = (),
-        on_trial: Callable[[SearchTrial], None] = lambda trial: None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """Starts without trials, or with those `recorded` of an earlier search, whose time counts.
-
-        `given` is a trial of the settings as given, of which every request is a change; `on_trial` is called after each
-        trial.
-        """
-        self.given, self.space, self.limits = given, space, limits
-        self._run, self._on_trial, self._clock = run, on_trial, clock
-        # A trial that ran out of time says nothing about its settings: it is tried again, and only its time counts.
-        self.out_of_time = [trial for trial in recorded if trial.result.status == TIMED_OUT]
-        self._recorded = {trial.key: trial for trial in recorded if trial.result.status != TIMED_OUT}
-        self._spent_before = sum(trial.seconds for trial in recorded)
-        self._began = clock()
-        self.round = 1
-        self.reserved_trials = 0.0  # of usual length, which have to be possible afterwards
-        self.trials: list[SearchTrial] = []
-        self.rows: dict[Combination, SweepRow] = {}  # of all trials, the confirming ones too
-        self.model: SpeedModel = fit_speeds([])
+    def __init__(self, given: TrialRequest, space: SearchSpace, limits: SearchLimits, run: RunTrial, **options: Any):
+        """Takes what `Trials` does, and where to search."""
+        super().__init__(given, limits, run, **options)
+        self.space = space
         self.reference = space.start(given.combination).without_idle_workers()
         self.chosen: Combination | None = None
         self.confirmed = False
         self.notes: list[str] = []
         self.choice: SettingsChoice | None = None  # of the finalists, before the longer run
-        self._skipped: list[Combination] = []  # for lack of time
         self._hopeless: set[tuple[str, Any]] = set()
 
     def search(self) -> None:
@@ -175,150 +75,16 @@ class Search:
         )
         self.chosen = self._choose(self.ranked())
 
-    @property
-    def untried(self) -> list[Combination]:
-        """Settings that there was no time for."""
-        return [c for c in dict.fromkeys(self._skipped) if c not in self.rows]
-
-    def seconds_spent(self) -> float:
-        return self._spent_before + self._clock() - self._began
-
-    def seconds_left(self) -> float:
-        return self.limits.budget_seconds - self.seconds_spent()
-
-    def all_trials(self) -> list[SearchTrial]:
-        """Returns the trials to record, also those that an interrupted search has not come to again."""
-        used = {trial.key for trial in self.trials}
-        unused = [trial for key, trial in self._recorded.items() if key not in used]
-        return [*self.trials, *unused, *self.out_of_time]
-
-    def measure(self, combination: Combination, seconds: float = SHORT_SECONDS, confirming: bool = False) -> bool:
-        """Runs a trial of this round, and returns False if there was no time for it; its result is in `rows`.
-
-        One that takes far longer than others is left out of this search, but not counted as a failure.
-        """
-        known = self._recorded.get((combination, self.round, confirming))
-        if known:
-            self._keep(known)
-            return True
-        expected = self._expected_seconds(combination)
-        available = self.seconds_left() - min(
-            MOST_RESERVE * self.limits.budget_seconds, self.reserved_trials * self._warm_seconds()
-        )
-        if available < max(expected, 1e-9):
-            self._skipped.append(combination)
-            return False
-        patience = PATIENCE * expected or math.inf  # nothing is known of the first
-        limit = min(max(SMALLEST_LIMIT, patience), max(SMALLEST_LIMIT, available))
-        batches = self._batches(combination, seconds)
-        request = dataclasses.replace(
-            self.given, combination=combination, max_batches=batches, with_evaluation=confirming
-        )
-        began = self._clock()
-        result = self._run(request, limit)
-        trial = SearchTrial(combination, self.round, confirming, self._clock() - began, result)
-        is_late = result.status == TIMED_OUT
-        is_out_of_time = is_late and (limit < patience or confirming)
-        if is_out_of_time:
-            self._skipped.append(combination)
-        elif is_late:
-            self.rows.setdefault(combination, SweepRow(combination, SKIPPED, result.reason))
-        if is_late:
-            self.out_of_time.append(trial)
-        else:
-            self._keep(trial)
-        self._on_trial(trial)
-        return not is_out_of_time
-
-    def _keep(self, trial: SearchTrial) -> None:
-        self.trials.append(trial)
-        figures = trial.result.figures
-        self.limits = self.limits.with_device(figures.device_limit_bytes if figures else None)
-        repeat = dataclasses.replace(trial.result, round=trial.round, trial_seconds=round(trial.seconds, 3))
-        self.rows[trial.combination] = self.rows.get(trial.combination, SweepRow(trial.combination)).with_repeat(repeat)
-        self.model = fit_speeds(list(self.rows.values()))
-
-    def _warm_seconds(self) -> float:
-        """Returns the usual length of a trial whose program was compiled before; 0 before the first."""
-        warm = [trial.seconds - trial.compile_seconds for trial in self.trials if trial.result.status == OK]
-        return statistics.median(warm) if warm else 0.0
-
-    def _expected_seconds(self, combination: Combination) -> float:
-        programs = {program_of(trial.combination) for trial in self.trials}
-        compiling = [trial.compile_seconds for trial in self.trials if trial.compile_seconds]
-        is_cold = self.given.compile_anew or program_of(combination) not in programs
-        cold = statistics.median(compiling) if compiling and is_cold else 0.0
-        return self._warm_seconds() + cold
-
-    def _batches(self, combination: Combination, seconds: float) -> int:
-        """Returns how many batches take about `seconds`, by the speed of this combination, or of the fastest."""
-        rows = self.rows
-        own = rows[combination].samples_per_sec if combination in rows else None
-        speed = own or max((row.samples_per_sec or 0.0 for row in rows.values()), default=0.0)
-        return round(min(max(seconds * speed / combination.batch_size, FEWEST_BATCHES), MOST_BATCHES))
-
-    def works(self, combination: Combination) -> bool:
-        """Returns whether it was measured, with a finite loss, within the usable memory, without a leak."""
-        return not self.why_not(combination)
-
-    def ratio(self, a: Combination, b: Combination) -> float:
-        rows = self.rows
-        found = compare_speeds(rows[a], rows[b], self.model).ratio
-        return found if math.isfinite(found) else (rows[a].samples_per_sec or 0.0) / (rows[b].samples_per_sec or 1.0)
-
-    def ranked(self) -> list[Combination]:
-        """Returns those that work, the fastest first."""
-        return sorted(filter(self.works, self.rows), key=lambda c: -self.model.effect(self.rows[c]))
-
-    def expected_to_fit(self, combination: Combination) -> bool:
-        return self.expected_bytes(combination) <= self.limits.usable_bytes
-
-    def expected_bytes(self, combination: Combination) -> float:
-        """Expects memory on the line through the two largest parts measured with this precision and remat.
-
-        With a single point the line goes through zero: what does not grow with the batch then counts as if it did, so
-        the expectation is not too low. A trial that ran out of memory is a point at the limit. Without a point the
-        expectation is 0: only a trial can tell.
-        """
-        points: dict[float, float] = {}
-        for other, row in self.rows.items():
-            memory = self.limits.memory_bytes if row.status == OUT_OF_MEMORY else row.memory_bytes
-            alike = (other.precision, other.remat) == (combination.precision, combination.remat)
-            if alike and row.status in (OK, OUT_OF_MEMORY) and memory and math.isfinite(memory):
-                points[other.part_size] = max(memory, points.get(other.part_size, 0.0))
-        if not points:
-            return 0.0
-        x, memory = max(points.items())
-        smaller = max((point for point in points.items() if point[0] < x), default=(0.0, 0.0))
-        slope = max(0.0, (memory - smaller[1]) / (x - smaller[0]))
-        return memory + slope * (combination.part_size - x)
-
-    def why_not(self, combination: Combination) -> str:
-        """Returns why a combination does not work; empty if it does."""
-        row = self.rows.get(combination)
-        return "not measured" if row is None else self.what_is_wrong(row)
-
-    def what_is_wrong(self, row: SweepRow) -> str:
-        """Returns what keeps settings from being used; empty if nothing does."""
-        if row.status != OK:
-            return row.reason or row.status
-        if not row.finite:
-            return "its loss is not finite"
-        if row.leak:
-            return "its memory grows from step to step"
-        fits = math.isinf(row.memory_bytes) or row.memory_bytes <= self.limits.usable_bytes
-        return "" if fits else "it takes more memory than is allowed"
-
     def _find_batch(self) -> None:
         start = self.reference
         for _ in range(BACK_OFFS):
             smaller = self.space.smaller(start)
-            if self.works(start) or smaller is None or not self._fails(start):
+            if self.works(start) or smaller is None or not self.fails(start):
                 break
             self.notes.append(f"{start.label} does not work here: {self.why_not(start)}.")
             start = smaller
             self.measure(start)
-        if self.works(start) and not self._waits(start):
+        if self.works(start) and not self.waits_for_data(start):
             self._explore_batches(start)
 
     def _explore_batches(self, start: Combination) -> None:
@@ -330,7 +96,7 @@ class Search:
         best = start
         while (following := step(best)) is not None and (following in self.rows or self.measure(following)):
             if not self.works(following):
-                if self._fails(following) and self.rows[following].status != REFUSED:
+                if self.fails(following) and self.rows[following].status != REFUSED:
                     best = self._bisect(best, following)
                 break
             if self.ratio(following, best) < GROWTH:
@@ -341,15 +107,10 @@ class Search:
     def _bisect(self, works: Combination, fails: Combination) -> Combination:
         for _ in range(BISECTIONS):
             middle = self.space.between(works, fails)
-            if middle is None or not self.measure(middle) or not (self.works(middle) or self._fails(middle)):
+            if middle is None or not self.measure(middle) or not (self.works(middle) or self.fails(middle)):
                 break
             works, fails = (middle, fails) if self.works(middle) else (works, middle)
         return works
-
-    def _fails(self, combination: Combination) -> bool:
-        """Returns whether it was seen not to work; one that ran out of time was not."""
-        row = self.rows.get(combination)
-        return row is not None and row.status != SKIPPED and not self.works(combination)
 
     def _larger(self, combination: Combination) -> Combination | None:
         """Returns the next larger batch; one less far where that is not expected to fit."""
@@ -379,11 +140,12 @@ class Search:
         """Returns untried changes of one setting that were not hopeless elsewhere, with a batch that fits.
 
         While the leader waits for data, a faster step would not show: the loader comes first, with as many workers as
-        the wait says that it needs. While it does not, more batches ahead would not show.
+        the wait says that it needs. While it does not, more batches ahead or at once would not show.
         """
-        rows, waits = self.rows, self._waits(leader)
+        rows, waits = self.rows, self.waits_for_data(leader)
         near = [*self._wider(leader), *self.space.neighbours(leader)]
-        near = [c for c in near if waits or c.prefetch == leader.prefetch or c.pipeline != leader.pipeline]
+        ahead = (leader.prefetch, leader.worker_threads, leader.pipeline)
+        near = [c for c in near if waits or (c.prefetch, c.worker_threads) == ahead[:2] or c.pipeline != ahead[2]]
         hopeful = [c for c in near if not self._hopeless & set(changes(leader, c))]
         batches = [self._larger(leader), self.space.smaller(leader)]
         new = [c for c in dict.fromkeys([*map(self._shrunk, hopeful), *batches]) if c is not None and c not in rows]
@@ -391,17 +153,25 @@ class Search:
         return loader if loader and waits else new
 
     def _wider(self, leader: Combination) -> list[Combination]:
-        """Returns the leader with as many workers as would keep the device busy, by the wait that was measured."""
+        """Returns the leader with as many workers, or threads in them, as the measured wait says that it needs."""
         wait = self.rows[leader].mean("data_wait_fraction") or 0.0
-        needed = math.ceil(max(1, leader.num_workers) / max(1 - wait, 1e-3))
-        is_wider = self._waits(leader) and leader.num_workers < needed <= self.space.most_workers
-        return [dataclasses.replace(leader, num_workers=needed)] if is_wider else []
+        workers, threads = max(1, leader.num_workers), leader.worker_threads
+        needed = math.ceil(workers * threads / max(1 - wait, 1e-3))
+        if not self.waits_for_data(leader):
+            return []
+        more, deeper = math.ceil(needed / threads), math.ceil(needed / workers)
+        wider: list[dict[str, Any]] = []
+        if leader.num_workers < more <= self.space.most_workers:
+            wider.append({"num_workers": more})
+        if leader.num_workers and threads < deeper <= self.space.most_threads:
+            wider.append({"worker_threads": deeper})
+        return [dataclasses.replace(leader, **change) for change in wider]
 
     def _roomiest(self, ranked: Sequence[Combination]) -> Combination:
         """Returns the leader; of loaders that are as fast, the one that would also feed a faster step."""
         leader = ranked[0]
         alike = [c for c in ranked if _changes_loader_alone(c, leader) and self.ratio(c, leader) > 1 / ALIKE]
-        return max(alike, key=lambda c: (c.pipeline == "device", c.num_workers))
+        return max(alike, key=lambda c: (c.pipeline == "device", c.num_workers * c.worker_threads))
 
     def _shrunk(self, combination: Combination) -> Combination | None:
         """Returns the combination with the largest batch of the ladder that is expected to fit."""
@@ -411,10 +181,6 @@ class Search:
                 return None
             combination = smaller
         return combination
-
-    def _waits(self, combination: Combination) -> bool:
-        """Returns whether the loader limits its speed."""
-        return (self.rows[combination].mean("data_wait_fraction") or 0.0) > WAITING
 
     def _hopeless_changes(self, leader: Combination, pool: Sequence[Combination]) -> set[tuple[str, Any]]:
         """Returns single changes that failed or made the leader clearly slower, except those of the batch."""
@@ -491,10 +257,5 @@ class Search:
         return (self._choose([self.reference]) if self.works(self.reference) else None), False
 
 
-def program_of(combination: Combination) -> Combination:
-    """Returns what decides which program is compiled."""
-    return dataclasses.replace(combination, num_workers=0, pipeline="", prefetch=0)
-
-
 def _changes_loader_alone(a: Combination, b: Combination) -> bool:
-    return {name for name, _ in changes(a, b)} <= {"num_workers", "pipeline", "prefetch"}
+    return {name for name, _ in changes(a, b)} <= {"pipeline", *LOADER_KNOBS}

@@ -9,12 +9,12 @@ from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import element_bytes
 from jepa_jax.data.facts import data_facts
-from jepa_jax.experiments.settings import FLAGS, Combination, grid_values
+from jepa_jax.experiments.settings import FLAGS, LOADER_KNOBS, Combination, grid_values
 from jepa_jax.program.config import changed_config
 
 IN_MEMORY_SOURCES = ("shapes", "cifar10", "idx", "npz")  # read as a whole anyway
 MOST_RESIDENT_BYTES = 2**31  # of images that a search tries to keep on the device
-MOST_WORKERS = 16
+MOST_WORKERS, MOST_THREADS = 16, 8
 GRAIN = 8  # images: a part of a batch between two powers is a multiple of this
 FEWEST_IMAGES = 16  # of a part: fewer are no batch for losses and norms over one
 CLOSEST_BATCHES = 1.15  # no batch is tried between two whose sizes differ by a smaller factor
@@ -32,7 +32,9 @@ class SearchSpace:
     batch_sizes: tuple[int, ...] = ()
     fixed_batch: int | None = None
     prefetches: tuple[int, ...] = ()
+    worker_threads: tuple[int, ...] = ()
     most_workers: int = 0  # what may be tried beyond the list, if the loader is seen to need as many
+    most_threads: int = 0  # the same of the threads of each worker
 
     @property
     def has_free_batch(self) -> bool:
@@ -66,6 +68,7 @@ class SearchSpace:
         """Returns every change of one knob except the batch; data on the device needs no workers to change."""
         values: dict[str, Sequence[Any]] = {
             "num_workers": self.num_workers if leader.pipeline != "device" else (),
+            "worker_threads": self.worker_threads if leader.num_workers else (),
             "prefetch": self.prefetches if leader.pipeline != "device" else (),
             "pipeline": self.pipelines,
             "precision": self.precisions,
@@ -101,7 +104,7 @@ def _resized(combination: Combination, batch: float) -> Combination | None:
 def changes(a: Combination, b: Combination) -> list[tuple[str, Any]]:
     """Returns the knobs in which b differs from a, with their values in b; without a loader workers do not count."""
     names = [field.name for field in dataclasses.fields(Combination)]
-    counted = [name for name in names if name not in ("num_workers", "prefetch") or b.pipeline != "device"]
+    counted = [name for name in names if name not in LOADER_KNOBS or b.pipeline != "device"]
     return [(name, getattr(b, name)) for name in counted if getattr(a, name) != getattr(b, name)]
 
 
@@ -133,7 +136,9 @@ def make_space(
         batch_sizes=tuple(sorted(values("batch_sizes"))),
         fixed_batch=own.batch_size if fixed_batch == "config" else int(fixed_batch or 0) or None,
         prefetches=values("prefetch", (own.prefetch, 2 * own.prefetch)),
+        worker_threads=values("worker_threads", (own.worker_threads, 2 * own.worker_threads)),
         most_workers=0 if texts.get("num_workers") else min(MOST_WORKERS, num_cores()),
+        most_threads=0 if texts.get("worker_threads") else MOST_THREADS,
     )
 
 

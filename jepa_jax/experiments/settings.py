@@ -19,12 +19,18 @@ KNOBS = {
     "remat": "train.remat",
     "pipeline": "data.pipeline",
     "prefetch": "data.prefetch",
+    "worker_threads": "data.worker_threads",
 }
+LOADER_KNOBS = ("num_workers", "prefetch", "worker_threads")  # nothing else is fed by the loader's processes
+
 # Flags that list values of each knob, in the order of the grid: the last one changes fastest.
-FLAG_NAMES = ("batch_sizes", "num_workers", "grad_accum", "precisions", "remats", "pipelines", "prefetch")
+FLAG_NAMES = (
+    "batch_sizes", "num_workers", "grad_accum", "precisions", "remats", "pipelines", "prefetch", "worker_threads",
+)  # fmt: skip
 FLAGS = dict(zip(FLAG_NAMES, KNOBS, strict=True))
 KEYS = {name: entry.key for group, cls in COMMON.items() for name, entry in entries(cls, f"{group}.").items()}
 USUAL_PREFETCH: int = KEYS["data.prefetch"].default  # labels name another one only
+LATER_FLAGS = ("prefetch", "worker_threads")  # documents of sweeps without them say nothing of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +47,13 @@ class Combination:
     remat: str
     pipeline: str
     prefetch: int = USUAL_PREFETCH
+    worker_threads: int = 1
 
     @property
     def label(self) -> str:
         parts = f"batch {self.batch_size}" + (f" in {self.grad_accum_steps}" if self.grad_accum_steps > 1 else "")
         workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
+        workers += f" of {self.worker_threads} threads" if self.worker_threads > 1 else ""
         remat = self.remat and f"remat {self.remat}"
         ahead = "" if self.prefetch == USUAL_PREFETCH else f"{self.prefetch} batches ahead"
         return ", ".join(filter(None, (parts, workers, self.precision, remat, self.pipeline, ahead)))
@@ -60,7 +68,7 @@ class Combination:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Combination":
-        """Reads a JSON object; those of earlier versions have no prefetch."""
+        """Reads a JSON object; those of earlier versions lack the last settings."""
         return cls(**{name: values[name] for name in KNOBS if name in values})
 
     @classmethod
@@ -71,11 +79,13 @@ class Combination:
         return cls(**{name: flat[key] for name, key in KNOBS.items()})
 
     def without_idle_workers(self) -> "Combination":
-        """Returns the combination without the workers that have nothing to do: with data on the device none is loaded.
+        """Returns the combination without idle workers (data on the device need none) and idle threads (of no worker).
 
         Combinations that differ in an idle loader alone run the same program from the same pipeline.
         """
-        return dataclasses.replace(self, num_workers=0, prefetch=USUAL_PREFETCH) if self.pipeline == "device" else self
+        if self.pipeline == "device":
+            return dataclasses.replace(self, num_workers=0, prefetch=USUAL_PREFETCH, worker_threads=1)
+        return self if self.num_workers else dataclasses.replace(self, worker_threads=1)
 
     def as_overrides(self) -> dict[str, Any]:
         """Returns the settings by config key."""

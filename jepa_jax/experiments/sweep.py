@@ -19,7 +19,7 @@ from jepa_jax.data.sources import open_source
 from jepa_jax.experiments.engine import EXIT_NO_RESULT, Document, Experiment, TaskProgress, run_on_cards
 from jepa_jax.experiments.recommendation import recommend
 from jepa_jax.experiments.rows import OK, REFUSED, SweepRow, TrialResult, rows_to_json, skip_larger
-from jepa_jax.experiments.settings import Combination, TrialRequest, all_combinations
+from jepa_jax.experiments.settings import LATER_FLAGS, Combination, TrialRequest, all_combinations
 from jepa_jax.experiments.slurm import make_executor
 from jepa_jax.experiments.trial import CACHE, RESULT, STOP_SECONDS, finished_result, run_trial
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
@@ -60,7 +60,8 @@ class Sweep:
         """Returns the header of a new document; its settings must be the same for a sweep to continue."""
         hardware = describe_hardware(self.gpus[0] if self.gpus else self.gpu_index)
         counts = {name: getattr(self, name) for name in ("max_batches", "warmup_batches", "repeats")}
-        lists = {flag: list(values) for flag, values in self.values.items() if flag != "prefetch" or len(values) > 1}
+        said = {flag: values for flag, values in self.values.items() if flag not in LATER_FLAGS or len(values) > 1}
+        lists = {flag: list(values) for flag, values in said.items()}
         return {
             **base_header(self.config, self.config_name, hardware),
             **counts,

@@ -29,8 +29,9 @@ from jepa_jax.experiments.recommendation import (
     what_limits,
 )
 from jepa_jax.experiments.rows import TrialResult, rows_to_json
-from jepa_jax.experiments.search import WARMUP_BATCHES, RunTrial, Search, SearchLimits, SearchTrial
+from jepa_jax.experiments.search import Search
 from jepa_jax.experiments.search_space import SearchSpace, make_space
+from jepa_jax.experiments.search_trials import WARMUP_BATCHES, RunTrial, SearchLimits, SearchTrial
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.trial import CACHE, STOP_SECONDS, device_options, module_folder, run_trial
 from jepa_jax.experiments.tuned_file import write_tuned
@@ -38,6 +39,7 @@ from jepa_jax.runtime.allocator import pool_fraction
 from jepa_jax.runtime.provenance import base_header, describe_hardware, differences
 
 MEMORY_SHARE = 0.8  # of the memory that is free when a search on a CPU begins
+FIGURES = ("samples_per_sec", "samples_per_sec_ci95", "gain")  # of a conclusion
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 # Options that have to be the same for a search to continue.
 TUNE_SETTINGS = ("use_dummy_data", "gpu_index", "memory_limit_gb", "memory_fraction", "margin")
@@ -70,7 +72,7 @@ def tune(
     fixed_batch, dummy = options.fixed_effective_batch, options.use_dummy_data
     space = make_space(config, options.values, fixed_batch=fixed_batch, use_dummy_data=dummy)
     given = TrialRequest(config.to_dict(), Combination.of(config), use_dummy_data=dummy)
-    return search_settings(given, space, options, console, config, run)
+    return SearchRun(given, space, options, config, run).execute(console)
 
 
 def tune_own_step(
@@ -92,7 +94,7 @@ def tune_own_step(
     request = TrialRequest({}, given, make=make if isinstance(make, str) else reference_of(make))
     module_folder(request.make)  # refuses a module that cannot be found
     options = dataclasses.replace(options, config_name=request.make)
-    code, result, document = search_settings(request, space, options, console, None, run)
+    code, result, document = SearchRun(request, space, options, None, run).execute(console)
     names = {"batch": "batch_size", "precision": "precision", "workers": "num_workers"}
     chosen = result["chosen"] and {argument: result["chosen"][knob] for argument, knob in names.items()}
     return code, result | {"chosen": chosen}, document
@@ -108,98 +110,119 @@ def reference_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def search_settings(
-    given: TrialRequest,
-    space: SearchSpace,
-    options: TuneOptions,
-    console: Console,
-    config: Config | None,
-    run: RunTrial | None,
-) -> tuple[int, dict[str, Any], Document]:
-    """Searches around `given`; see `tune`."""
-    place = options.output_dir
-    experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
-    budget, hardware = parse_budget(options.budget), describe_hardware(options.gpu_index)
-    memory, memory_source = memory_limit(options, hardware)
-    settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in TUNE_SETTINGS}
-    if given.make:
-        settings |= {"make": given.make, "given": given.combination.to_dict()}
-    header: dict[str, Any] = {
-        **base_header(config, options.config_name, hardware),
-        "kind": "tune",
-        "memory_limit_bytes": memory,
-        "budget_seconds": budget,
-        "settings": json.loads(json.dumps(settings)),
-    }
-    recorded: list[SearchTrial] = []
-    if found := experiment.load(header, read_trials, differences, resume=options.resume):
-        header, recorded = {**found[0], "budget_seconds": budget}, found[1]
-        memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
-    progress = TaskProgress(budget, "s")  # the unit of work is a second of the budget
+class SearchRun:
+    """A search as an experiment: the files that it continues from, its trials as processes, and its outcome.
 
-    def run_in_process(request: TrialRequest, time_limit: float) -> TrialResult:
-        progress.done, began = search.seconds_spent(), time.monotonic()
-        folder = experiment.folder / f"{len(search.all_trials()) + 1:03d}"
+    Attributes:
+      header: of its document; a search continues only where most of it is the same.
+    """
+
+    def __init__(
+        self,
+        given: TrialRequest,
+        space: SearchSpace,
+        options: TuneOptions,
+        config: Config | None,
+        run: RunTrial | None,
+    ):
+        """Takes what `tune` takes, and a trial of the settings to search around."""
+        place, budget = options.output_dir, parse_budget(options.budget)
+        self.config, self.options = config, options
+        self.experiment = Experiment("search", "--output_dir", place, place / "tune.json", place / "trials")
+        self.progress = TaskProgress(budget, "s")  # the unit of work is a second of the budget
+        hardware = describe_hardware(options.gpu_index)
+        memory, self._memory_source = memory_limit(options, hardware)
+        settings = {"space": dataclasses.asdict(space)} | {name: getattr(options, name) for name in TUNE_SETTINGS}
+        if given.make:
+            settings |= {"make": given.make, "given": given.combination.to_dict()}
+        self.header: dict[str, Any] = {
+            **base_header(config, options.config_name, hardware),
+            "kind": "tune",
+            "memory_limit_bytes": memory,
+            "budget_seconds": budget,
+            "settings": json.loads(json.dumps(settings)),
+        }
+        recorded: list[SearchTrial] = []
+        if found := self.experiment.load(self.header, read_trials, differences, resume=options.resume):
+            self.header, recorded = {**found[0], "budget_seconds": budget}, found[1]
+            self._memory_source = "as at the first start"  # free memory changes from start to start, decisions must not
+        device = device_options(hardware, options.memory_fraction)
+        given = dataclasses.replace(given, warmup_batches=WARMUP_BATCHES, gpu_index=options.gpu_index, **device)
+        known = self.header["memory_limit_bytes"]
+        limits = SearchLimits(budget, known, options.margin, is_guess=options.memory_limit_gb is None)
+        run = run or self._run_in_process
+        self.search = Search(given, space, limits, run, recorded=recorded, on_trial=self._on_trial)
+
+    def execute(self, console: Console) -> tuple[int, dict[str, Any], Document]:
+        """Searches; returns the exit code, the object that the command prints last, and the document."""
+        console.line(
+            f"memory: {(self.search.limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {self._memory_source}; "
+            f"{100 * self.options.margin:.0f} % of it stay free"
+        )
+        code = self.experiment.execute(self.search.search, self.progress, grace=STOP_SECONDS)
+        if code != EXIT_OK:
+            self.search.take_best_so_far()
+        document = self._save(recommend_outcome(self.config, self.search))
+        tuned = None
+        if code == EXIT_OK:
+            shutil.rmtree(self.experiment.folder / CACHE, ignore_errors=True)
+            code = EXIT_NO_RESULT if self.search.chosen is None else EXIT_OK
+            tuned = self._write_tuned(document["conclusion"])
+        return code, self._result(code, document, tuned), document
+
+    def _run_in_process(self, request: TrialRequest, time_limit: float) -> TrialResult:
+        self.progress.done, began = self.search.seconds_spent(), time.monotonic()
+        folder = self.experiment.folder / f"{len(self.search.all_trials()) + 1:03d}"
 
         def tick() -> None:
-            progress.tick(request.combination.label, time.monotonic() - began)
+            self.progress.tick(request.combination.label, time.monotonic() - began)
 
         return run_trial(folder, request, time_limit=time_limit, on_tick=tick)
 
-    def save(recommendation: Recommendation | None = None) -> Document:
+    def _on_trial(self, trial: SearchTrial) -> None:
+        self._save()
+        self.progress.done = round(self.search.seconds_spent(), 1)
+        speed = max((row.samples_per_sec or 0.0 for row in self.search.rows.values()), default=0.0)
+        self.progress.best = f"best {short(speed)} samples/s" if speed else ""
+        self.progress.report(trial.combination.label, trial.result.status, trial.result.in_words())
+
+    def _save(self, recommendation: Recommendation | None = None) -> Document:
         document = {
             # Once a trial has read the memory of the device, the limit is no longer a guess.
-            "header": {**header, "memory_limit_bytes": search.limits.memory_bytes},
-            "rows": rows_to_json(search.rows.values()),
-            "conclusion": recommendation.to_dict(config) if recommendation else None,
-            "trials": [trial.to_dict() for trial in search.all_trials()],
+            "header": {**self.header, "memory_limit_bytes": self.search.limits.memory_bytes},
+            "rows": rows_to_json(self.search.rows.values()),
+            "conclusion": recommendation.to_dict(self.config) if recommendation else None,
+            "trials": [trial.to_dict() for trial in self.search.all_trials()],
         }
-        experiment.save(document)
+        self.experiment.save(document)
         return document
 
-    def on_trial(trial: SearchTrial) -> None:
-        save()
-        progress.done = round(search.seconds_spent(), 1)
-        speed = max((row.samples_per_sec or 0.0 for row in search.rows.values()), default=0.0)
-        progress.best = f"best {short(speed)} samples/s" if speed else ""
-        progress.report(trial.combination.label, trial.result.status, trial.result.in_words())
+    def _write_tuned(self, conclusion: Mapping[str, Any]) -> str | None:
+        """Writes tuned.json if there is a choice for a config; returns its place."""
+        chosen, search = self.search.chosen, self.search
+        if chosen is None or self.config is None:
+            return None
+        place = str(self.options.output_dir / "tuned.json")
+        copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
+        facts = {key: self.header[key] for key in copied} | {key: conclusion[key] for key in (*FIGURES, "text")}
+        facts |= {"confirmed": search.confirmed, "memory_fraction": search.given.memory_fraction}
+        write_tuned(place, chosen, **facts, data_source=search.rows[chosen].shared("data_source"))
+        return place
 
-    device = device_options(hardware, options.memory_fraction)
-    given = dataclasses.replace(given, warmup_batches=WARMUP_BATCHES, gpu_index=options.gpu_index, **device)
-    limits = SearchLimits(budget, header["memory_limit_bytes"], options.margin, options.memory_limit_gb is None)
-    search = Search(given, space, limits, run or run_in_process, recorded=recorded, on_trial=on_trial)
-    console.line(
-        f"memory: {(limits.memory_bytes or 0) / 2**30:.1f} GiB may be used, {memory_source}; "
-        f"{100 * options.margin:.0f} % of it stay free"
-    )
-    code = experiment.execute(search.search, progress, grace=STOP_SECONDS)
-    if code != EXIT_OK:
-        search.take_best_so_far()
-    document = save(recommend_outcome(config, search))
-    conclusion, chosen, tuned = document["conclusion"], search.chosen, None
-    figures = {key: conclusion[key] for key in ("samples_per_sec", "samples_per_sec_ci95", "gain")}
-    if code == EXIT_OK:
-        shutil.rmtree(experiment.folder / CACHE, ignore_errors=True)
-        code = EXIT_NO_RESULT if chosen is None else EXIT_OK
-        if chosen is not None and config is not None:
-            tuned = str(place / "tuned.json")
-            copied = ("created", "command", "hardware", "versions", "config_name", "config_hash", "config")
-            facts = {key: header[key] for key in copied} | figures | {"text": conclusion["text"]}
-            facts |= {"confirmed": search.confirmed, "memory_fraction": given.memory_fraction}
-            write_tuned(tuned, chosen, **facts, data_source=search.rows[chosen].shared("data_source"))
-    result = {
-        "chosen": conclusion["best"],
-        **figures,
-        "confirmed": search.confirmed,
-        "trials": len(search.trials),
-        "combinations": len(document["rows"]),
-        "seconds": round(search.seconds_spent(), 1),
-        "not_tried": [combination.label for combination in search.untried],
-        "tuned": tuned,
-        "html": str(place / "tune.html"),
-        "exit_code": code,
-    }
-    return code, result, document
+    def _result(self, code: int, document: Document, tuned: str | None) -> dict[str, Any]:
+        conclusion, search = document["conclusion"], self.search
+        return {
+            "chosen": conclusion["best"],
+            **{key: conclusion[key] for key in FIGURES},
+            "confirmed": search.confirmed,
+            "trials": len(search.trials),
+            "combinations": len(document["rows"]),
+            "seconds": round(search.seconds_spent(), 1),
+            "not_tried": [combination.label for combination in search.untried],
+            "tuned": tuned,
+            "html": str(self.options.output_dir / "tune.html"),
+            "exit_code": code,
+        }
 
 
 def read_trials(document: Document) -> tuple[dict[str, Any], list[SearchTrial]]:

@@ -14,7 +14,7 @@ PARTS = ("config", "data", "code")  # of an identity
 FREE_ON_RESUME = (
     "data.dir",
     "data.num_workers",
-    "data.worker_timeout",
+    "data.worker_t",
     "data.prefetch",
     "data.pipeline",
     "train.checkpoint_",

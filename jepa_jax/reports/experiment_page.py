@@ -43,6 +43,7 @@ KNOB_WORDS = {
     "remat": "remat",
     "pipeline": "pipeline",
     "prefetch": "prefetch",
+    "worker_threads": "threads per worker",
 }
 EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none that can be measured", EFFECT: "yes"}
 

@@ -34,14 +34,14 @@ def pids():
 
 
 @contextlib.contextmanager
-def pool(batches, timeout=600.0, first_step=5, count=2):
+def pool(batches, timeout=600.0, first_step=5, count=2, threads=1):
     warnings: list[str] = []
 
     def warn(text):
         warnings.append(text)
         workers.timeout = timeout  # new workers need time to start
 
-    workers = iter(SupervisedPool(batches, count, timeout=timeout, warn=warn))
+    workers = iter(SupervisedPool(batches, count, threads=threads, timeout=timeout, warn=warn))
     workers.set_state({"next_index": first_step})
     try:
         yield workers, warnings
@@ -70,6 +70,14 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
         assert victim not in pids().values() and len(pids()) == 2
     [warning] = warnings
     assert f"data worker 2 of 2 (pid {victim}) was ended by SIGKILL" in warning
+
+
+def test_threads_in_workers_make_the_same_batches_in_order():
+    load = dataset()
+    with pool(load, threads=3) as (workers, warnings):
+        assert_batches(workers, load, range(5, 16))
+        assert workers.get_state() == {"next_index": 16}
+        assert not warnings
 
 
 def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():

@@ -48,7 +48,7 @@ def test_a_process_imports_and_measures_the_users_step(outside, monkeypatch):
 
 
 def test_the_search_returns_the_arguments_of_make_and_writes_the_page(outside, monkeypatch):
-    def run(request, time_limit):
+    def run(request):
         """Two workers and large batches are fast; bfloat16 runs out of memory."""
         c = request.combination
         if c.precision == "bfloat16":
@@ -56,8 +56,7 @@ def test_the_search_returns_the_arguments_of_make_and_writes_the_page(outside, m
         speed = 1000.0 * min(c.batch_size, 128) * (1 + (c.num_workers == 2))
         return TrialResult("ok", figures=TrialFigures(speed, process_memory_bytes=10**6, compile_seconds=1.0))
 
-    true_search = tune_module.search_settings
-    monkeypatch.setattr(tune_module, "search_settings", lambda *arguments: true_search(*arguments[:-1], run))
+    monkeypatch.setattr(tune_module, "run_trial", lambda folder, request, **options: run(request))
     said = io.StringIO()
     result = jepa_jax.tune_step(
         "tune_own_step:make", batch=64, batch_sizes=(32, 64, 128), precisions=("float32", "bfloat16"), workers=(0, 2),

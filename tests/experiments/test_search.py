@@ -13,8 +13,9 @@ from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.experiments import tuned_file
 from jepa_jax.experiments.rows import TrialFigures, TrialResult
-from jepa_jax.experiments.search import Search, SearchLimits, SearchTrial, program_of
+from jepa_jax.experiments.search import Search
 from jepa_jax.experiments.search_space import SearchSpace, make_space, worker_counts
+from jepa_jax.experiments.search_trials import SearchLimits, SearchTrial, program_of
 from jepa_jax.experiments.settings import Combination, TrialRequest
 from jepa_jax.experiments.tune import TuneOptions, parse_budget, tune
 from jepa_jax.runtime import provenance
@@ -59,7 +60,7 @@ class Machine:
         return speed * (0.78 if c.remat == "full" else 1.0)
 
     def speed(self, c: Combination) -> float:
-        load = math.inf if c.pipeline == "device" else self.loader * max(1, c.num_workers)
+        load = math.inf if c.pipeline == "device" else self.loader * max(1, c.num_workers * c.worker_threads)
         return min(self.compute(c), load)
 
     def bytes(self, c: Combination) -> float:
@@ -215,6 +216,15 @@ def test_a_loader_that_limits_is_widened_to_what_its_wait_says():
     assert wide and all(search.rows[dataclasses.replace(c, prefetch=2)].status == "ok" for c in wide)
     unlimited, _ = search_on(Machine(), space=space)
     assert {c.prefetch for c in unlimited.rows} == {2} and max(c.num_workers for c in unlimited.rows) == 1
+
+
+def test_workers_that_limit_get_the_threads_that_their_wait_asks_for():
+    machine = Machine(loader=600.0, half=4.0, bfloat16=1.0)
+    space = dataclasses.replace(SPACE, num_workers=(0, 2), pipelines=("grain",), worker_threads=(1, 2), most_threads=8)
+    _, outcome = search_on(machine, space=space, data__num_workers=2)
+    assert outcome.confirmed and (outcome.chosen.num_workers, outcome.chosen.worker_threads) == (2, 4)
+    idle, _ = search_on(machine, space=dataclasses.replace(space, num_workers=(0,)))
+    assert {c.worker_threads for c in idle.rows} == {1}
 
 
 def test_a_setting_whose_loss_is_not_finite_is_not_chosen():

@@ -84,7 +84,7 @@ def test_flags_not_given_are_the_configs_own(make):
     own = grid_values(config, {})
     assert own == {
         "batch_sizes": [16], "num_workers": [0], "grad_accum": [1], "precisions": ["float32"], "remats": ["none"],
-        "pipelines": ["grain"], "prefetch": [2],
+        "pipelines": ["grain"], "prefetch": [2], "worker_threads": [1],
     }  # fmt: skip
     sweep = make(batch_sizes="32,8,8", pipelines="device,grain")
     assert [(c.batch_size, c.pipeline) for c in all_combinations(sweep.values)] == [
@@ -284,7 +284,7 @@ def test_a_recorded_sweep_of_an_earlier_version_is_read():
     rows = rows_to_json([SweepRow.from_dict(row) for row in document["rows"]])
     assert [row["samples_per_sec"] for row in rows] == [row["samples_per_sec"] for row in document["rows"]]
     for row in document["rows"]:
-        row["combination"].setdefault("prefetch", 2)
+        row["combination"] = {"prefetch": 2, "worker_threads": 1} | row["combination"]
     assert json.loads(json.dumps(rows)) == document["rows"]
 
 
