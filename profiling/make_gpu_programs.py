@@ -1,17 +1,21 @@
 """Writes docs/results/gpu_programs.md: every recipe compiled for nine GPUs, none of which has to be there.
 
-    python profiling/make_gpu_programs.py [--only=rapid,full] [--nocompile]
+    python profiling/make_gpu_programs.py [--part=matrix|comparison|page] [--only=rapid,full]
 
-A table says for each recipe and card whether the step compiles, whether it fits, and how fast it is predicted to be;
-another compares some recipes with an earlier commit, whose figures are in profiling/results/gpu_programs.json. Programs
-are kept by what they contain (docs/guides/plan.md): a run that was stopped goes on where it was, and what is not
-compiled yet is marked. A card with the compute capability of another one has its program, unless XLA recomputes in it.
+The matrix says for each recipe and card whether the step compiles, whether it fits, and how fast it is predicted to be;
+the comparison repeats the figures of an earlier commit (profiling/results/gpu_programs.json). A cell of the matrix is
+one compilation; it is kept in profiling/results/gpu_matrix.json at once, so that a script that was stopped goes on with
+the next cell. Cells that could not be compiled are tried again. `page` compiles nothing: it predicts the speeds of all
+kept programs anew and writes the page.
 """
 
+import dataclasses
 import pathlib
 import sys
-import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from programs_page import CARDS, key_of, page
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
@@ -22,161 +26,182 @@ from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
     from jepa_jax.planning.planner import Estimate, Planner
+    from jepa_jax.planning.step_compiler import Request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OUT, BEFORE = ROOT / "docs/results/gpu_programs.md", ROOT / "profiling/results/gpu_programs.json"
-CARDS = ("t4", "v100-16", "rtx3090", "rtx4090", "rtx5090", "a6000", "a100-80", "h100", "l4")
-ALIKE = {"a6000": "rtx3090", "l4": "rtx4090"}  # by compute capability
-ONE = "1x1x1"
-MISSING, FAILS = "not compiled yet", "does not compile"
+OUT, ROWS = ROOT / "docs/results/gpu_programs.md", ROOT / "profiling/results/gpu_matrix.json"
+COMPARISON = ROOT / "profiling/results/gpu_programs.json"
+SAME = {"a6000": "rtx3090", "l4": "rtx4090"}  # cards of one compute capability run the same program
+# Cards whose multiprocessors have the same threads and (nearly) the same shared memory: until a cell is compiled, it is
+# predicted from the program of this card.
+RELATED = {"rtx3090": "rtx4090", "a6000": "rtx4090", "rtx5090": "rtx4090", "h100": "a100-80", "v100-16": "t4"}
+ROUNDS = (("rtx4090", "l4"), ("a100-80",), ("t4",), ("rtx3090", "a6000"), ("h100",), ("v100-16",), ("rtx5090",))
+FIRST = (
+    "rapid", "quickstart", "lejepa_in1k", "ijepa_in1k_vitb", "emberformer", "mae_cifar10", "hjepa_quick_val",
+    "ijepa_cifar10_gpu", "full", "image_jepa", "jepa_pretrain_gpu", "emp_ssl_cifar10", "vjepa_vitl", "two_rooms",
+    "lejepa_imagenette", "image_jepa_sigreg", "hjepa_20epoch", "hjepa_100epoch", "emberformer_small", "vicreg_cifar10",
+)  # fmt: skip
+HOPELESS = 1.5  # times the pool: programs that need so much on another card come last, XLA tries long to shrink them
 
 Row = dict[str, Any]  # what the page says of a recipe on a card
 
 
 def add_flags(parser: Parser) -> None:
+    parser.add_choice("part", ("matrix", "comparison", "page"), "what to compile; page compiles nothing", "matrix")
     parser.add_flag("out", "FILE", "page to write", str(OUT))
-    parser.add_flag("only", "LIST", "recipes to compile; of the others what is kept is shown", "")
-    parser.add_switch("compile", "compile what is not kept; otherwise the page is only written anew", default=True)
+    parser.add_flag("rows", "FILE", "cells of the matrix", str(ROWS))
+    parser.add_flag("only", "LIST", "recipes to compile", "")
 
 
 def make_page(arguments: Arguments, console: Console) -> Result:
     platforms.prepare_to_plan()
     from jepa_jax.config.recipe import shipped_recipes
-    from jepa_jax.planning.step_compiler import default_folder
 
-    names, kept_at = sorted(shipped_recipes()), default_folder() / "gpu_programs.json"
-    wanted = (arguments.only.split(",") if arguments.only else names) if arguments.compile else []
+    names = sorted(shipped_recipes())
+    wanted = arguments.only.split(",") if arguments.only else names
     if unknown := set(wanted) - set(names):
         raise UserError(f"--only={arguments.only}: {', '.join(unknown)} is not one of {', '.join(names)}")
-    rows: dict[str, Row] = read_json_or_empty(kept_at)
-    before = read_json(BEFORE, "it is part of the repository")
-    compared = [tuple(key.split()) for key in before["rows"] if key.split()[0] in wanted]
-    cells = [(name, card, ONE) for name in wanted for card in CARDS]
-    for name, card, topology in [*compared, *(cell for cell in cells if cell not in compared)]:
-        rows[f"{name} {card} {topology}"] = row_of(name, card, topology, console)
-        write_json(kept_at, rows)
-        write_atomically(arguments.out, page(names, rows, before))
-    write_atomically(arguments.out, page(names, rows, before))
+    rows, compared = read_json_or_empty(arguments.rows), read_json(COMPARISON, "it is part of the repository")
+    if arguments.part == "matrix":
+        for key in cells(wanted, rows):
+            rows[key] = row_of(key, console)
+            rows |= related_rows(key, rows)
+            write_json(arguments.rows, rows)
+            write_atomically(arguments.out, page(names, rows, compared))
+    elif arguments.part == "comparison":
+        for key in (key for key in compared["rows"] if key.split()[0] in wanted):
+            compared.setdefault("now", {})[key] = row_of(key, console)
+            write_json(COMPARISON, compared)
+    else:
+        predict_anew(rows), predict_anew(compared.get("now", {}))
+        write_json(arguments.rows, rows)
+        write_json(COMPARISON, compared)
+    write_atomically(arguments.out, page(names, rows, compared))
     failed = [key for key, row in rows.items() if "error" in row]
-    done = sum(f"{name} {card} {ONE}" in rows for name in names for card in CARDS)
-    return Result([{"cells": done, "of": len(names) * len(CARDS), "failed": failed}], pathlib.Path(arguments.out).name)
+    compiled = sum("from" not in row for row in rows.values()) - len(failed)
+    count = {"cells": len(names) * len(CARDS), "compiled": compiled, "related": len(rows) - compiled - len(failed)}
+    return Result([{**count, "failed": failed}], pathlib.Path(arguments.out).name)
 
 
-def row_of(name: str, card: str, topology: str, console: Console) -> Row:
+def cells(names: list[str], rows: dict[str, Row]) -> Iterator[str]:
+    """Yields the cells that are not compiled, the most wanted first; `rows` may grow meanwhile."""
+    from jepa_jax.runtime.hardware import load_table
+
+    table, later = load_table(), []
+    order = [name for name in FIRST if name in names] + [name for name in names if name not in FIRST]
+    for key in (key_of(name, card) for cards in ROUNDS for name in order for card in cards):
+        if key in rows and not {"error", "from"} & rows[key].keys():
+            continue
+        name, card, _ = key.split()
+        needs = [row["peak_gib"] for row in rows.values() if row.get("recipe") == name]
+        if needs and min(needs) * 2**30 > HOPELESS * table[card].memory_bytes:
+            later.append(key)
+        else:
+            yield key
+    yield from later
+
+
+def row_of(key: str, console: Console) -> Row:
     """Returns what the compilation of a recipe for a card shows."""
+    from jepa_jax.planning.planner import Planner
+    from jepa_jax.planning.step_compiler import StepCompiler, default_folder
+    from jepa_jax.runtime.hardware import load_table
+
+    request, data = request_of(key)
+    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"{key}: {what}"))
+    planner = Planner(compiler, load_table())
+    try:
+        estimate = estimate_of(planner, request)
+    except Exception as error:  # whatever it is: the other cells count too
+        return {"recipe": key.split()[0], "error": f"{type(error).__name__}: {str(error)[:300]}"}
+    facts_file(key).parent.mkdir(parents=True, exist_ok=True)
+    write_json(facts_file(key), dataclasses.asdict(estimate.facts))
+    return as_row(estimate, key)
+
+
+def request_of(key: str) -> "tuple[Request, Any]":
+    """Returns the request of a cell, and the facts of its data."""
     from jepa_jax.config.recipe import assume_gpus
     from jepa_jax.data.facts import data_facts
-    from jepa_jax.planning.planner import Planner
-    from jepa_jax.planning.step_compiler import Request, StepCompiler, default_folder
+    from jepa_jax.planning.step_compiler import Request
     from jepa_jax.program.config import load_config
     from jepa_jax.runtime.hardware import load_table
 
+    name, card, topology = key.split()
     with assume_gpus():
         config = load_config(name)
-    compiler = StepCompiler(data_facts(config.data, assume=True), default_folder(), on_compile=console.line)
-    table = load_table()
-    try:
-        return as_row(estimate_like(Planner(compiler, table), Request(config, table[card], topology), table))
-    except UserError as error:
-        return {"error": str(error)}
+    data = data_facts(config.data, assume=True)
+    return Request(config, load_table()[card], topology, data), data
 
 
-def estimate_like(planner: "Planner", request: Any, table: Any) -> "Estimate":
+def estimate_of(planner: "Planner", request: "Request") -> "Estimate":
     """Returns the estimate of a request, from the program of a card like its own if XLA does not recompute there."""
-    alike = ALIKE.get(request.gpu.key)
-    if alike is None:
+    other = SAME.get(request.gpu.key)
+    if other is None:
         return planner.estimate(request)
-    other = planner.estimate(request.changed({"gpu": table[alike]}))
-    return planner.estimate(request) if other.facts.recomputed else planner.with_facts(request, other.facts)
+    found = planner.estimate(request.changed({"gpu": planner.table[other]}))
+    return planner.estimate(request) if found.facts.recomputed else planner.with_facts(request, found.facts)
 
 
-def as_row(estimate: "Estimate") -> Row:
+def related_rows(key: str, rows: dict[str, Row]) -> dict[str, Row]:
+    """Returns rows of cards for which a compiled program stands until theirs is compiled, if it fits them."""
+    name, card, topology = key.split()
+    found = {}
+    for other in (other for other, like in RELATED.items() if like == card and key_of(name, other) not in rows):
+        row = as_row(kept_estimate(key, f"{name} {other} {topology}"), key) if "error" not in rows[key] else {}
+        if row and row["verdict"] == "fits" and not row["recomputed"]:
+            found[key_of(name, other)] = {**row, "from": card}
+    return found
+
+
+def facts_file(key: str) -> pathlib.Path:
+    """Returns the file that keeps the program of a cell, on this machine."""
+    from jepa_jax.planning.step_compiler import default_folder
+
+    return default_folder() / "gpu_programs" / f"{key.replace(' ', '_')}.json"
+
+
+def kept_estimate(program: str, key: str) -> "Estimate":
+    """Returns the estimate of a cell from the kept program of that cell or of another."""
+    from jepa_jax.compiled.kernels import Kernel
+    from jepa_jax.planning.planner import Planner
+    from jepa_jax.planning.step_compiler import StepCompiler, StepFacts
+    from jepa_jax.runtime.hardware import load_table
+
+    kept = read_json(facts_file(program), "compile it again")
+    facts = StepFacts(**{**kept, "kernels": [Kernel(*one) for one in kept["kernels"]]})
+    request, data = request_of(key)
+    return Planner(StepCompiler(data, None), load_table()).with_facts(request, facts)
+
+
+def predict_anew(rows: dict[str, Row]) -> None:
+    """Predicts the speeds of rows whose programs are kept on this machine, with the factors of now."""
+    for key, row in rows.items():
+        name, _, topology = key.split()
+        program = f"{name} {row['from']} {topology}" if "from" in row else key
+        if "error" not in row and facts_file(program).exists():
+            row |= {**as_row(kept_estimate(program, key), key), "commit": row["commit"]}
+
+
+def as_row(estimate: "Estimate", key: str) -> Row:
+    from jepa_jax.runtime.provenance import git_commit
+
     facts = estimate.facts
     updates = ("/optimizer/", "/ema/")
     return {
+        "recipe": key.split()[0],
+        "commit": git_commit(),
         "verdict": estimate.verdict,
-        "images_per_sec": estimate.speed.images_per_sec,
-        "gigabytes": facts.bytes_moved / 1e9,
-        "peak_gib": facts.peak_bytes / 2**30,
+        "images_per_sec": round(estimate.speed.images_per_sec, 1),
+        "gigabytes": round(facts.bytes_moved / 1e9, 3),
+        "peak_gib": round(facts.peak_bytes / 2**30, 3),
         "kernels": sum(kernel.runs for kernel in facts.kernels),
         "update_kernels": sum(k.runs for k in facts.kernels if any(part in k.scope for part in updates)),
-        "transposed_percent": 100 * facts.transposed_share,
+        "transposed_percent": round(100 * facts.transposed_share, 2),
+        "recomputed": facts.recomputed,
         "collectives": facts.collectives,
         "precision": estimate.request.config.train.precision,
     }
-
-
-def page(names: list[str], rows: dict[str, Row], before: Row) -> str:
-    from jepa_jax.runtime.hardware import load_table
-
-    table = load_table()
-    titles = [table[card].name.removeprefix("NVIDIA ").removeprefix("GeForce ") for card in CARDS]
-    lines = [
-        "# Programs for GPUs",
-        "",
-        "```",
-        "python profiling/make_gpu_programs.py",
-        "```",
-        "",
-        "Compiled, not measured: no GPU took part. Images/s are predicted ([how well](predictions.md)).",
-        "",
-        "## Every recipe on nine cards",
-        "",
-        "Predicted images/s where the step fits the 90 % of the memory that JAX takes; else **no**, and what it needs",
-        "at least. Batches are those of the recipes.",
-        "",
-        f"| recipe | {' | '.join(titles)} |",
-        "|---|" + "---:|" * len(CARDS),
-    ]
-    cells_of = {name: [rows.get(f"{name} {card} {ONE}") for card in CARDS] for name in names}
-    for name, found in cells_of.items():
-        cells = [cell_text(row) for row in found]
-        if any(found):
-            lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    if absent := [f"`{name}`" for name, found in cells_of.items() if not any(found)]:
-        lines += ["", *textwrap.wrap(f"Not compiled yet: {', '.join(absent)}.", 120)]
-    return "\n".join([*lines, "", *comparison(rows, before), ""])
-
-
-def cell_text(row: Row | None) -> str:
-    if row is None:
-        return MISSING
-    if "error" in row:
-        return f"**{FAILS}**"
-    if row["verdict"] == "does not fit":
-        return f"**no** ({row['peak_gib']:.1f} GiB)"
-    return f"{row['images_per_sec']:,.0f}" + (" (tight)" if row["verdict"] == "tight" else "")
-
-
-FIGURES = (
-    ("GB moved", "gigabytes", ",.1f"), ("peak, GiB", "peak_gib", ".2f"), ("kernels", "kernels", ",d"),
-    ("of the update", "update_kernels", ",d"), ("transposes, %", "transposed_percent", ".2f"),
-    ("images/s", "images_per_sec", ",.0f"),
-)  # fmt: skip
-
-
-def comparison(rows: dict[str, Row], before: Row) -> list[str]:
-    """Returns the figures of some recipes at an earlier commit and now; speeds of both by the factors of now."""
-    lines = [
-        f"## Against {before['commit']}",
-        "",
-        "Per device and step, before -> now. *Of the update*: kernels of the optimizer and of slow copies.",
-        "*Transposes*: bytes moved only to change the order of axes. Speeds are predicted with the same factors.",
-        "",
-        "| recipe | card | " + " | ".join(title for title, _, _ in FIGURES) + " |",
-        "|---|---|" + "---:|" * len(FIGURES),
-    ]
-    for key, old in before["rows"].items():
-        name, card, topology = key.split()
-        new = rows.get(key)
-        count = "" if topology == ONE else f" {topology}"
-        count += f" ({new['commit']})" if new and "commit" in new else ""  # compiled before the newest change
-        cells = [
-            f"{old[figure]:{form}} -> " + (f"{new[figure]:{form}}" if new and "error" not in new else MISSING)
-            for _, figure, form in FIGURES
-        ]
-        lines.append(f"| `{name}` | {card}{count} | {' | '.join(cells)} |")
-    return lines
 
 
 if __name__ == "__main__":

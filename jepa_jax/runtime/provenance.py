@@ -75,7 +75,7 @@ def environment() -> dict[str, Any]:
 
     return {
         "command": command(),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         **versions(),
         "platform": jax.default_backend(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -87,7 +87,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     root = pathlib.Path(__file__).resolve().parents[2]
     try:
         arguments = ["git", "-C", str(root), "describe", "--always", "--dirty"]
