@@ -2,7 +2,7 @@
 
 A loop body counts as often as it runs, the body of a kernel once per cell of its grid. Of the branches of a conditional
 the most expensive one counts; of `lax.platform_dependent`, the one of the requested platform, or the default instead of
-a kernel, which pads its inputs and computes things again. Convolutions count the products that exist: padding and the
+a kernel, which pads its inputs and computes things again, and of what fills up channels for GPUs. Convolutions count the products that exist: padding and the
 holes of dilated inputs are left out. What no result depends on is not counted.
 """
 
@@ -80,7 +80,8 @@ def _equation_flops(equation: Any, rules: Rules, wanted: list[bool]) -> int:
         if platforms is None or rules.platform is None:
             return max(inner, default=0)
         named = [i for i, names in enumerate(platforms) if names is not None and rules.platform in names]
-        return inner[named[0] if named else platforms.index(None)]
+        flops = inner[named[0] if named else platforms.index(None)]
+        return min(flops, inner[platforms.index(None)]) if rules.platform == "cuda" and None in platforms else flops
     if name == "scan" and not rules.loops_once:
         return params["length"] * sum(inner)
     if name == "pallas_call":

@@ -1,7 +1,8 @@
 """Convolution that is fast everywhere: cuDNN's on GPUs, matrix products with their own gradient on CPUs.
 
-XLA's CPU convolution is several times slower than the matrix product that says the same, backwards above all.
-Which of the two a program holds is settled when it is lowered, so a step traced on a CPU machine and compiled for a GPU
+XLA's CPU convolution is several times slower than the matrix product that says the same, backwards above all. The
+matrix units of NVIDIA GPUs take 16-bit channels in eights: fewer, as the three of an image, are filled up with zeros.
+Which of them a program holds is settled when it is lowered, so a step traced on a CPU machine and compiled for a GPU
 holds plain convolutions.
 """
 
@@ -21,6 +22,7 @@ _Pads = tuple[tuple[int, int], tuple[int, int]]
 _Function = Callable[..., Array]
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+_CHANNELS = 8  # that cuDNN's kernels for 16-bit numbers take at a time; XLA fills them up for float16 alone
 
 
 def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: int | _Pads) -> Array:
@@ -34,30 +36,34 @@ def conv2d(x: Array, kernel: Array, *, stride: int = 1, padding: int | _Pads) ->
     if x.dtype != kernel.dtype:
         raise TypeError(f"conv2d: x is {x.dtype} and kernel is {kernel.dtype}; cast one of them")
     pads = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
-    return product(_by_platform(_matmul_conv, _plain_conv, x, kernel, stride=stride, pads=pads))
+    few = x.dtype == jnp.bfloat16 and x.shape[-1] < _CHANNELS and not _is_depthwise(x, kernel)
+    others = {"cpu": _matmul_conv, **({"cuda": _filled_conv} if few else {})}
+    return product(_by_platform(_plain_conv, others, x, kernel, stride=stride, pads=pads))
 
 
-def _by_platform(on_cpu: _Function, elsewhere: _Function, *operands: Array, **options: Any) -> Array:
-    """Applies one of two formulations; the second one in forward mode, which takes no gradient of their own."""
+def _by_platform(default: _Function, others: dict[str, _Function], *operands: Array, **options: Any) -> Array:
+    """Applies the formulation of the platform; the default in forward mode, which takes no gradient of their own."""
     if forward_mode:
-        return elsewhere(*operands, **options)
-    return _settled_when_lowered(on_cpu, elsewhere, *options.items())(*operands)
+        return default(*operands, **options)
+    return _settled_when_lowered(default, tuple(others.items()), tuple(options.items()))(*operands)
 
 
 @cache
-def _settled_when_lowered(on_cpu: _Function, elsewhere: _Function, *options: tuple[str, Any]) -> _Function:
+def _settled_when_lowered(
+    default: _Function, others: tuple[tuple[str, _Function], ...], options: tuple[tuple[str, Any], ...]
+) -> _Function:
     """Returns a function of arrays whose gradient keeps its operands alone: when traced, no platform is known yet."""
-    on_cpu, elsewhere = partial(on_cpu, **dict(options)), partial(elsewhere, **dict(options))
+    formulations = {name: partial(one, **dict(options)) for name, one in (("default", default), *others)}
 
     @jax.custom_vjp
     def function(*operands: Array) -> Array:
-        return lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
+        return lax.platform_dependent(*operands, **formulations)
 
     def backward(operands: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
         def gradient(formulation: _Function) -> Callable[..., tuple[Array, ...]]:
             return lambda dy, *operands: jax.vjp(formulation, *operands)[1](dy)
 
-        return lax.platform_dependent(dy, *operands, cpu=gradient(on_cpu), default=gradient(elsewhere))
+        return lax.platform_dependent(dy, *operands, **{name: gradient(one) for name, one in formulations.items()})
 
     function.defvjp(lambda *operands: (function(*operands), operands), backward)
     return function
@@ -72,6 +78,12 @@ def _plain_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
     return lax.conv_general_dilated(
         x, kernel, (stride, stride), pads, dimension_numbers=_DIMENSIONS, feature_group_count=groups
     )
+
+
+def _filled_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
+    more = _CHANNELS - x.shape[-1]
+    x, kernel = jnp.pad(x, ((0, 0),) * 3 + ((0, more),)), jnp.pad(kernel, ((0, 0), (0, 0), (0, more), (0, 0)))
+    return _plain_conv(x, kernel, stride, pads)
 
 
 def _matmul_conv(x: Array, kernel: Array, stride: int, pads: _Pads) -> Array:
@@ -176,7 +188,7 @@ def _input_tiles(x: Array, pads: tuple[int, int]) -> list[Array]:
 
 def max_pool(x: Array, *, window: int, stride: int, padding: int = 0) -> Array:
     """Maximum over windows of x [B, H, W, C]; on CPUs twice as fast as XLA's, forward and backward."""
-    return _by_platform(_sliced_max, _window_max, x, window=window, stride=stride, padding=padding)
+    return _by_platform(_window_max, {"cpu": _sliced_max}, x, window=window, stride=stride, padding=padding)
 
 
 def _window_max(x: Array, window: int, stride: int, padding: int) -> Array:

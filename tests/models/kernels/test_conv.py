@@ -9,6 +9,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jepa_jax.compiled.flops import Rules, count_flops
+from jepa_jax.models.kernels import conv as conv_module
 from jepa_jax.models.kernels.conv import conv2d, max_pool
 from tests.arrays import normal
 
@@ -132,6 +134,31 @@ def test_a_gpu_gets_plain_convolutions_without_casts():
     assert "dot_general" not in text
     convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
     assert not any("f32" in line for line in convolutions)
+
+
+def test_a_gpu_gets_eight_channels_of_16_bits_where_there_are_three():
+    """XLA gives cuDNN the channels that it is given, and matrix units take eight at a time."""
+
+    def text(dtype):
+        shape = functools.partial(jax.ShapeDtypeStruct, dtype=dtype)
+        conv = jax.jit(functools.partial(value_and_gradients, functools.partial(conv2d, padding=1)))
+        return conv.trace(shape((2, 8, 8, 3)), shape((3, 3, 3, 16))).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "2x8x8x8xbf16" in text(jnp.bfloat16)
+    assert "2x8x8x8xf32" not in text(jnp.float32)
+
+
+@pytest.mark.parametrize("window, stride, padding", [(3, 1, 1), (7, 2, 3)])
+def test_filled_channels_change_no_number_and_count_no_operation(window, stride, padding):
+    x, kernel = arrays((window, stride, 9, 8, 3, 16, padding))
+    pads = ((padding, padding), (padding, padding))
+    both = conv_module._filled_conv, conv_module._plain_conv
+    filled, plain = (value_and_gradients(functools.partial(c, stride=stride, pads=pads), x, kernel) for c in both)
+    assert all(relative_error(a, e) < 1e-6 for a, e in zip(filled, plain, strict=True))
+    halves = [a.astype(jnp.bfloat16) for a in (x, kernel)]
+    conv = functools.partial(conv2d, stride=stride, padding=padding)
+    counted = [count_flops(conv, *halves, rules=Rules(platform=platform)) for platform in ("cuda", "tpu")]
+    assert counted[0] == counted[1]
 
 
 def test_a_cpu_gets_only_matrix_products():
