@@ -2,8 +2,8 @@
 
 A loop body counts as often as it runs, the body of a kernel once per cell of its grid. Of the branches of a conditional
 the most expensive one counts; of `lax.platform_dependent`, the one of the requested platform, or the default instead of
-a kernel, which pads its inputs and computes things again, and of what fills up channels for GPUs. Convolutions count the products that exist: padding and the
-holes of dilated inputs are left out. What no result depends on is not counted.
+a kernel, which pads its inputs and computes things again, and of what fills up channels for GPUs. Convolutions count
+the products that exist: padding and the holes of dilated inputs are left out. What no result depends on is not counted.
 """
 
 import dataclasses

@@ -24,12 +24,13 @@ from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.methods.schedules import cosine, linear, warmed_up, warmup_cosine
+from jepa_jax.program.joined_leaves import SMALL_LEAF, Joined, chain
 
 PyTree = Any
 EXACT = jax.lax.Precision.HIGHEST
-SMALL_LEAF = 2**14  # numbers; below it, a leaf costs more to start a kernel for than to compute with
 NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm)
 Mask = Callable[[PyTree], PyTree]  # from parameters to a tree of booleans
+Rules = list[optax.GradientTransformation]
 
 
 def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_batch: int) -> float:
@@ -40,6 +41,8 @@ def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_bat
 
 def decay_mask(params: PyTree, exempt: Collection[str] = ()) -> PyTree:
     """Returns True for weights that decay: those of two or more dimensions whose path is not exempt."""
+    if isinstance(params, Joined):
+        return params.mask()
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.ndim > 1 and path_of(path) not in exempt, params)
 
 
@@ -130,13 +133,14 @@ def make_optimizer(
     decays = functools.partial(decay_mask, exempt=exempt)
     update_rule = functools.partial(_update_rule, config, decays=decays, total_steps=total_steps)
     rate = rate_of(config.lr)
-    model = optax.chain(*_clip(config), *update_rule(rate))
+    whole, elementwise = update_rule(rate)
+    model = chain([*_clip(config), *whole], elementwise, decays)
     if groups:
-        rules, labels = {"": optax.chain(*update_rule(rate))}, functools.partial(group_labels, groups=groups)
+        rules, labels = {"": chain(whole, elementwise, decays)}, functools.partial(group_labels, groups=groups)
         for i, group in enumerate(groups):
             lr = config.lr if group.lr is None else group.lr
             own_rate = optax.constant_schedule(lr * scale) if group.constant else rate_of(lr)
-            rules[str(i)] = group_rule(group, update_rule(own_rate, decay=group.weight_decay))
+            rules[str(i)] = group_rule(group, *update_rule(own_rate, decay=group.weight_decay), decays)
         # Excludes frozen groups from the clipping norm.
         model = optax.chain(freeze_groups(groups), *_clip(config, groups), optax.partition(rules, labels))
     if config.layer_decay < 1:
@@ -280,30 +284,31 @@ def group_labels(params: PyTree, groups: Sequence[ParamGroup]) -> PyTree:
     return labels
 
 
-def group_rule(group: ParamGroup, rules: list[optax.GradientTransformation]) -> optax.GradientTransformation:
+def group_rule(group: ParamGroup, whole: Rules, elementwise: Rules, decays: Mask) -> optax.GradientTransformation:
     """Returns the update rule of a group of parameters, which is frozen for some steps or for ever."""
     if group.frozen_steps < 0:
         return optax.set_to_zero()
     if group.clip is not None:
-        rules = [clip_by_norm(group.clip), *rules]
+        whole = [clip_by_norm(group.clip), *whole]
     if group.frozen_steps:
-        rules.append(optax.scale_by_schedule(lambda count: jnp.where(count < group.frozen_steps, 0.0, 1.0)))
-    return optax.chain(*rules)
+        thaw = optax.scale_by_schedule(lambda count: jnp.where(count < group.frozen_steps, 0.0, 1.0))
+        elementwise = [*elementwise, thaw]
+    return chain(whole, elementwise, decays)
 
 
 def _update_rule(
     config: Any, rate: optax.Schedule, *, total_steps: int, decays: Mask, decay: float | None = None
-) -> list[optax.GradientTransformation]:
-    """Returns everything between the clipped gradient and the update; `decay` replaces the config's weight decay."""
+) -> tuple[Rules, Rules]:
+    """Returns everything between the clipped gradient and the update; `decay` replaces the config's weight decay.
+
+    The second list has the rules that treat each number by itself.
+    """
     constant = config.weight_decay if decay is None else decay
     if config.name == "larc":
-        return [
-            scale_by_larc(rate, trust=config.larc_trust, weight_decay=constant),
-            optax.trace(config.momentum),
-            optax.scale_by_learning_rate(rate),
-        ]
+        larc = scale_by_larc(rate, trust=config.larc_trust, weight_decay=constant)
+        return [larc], [optax.trace(config.momentum), optax.scale_by_learning_rate(rate)]
     if config.name == "schedule_free_adamw":
-        return [  # AdamW without momentum, for which averaging stands in
+        return [], [  # AdamW without momentum, for which averaging stands in
             optax.scale_by_rms(config.beta2, eps_in_sqrt=False, bias_correction=True),
             optax.add_decayed_weights(constant, mask=decays),
             optax.scale_by_learning_rate(rate),
@@ -311,18 +316,18 @@ def _update_rule(
     last = getattr(config, "weight_decay_end", constant) if decay is None else decay  # a rule of the user's may lack it
     falling = cosine(constant, last, total_steps)
     if config.name == "muon":
-        return [muon(config, rate, falling, decays)]
+        return [muon(config, rate, falling, decays)], []
     decayed = optax.add_decayed_weights(falling, mask=decays)
     if config.name == "adamw":
-        return [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decayed, optax.scale_by_learning_rate(rate)]
+        return [], [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), decayed, optax.scale_by_learning_rate(rate)]
     if config.name == "sgd":
         momentum = optax.trace(config.momentum, nesterov=config.nesterov)
-        return [decayed, momentum, optax.scale_by_learning_rate(rate)]
+        return [], [decayed, momentum, optax.scale_by_learning_rate(rate)]
     rule = find_class("optim.name", config.name, {})(config, rate, falling, decays)
     if not isinstance(rule, optax.GradientTransformation):
         kind = type(rule).__name__
         raise UserError(f"config.optim.name = {config.name!r}: returns {kind}; return an optax.GradientTransformation")
-    return [rule]
+    return [rule], []
 
 
 def make_schedule(
@@ -371,7 +376,8 @@ def muon(config: Any, rate: optax.Schedule, decay: optax.Schedule, decays: Mask)
         muon_weight_dimension_numbers=matrices,
         consistent_rms=config.update_rms,
     )
-    rest = optax.adam(lambda count: config.adam_lr_factor * rate(count), b1=config.beta1, b2=config.beta2)
+    own_rate = optax.scale_by_learning_rate(lambda count: config.adam_lr_factor * rate(count))
+    rest = chain([], [optax.scale_by_adam(b1=config.beta1, b2=config.beta2), own_rate], decays)
     return optax.partition({True: kernels, False: rest}, decays)
 
 
