@@ -35,7 +35,7 @@ SAME = {"a6000": "rtx3090", "l4": "rtx4090"}  # cards of one compute capability 
 # Cards whose multiprocessors have the same threads and (nearly) the same shared memory: until a cell is compiled, it is
 # predicted from the program of this card.
 RELATED = {"rtx3090": "rtx4090", "a6000": "rtx4090", "rtx5090": "rtx4090", "h100": "a100-80", "v100-16": "t4"}
-ROUNDS = (("rtx4090", "l4"), ("a100-80",), ("t4",), ("rtx3090", "a6000"), ("h100",), ("v100-16",), ("rtx5090",))
+ROUNDS = (("a100-80",), ("rtx4090", "l4"), ("t4",), ("rtx3090", "a6000"), ("h100",), ("v100-16",), ("rtx5090",))
 FIRST = (
     "rapid", "quickstart", "lejepa_in1k", "ijepa_in1k_vitb", "emberformer", "mae_cifar10", "hjepa_quick_val",
     "ijepa_cifar10_gpu", "full", "image_jepa", "jepa_pretrain_gpu", "emp_ssl_cifar10", "vjepa_vitl", "two_rooms",
@@ -144,13 +144,17 @@ def estimate_of(planner: "Planner", request: "Request") -> "Estimate":
 
 
 def related_rows(key: str, rows: dict[str, Row]) -> dict[str, Row]:
-    """Returns rows of cards for which a compiled program stands until theirs is compiled, if it fits them."""
+    """Returns rows of cards for which a program stands until theirs is compiled: it fits them, or is far too large."""
     name, card, topology = key.split()
-    found = {}
-    for other in (other for other, like in RELATED.items() if like == card and key_of(name, other) not in rows):
-        row = as_row(kept_estimate(key, f"{name} {other} {topology}"), key) if "error" not in rows[key] else {}
-        if row and row["verdict"] == "fits" and not row["recomputed"]:
-            found[key_of(name, other)] = {**row, "from": card}
+    found: dict[str, Row] = {}
+    if "error" in rows[key]:
+        return found
+    for other in CARDS:
+        if (cell := key_of(name, other)) not in rows:
+            row = as_row(estimate := kept_estimate(key, f"{name} {other} {topology}"), key)
+            runs = RELATED.get(other) == card and row["verdict"] == "fits" and not row["recomputed"]
+            if runs or estimate.facts.peak_bytes > HOPELESS * estimate.capacity:
+                found[cell] = {**row, "from": card}
     return found
 
 

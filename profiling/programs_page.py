@@ -69,7 +69,7 @@ def cell_text(row: Row | None) -> str:
     if "error" in row:
         return f"**{FAILS}**"
     if row["verdict"] == "does not fit":
-        return f"**no** ({row['peak_gib']:.1f} GiB)"
+        return "*no*" if "from" in row else f"**no** ({row['peak_gib']:.1f} GiB)"
     text = f"{row['images_per_sec']:,.0f}" + (" (tight)" if row["verdict"] == "tight" else "")
     return f"*{text}*" if "from" in row else text
 
