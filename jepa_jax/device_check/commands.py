@@ -12,7 +12,6 @@ from typing import Any
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR
 from jepa_jax.base.processes import has_ended
 from jepa_jax.device_check.findings import Findings
-from jepa_jax.runtime.hardware import gpu_here, load_table
 
 COMMAND = (sys.executable, "-m", "jepa_jax")
 PLANNED = "mae_cifar10"  # whose largest batch fills a card, on synthetic images
@@ -50,9 +49,8 @@ def last_error(ended: subprocess.CompletedProcess[str]) -> str:
 
 def run_memory(findings: Findings, minutes: float) -> None:
     """Runs the largest batch that a plan says fits, and one beyond it that has to fail with advice."""
-    gpu = gpu_here(load_table())  # by NVML: this process leaves the card's memory to the commands
     flags = (f"--config={PLANNED}", *PLANNED_FLAGS)
-    planned = run_command("plan", *flags, f"--gpu={gpu.key}", "--novariants")
+    planned = run_command("plan", *flags, "--gpu=here", "--novariants")
     plan = last_json(planned.stdout)
     largest = plan.get("largest_batch")
     if not largest:
@@ -64,7 +62,7 @@ def run_memory(findings: Findings, minutes: float) -> None:
             ended = run_command("train", *flags, *SHORT, batch, f"--workdir={folder}/{name}")
             check_memory(name, size, ended, findings)
             if name == "fits":
-                needed = last_json(run_command("plan", *flags, f"--gpu={gpu.key}", "--novariants", batch).stdout)
+                needed = last_json(run_command("plan", *flags, "--gpu=here", "--novariants", batch).stdout)
                 peak = last_json(ended.stdout).get("peak_memory_bytes") or 0
                 planned_bytes = needed.get("peak_bytes", 0) + needed.get("margin_bytes", 0)
                 findings.between("allocator's peak / planned need", peak / max(1, planned_bytes), *PEAK_LIMITS)

@@ -16,7 +16,7 @@ from typing import Any
 
 from jepa_jax.base.files import read_json
 from jepa_jax.compiled.kernels import ELEMENTWISE, KINDS, Kernel
-from jepa_jax.runtime.hardware import Gpu
+from jepa_jax.runtime.hardware import GEFORCE, Gpu
 
 TABLE_FILE = pathlib.Path(__file__).with_name("factors.json")
 LAUNCH_SECONDS = 3e-6  # between the starts of two short kernels
@@ -26,7 +26,6 @@ ARCHITECTURES = {(8, 6): "ampere", (8, 9): "ada", (12, 0): "blackwell"}  # that 
 # Those on which the software that stands for XLA was measured; the factors of the others follow from other rows.
 MEASURED = {"train": ("ampere",), "infer": ("ada", "blackwell")}
 NEAREST = {(7, 0): "a100", (7, 5): "ampere", (8, 0): "a100", (9, 0): "a100", (10, 0): "a100"}
-GEFORCE = "GeForce"  # in the name of cards that run above their advertised clock
 UNMEASURED = 2.0  # times the error, where nothing was measured
 HALF_TYPES = ("bf16", "f16")
 

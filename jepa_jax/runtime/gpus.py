@@ -7,7 +7,7 @@ bus, unless CUDA_DEVICE_ORDER=PCI_BUS_ID, which `runtime.start` sets before JAX 
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jepa_jax.base.errors import UserError
 
@@ -19,6 +19,18 @@ GPU_FIELDS = (
     "memory_used_gb", "memory_total_gb", "utilization", "temperature_c", "power_watts", "energy_joules", "clock_mhz",
     "max_clock_mhz", "throttled",
 )  # fmt: skip
+
+
+class DriverCard(NamedTuple):
+    """What the driver says of a GPU; None for what it does not."""
+
+    name: str | None
+    memory_bytes: int | None
+    compute_capability: tuple[int, int] | None
+    units: int | None  # that add and multiply in float32, of all multiprocessors
+    clock_mhz: float | None  # the highest of the multiprocessors
+    memory_clock_mhz: float | None
+    bus_bits: int | None
 
 
 def ask(nvml: Any, question: str, *arguments: Any) -> Any:
@@ -95,10 +107,27 @@ class Gpus:
 
     def first_name_and_memory(self) -> tuple[str | None, int | None]:
         """Returns name and bytes of memory of the first GPU."""
+        card = self.first_card()
+        return card.name, card.memory_bytes
+
+    def first_card(self) -> DriverCard:
+        """Returns what the driver says of the first GPU; all None without one."""
         if not self._handles:
-            return None, None
-        memory = ask(self._nvml, "nvmlDeviceGetMemoryInfo", self._handles[0])
-        return ask(self._nvml, "nvmlDeviceGetName", self._whole(self._handles[0])), memory and memory.total
+            return DriverCard(*[None] * len(DriverCard._fields))
+        nvml, handle, whole = self._nvml, self._handles[0], self._whole(self._handles[0])
+        memory, capability = (
+            ask(nvml, "nvmlDeviceGetMemoryInfo", handle),
+            ask(nvml, "nvmlDeviceGetCudaComputeCapability", whole),
+        )
+        return DriverCard(
+            ask(nvml, "nvmlDeviceGetName", whole),
+            memory and memory.total,
+            capability and tuple(capability),
+            ask(nvml, "nvmlDeviceGetNumGpuCores", whole),
+            ask(nvml, "nvmlDeviceGetMaxClockInfo", whole, nvml.NVML_CLOCK_SM),
+            ask(nvml, "nvmlDeviceGetMaxClockInfo", whole, nvml.NVML_CLOCK_MEM),
+            ask(nvml, "nvmlDeviceGetMemoryBusWidth", whole),
+        )
 
     def close(self) -> None:
         """Releases NVML; afterwards there are no GPUs."""

@@ -1,9 +1,13 @@
-"""GPUs as data: the table `hardware.toml` and files of the user's, searched by key or by JAX's name of a device."""
+"""GPUs as data: the table `hardware.toml`, files of the user's and, for a card in neither, what its driver says.
+
+They are searched by key or by JAX's name of a device.
+"""
 
 import contextlib
 import contextvars
 import dataclasses
 import difflib
+import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +15,7 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
-from jepa_jax.runtime.gpus import Gpus
+from jepa_jax.runtime.gpus import DriverCard, Gpus
 
 TABLE_FILE = pathlib.Path(__file__).with_name("hardware.toml")
 # By compute capability: shared memory per multiprocessor and per block that asks for it, threads, float32 units.
@@ -34,6 +38,9 @@ KNOWN_TO_PALLAS = {
     (10, 0): "NVIDIA B200",
     (12, 0): "NVIDIA RTX PRO 6000",
 }
+GEFORCE = "GeForce"  # in the name of cards that run above their advertised clock
+ADVERTISED_CLOCK = 0.8  # of the highest that drivers name: GeForce RTX 3090 0.81, 4090 0.81, 5090 0.78
+SEEN_BY_CUDA = 0.985  # of the memory that drivers count: RTX 3090 0.987, T4 0.983
 _lowered_for: "contextvars.ContextVar[Gpu | None]" = contextvars.ContextVar("lowered_for", default=None)
 _WHOLE = ("cores", "memory_bytes", "l2_bytes")
 
@@ -160,16 +167,55 @@ def gpu_here(table: Mapping[str, Gpu], gpus: Gpus | None = None) -> Gpu:
     name, memory = gpus.first_name_and_memory()
     if name is None:
         raise UserError(f"--gpu=here: this machine shows no GPU ({gpus.problem or 'none is visible'}); name one")
-    found = gpu_of_device(name, memory, table)
+    found = gpu_of_device(name, memory, table, gpus)
     if found is None:
-        raise UserError(f"--gpu=here: {name} is not in the table; --gpu_table=FILE adds it")
+        raise UserError(f"--gpu=here: {name} is not in the table, nor known by its driver; --gpu_table=FILE adds it")
     return found
 
 
-def gpu_of_device(kind: str, memory_bytes: int | None, table: Mapping[str, Gpu]) -> Gpu | None:
-    """Returns the GPU that JAX calls `kind`, e.g. "NVIDIA GeForce RTX 4090"; of several, the nearest in memory."""
+def gpu_of_device(
+    kind: str, memory_bytes: int | None, table: Mapping[str, Gpu], gpus: Gpus | None = None
+) -> Gpu | None:
+    """Returns the GPU that JAX calls `kind`, e.g. "NVIDIA GeForce RTX 4090"; of several, the nearest in memory.
+
+    A card that is not in the table but in this machine is described by its driver.
+    """
     matches = [gpu for gpu in table.values() if _plain(gpu.name) == _plain(kind)]
-    return min(matches, key=lambda gpu: abs(gpu.memory_bytes - (memory_bytes or gpu.memory_bytes)), default=None)
+    if matches:
+        return min(matches, key=lambda gpu: abs(gpu.memory_bytes - (memory_bytes or gpu.memory_bytes)))
+    card = (Gpus() if gpus is None else gpus).first_card()
+    return gpu_of_driver(card, table) if card.name and _plain(card.name) == _plain(kind) else None
+
+
+def gpu_of_driver(card: DriverCard, table: Mapping[str, Gpu]) -> Gpu | None:
+    """Returns an entry for a card from what its driver says, or None if that is too little.
+
+    Rates follow from units and clock, in proportion to the card of the table that is most alike: of the same compute
+    capability, GeForce or not, nearest in size. Its cache and its connection are taken over.
+    """
+    if None in card or card.compute_capability not in MULTIPROCESSORS:
+        return None
+    told: tuple[Any, ...] = card
+    name, memory, capability, units, clock, memory_clock, bus = told
+    is_geforce, cores = GEFORCE in name, units // MULTIPROCESSORS[capability][3]
+    alike = [gpu for gpu in table.values() if gpu.compute_capability == capability]
+    if not alike or not cores:
+        return None
+    like = min(alike, key=lambda gpu: ((GEFORCE in gpu.name) != is_geforce, abs(math.log(gpu.cores / cores))))
+    clock_ghz = clock / 1000 * (ADVERTISED_CLOCK if is_geforce else 1.0)
+    larger = cores * clock_ghz / (like.cores * like.clock_ghz)
+    return dataclasses.replace(
+        like,
+        key="here",
+        name=name,
+        cores=cores,
+        memory_bytes=round(SEEN_BY_CUDA * memory),
+        bandwidth_gb_per_second=2 * memory_clock * bus / 8 / 1000,  # two transfers per cycle
+        bf16_tflops=like.bf16_tflops * larger,
+        tf32_tflops=like.tf32_tflops * larger,
+        clock_ghz=clock_ghz,
+        source=f"its driver; rates per multiprocessor and cycle, cache and connection of {like.name}",
+    )
 
 
 def _plain(name: str) -> str:

@@ -14,7 +14,7 @@ from jepa_jax.runtime.gpus import Gpus
 class FakeNvml:
     """Two GPUs; one of them does not tell its power."""
 
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
 
     def nvmlInit(self):
         pass

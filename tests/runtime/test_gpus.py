@@ -16,7 +16,7 @@ INSTANCES = ["MIG-77777777-aaaa-4000-8000-000000000000", "MIG-88888888-aaaa-4000
 class FakeNvml:
     """Three GPUs by PCI bus; the third is divided into two instances, whose handles are tuples."""
 
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
 
     def __init__(self, lost=()):
         self.lost = lost

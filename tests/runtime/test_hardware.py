@@ -1,9 +1,12 @@
 """The GPU table: figures of the data sheets, names, files of the user's, and what the compiler is told."""
 
+import types
+
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.runtime.hardware import TABLE_FILE, find_gpus, gpu_here, gpu_of_device, load_table
+from jepa_jax.runtime.gpus import Gpus
+from jepa_jax.runtime.hardware import TABLE_FILE, find_gpus, gpu_here, gpu_of_device, gpu_of_driver, load_table
 
 TABLE = load_table()
 REFERENCE = {  # memory in GB as sold, bf16 TFLOP/s, GB/s, multiprocessors, compute capability
@@ -85,24 +88,88 @@ def test_devices_are_found_by_what_jax_calls_them():
     assert gpu_of_device("cpu", None, TABLE) is None
 
 
-class OneGpu:
-    """NVML's answer on a machine with one card."""
+class OneCard:
+    """NVML's answers on a machine with one card of the GPUs that drivers call by these names."""
 
-    problem = ""
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    # memory in MiB, compute capability, units, clocks of multiprocessors and memory in MHz, bits of the bus
+    CARDS = {
+        "NVIDIA GeForce RTX 4090": (24564, (8, 9), 16384, 3105, 10501, 384),
+        "NVIDIA GeForce RTX 3090": (24576, (8, 6), 10496, 2100, 9751, 384),
+        "NVIDIA A100-SXM4-80GB": (81920, (8, 0), 6912, 1410, 1593, 5120),
+        "Tesla T4": (15360, (7, 5), 2560, 1590, 5001, 256),
+        "NVIDIA GeForce RTX 4060": (8188, (8, 9), 3072, 3105, 8501, 128),
+        "NVIDIA Newer": (8188, (13, 0), 3072, 3105, 8501, 128),
+        "NVIDIA Silent": (8188, (8, 9), None, 3105, 8501, 128),
+    }
 
     def __init__(self, name):
-        self.name = name
+        self.name, card = name, self.CARDS[name]
+        self.memory, self.capability, self.units, self.clock, self.memory_clock, self.bits = card
 
-    def first_name_and_memory(self):
-        return self.name, 24 * 2**30
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetName(self, handle):
+        return self.name
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(total=self.memory * 2**20)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return list(self.capability)
+
+    def nvmlDeviceGetNumGpuCores(self, handle):
+        if self.units is None:
+            raise RuntimeError("Not Supported")
+        return self.units
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
+        return self.memory_clock if kind == self.NVML_CLOCK_MEM else self.clock
+
+    def nvmlDeviceGetMemoryBusWidth(self, handle):
+        return self.bits
+
+
+def visible(name):
+    return Gpus(OneCard(name), {})
 
 
 def test_here_is_the_card_of_this_machine():
-    assert gpu_here(TABLE, OneGpu("NVIDIA GeForce RTX 4090")).key == "rtx4090"
-    with pytest.raises(UserError, match="NVIDIA Own is not in the table; --gpu_table=FILE adds it"):
-        gpu_here(TABLE, OneGpu("NVIDIA Own"))
+    assert gpu_here(TABLE, visible("NVIDIA GeForce RTX 4090")).key == "rtx4090"
+    with pytest.raises(UserError, match="NVIDIA Newer is not in the table, nor known by its driver; --gpu_table=FILE"):
+        gpu_here(TABLE, visible("NVIDIA Newer"))
+    with pytest.raises(UserError, match="NVIDIA Silent is not in the table"):
+        gpu_here(TABLE, visible("NVIDIA Silent"))
     with pytest.raises(UserError, match="--gpu=here: this machine shows no GPU"):
-        gpu_here(TABLE, OneGpu(None))
+        gpu_here(TABLE, Gpus(OneCard("NVIDIA Newer"), {"CUDA_VISIBLE_DEVICES": ""}))
+
+
+@pytest.mark.parametrize("key", ["rtx4090", "rtx3090", "a100-80", "t4"])
+def test_a_card_described_by_its_driver_is_close_to_its_data_sheet(key):
+    """As if it were not in the table, whose other cards lend what drivers do not say."""
+    listed = TABLE[key]
+    others = {name: gpu for name, gpu in TABLE.items() if gpu.name != listed.name or key == "t4"}  # the only one of 7.5
+    own = gpu_of_driver(visible(listed.name).first_card(), others)
+    assert (own.name, own.compute_capability, own.cores) == (listed.name, listed.compute_capability, listed.cores)
+    assert own.memory_bytes == pytest.approx(listed.memory_bytes, rel=0.02)
+    assert own.bandwidth_gb_per_second == pytest.approx(listed.bandwidth_gb_per_second, rel=0.02)
+    assert own.bf16_tflops == pytest.approx(listed.bf16_tflops, rel=0.05)
+    assert own.tf32_tflops == pytest.approx(listed.tf32_tflops, rel=0.05)
+
+
+def test_a_card_that_is_not_listed_is_planned_for_as_its_driver_describes_it():
+    gpu = gpu_of_device("NVIDIA GeForce RTX 4060", None, TABLE, visible("NVIDIA GeForce RTX 4060"))
+    assert (gpu.key, gpu.cores, gpu.compute_capability) == ("here", 24, (8, 9))
+    assert gpu.bandwidth_gb_per_second == pytest.approx(272, rel=0.01)  # of its data sheet
+    assert gpu.bf16_tflops < TABLE["rtx4070"].bf16_tflops and "driver" in gpu.source
+    assert gpu_of_device("NVIDIA GeForce RTX 4060", None, TABLE, visible("NVIDIA A100-SXM4-80GB")) is None
 
 
 def test_all_is_the_whole_table():
