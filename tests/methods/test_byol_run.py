@@ -14,17 +14,16 @@ import pytest
 from jepa_jax.base.classes import trust_files
 from jepa_jax.base.console import Console
 from jepa_jax.base.signals import Interrupted
-from jepa_jax.data.contract import abstract_batch
 from jepa_jax.data.facts import data_facts
 from jepa_jax.evals.evaluate import evaluate
 from jepa_jax.evals.inference import load_run
 from jepa_jax.planning.estimate import FITS
 from jepa_jax.planning.planner import Planner
-from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for, trace_step
+from jepa_jax.planning.step_compiler import Request, StepCompiler
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.run import train
-from tests.planning.line_compiler import TABLE, LineCompiler
+from tests.planning.line_compiler import TABLE, planned
 from tests.runs import Silent, rows
 from tests.tiny import tiny_config
 
@@ -102,11 +101,7 @@ def test_it_is_profiled(finished):
 
 def test_it_is_planned():
     """The step of the method can be lowered without data; the plan itself is that of a compiler for tests."""
-    config = small_config(mesh__data=-1)
-    facts = data_facts(config.data, assume=True)
-    program = program_for(config, facts, jax.devices()[:1])
-    trace_step(program, abstract_batch(facts.spec, config.data.batch_size)).lower()
-    plan = Planner(LineCompiler(data=facts), TABLE).plan(Request(config, TABLE["rtx4090"]))
+    plan = planned(small_config(mesh__data=-1))
     assert plan.estimate.verdict == FITS and plan.largest[0][1].batch_size >= 16
 
 

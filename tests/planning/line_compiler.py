@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import jax
+
 from jepa_jax.compiled.kernels import CONVOLUTION, Kernel
-from jepa_jax.data.contract import element_bytes, image_spec
-from jepa_jax.data.facts import DataFacts
-from jepa_jax.planning.step_compiler import StepFacts
+from jepa_jax.data.contract import abstract_batch, element_bytes, image_spec
+from jepa_jax.data.facts import DataFacts, data_facts
+from jepa_jax.planning.planner import Planner
+from jepa_jax.planning.step_compiler import Request, StepFacts, program_for, trace_step
 from jepa_jax.runtime.hardware import load_table
 
 GIB = 2**30
@@ -55,3 +58,11 @@ class RecomputingCompiler(LineCompiler):
         peak = limit if request.config.data.batch_size <= self.MOST else facts.peak_bytes
         again = facts.kernels[0]._replace(recomputed=1, runs=1, bytes=10**6, flops=0)
         return dataclasses.replace(facts, peak_bytes=peak, kernels=[*facts.kernels, again])
+
+
+def planned(config):
+    """Returns the plan of a config on one GPU; its step is lowered without data, and compiled by a LineCompiler."""
+    facts = data_facts(config.data, assume=True)
+    program = program_for(config, facts, jax.devices()[:1])
+    trace_step(program, abstract_batch(facts.spec, config.data.batch_size)).lower()
+    return Planner(LineCompiler(data=facts), TABLE).plan(Request(config, TABLE["rtx4090"]))

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.data.contract import abstract_batch
-from jepa_jax.data.facts import data_facts
 from jepa_jax.planning.estimate import FITS
-from jepa_jax.planning.planner import Planner
-from jepa_jax.planning.step_compiler import Request, program_for, trace_step
 from jepa_jax.program.restore import restore_state
 from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.training.run import train
-from tests.planning.line_compiler import TABLE, LineCompiler
+from tests.planning.line_compiler import planned
 from tests.runs import Silent, rows
 from tests.tiny import rival_config, tiny_config
 
@@ -66,12 +62,7 @@ def test_lion_and_wsd_of_an_outside_file_resume_bit_for_bit(tmp_path):
 
 
 def test_lion_is_planned():
-    config = lion_config(mesh__data=-1)
-    facts = data_facts(config.data, assume=True)
-    program = program_for(config, facts, jax.devices()[:1])
-    trace_step(program, abstract_batch(facts.spec, config.data.batch_size)).lower()
-    plan = Planner(LineCompiler(data=facts), TABLE).plan(Request(config, TABLE["rtx4090"]))
-    assert plan.estimate.verdict == FITS
+    assert planned(lion_config(mesh__data=-1)).estimate.verdict == FITS
 
 
 @pytest.mark.slow
