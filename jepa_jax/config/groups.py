@@ -53,6 +53,12 @@ class DataConfig(Group):
         (), "shorter lengths to pad to, ascending; one compilation each", least=1, entry=int
     )
     seed: int = key(0, "seed of the elements that synthetic sources generate", least=0)
+    shuffle_window: int = key(
+        -1,
+        "train elements of a stream that are shuffled among each other; auto (-1): 1,000 of tar files, none of others",
+        least=-1,
+        words={"auto": -1},
+    )
     on_error: str = key(
         "refuse",
         "on an unreadable image: stop (refuse), or use the next image and count it (skip)",

@@ -5,12 +5,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
-from jepa_jax.runtime.mesh import batch_sharding
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -153,13 +151,6 @@ def image_spec(size: int, channels: int = 3, *, labelled: bool = True) -> dict[s
 def abstract_batch(spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of a batch of elements."""
     return {key: jax.ShapeDtypeStruct((batch_size, *one.shape), one.dtype) for key, one in spec.items()}
-
-
-def abstract_on(mesh: Mesh, spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch with the layout that training gives it."""
-    layout = batch_sharding(mesh)
-    shapes = abstract_batch(spec, batch_size)
-    return {key: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=layout) for key, one in shapes.items()}
 
 
 def fixed_order(length: int) -> np.ndarray:

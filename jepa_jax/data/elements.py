@@ -24,6 +24,13 @@ COUNTED = 1000  # elements whose labels are looked at where classes have no name
 REFUSED_TYPES = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
+def window_shuffled(stream: grain.IterDataset, window: int, seed: int) -> grain.IterDataset:
+    """Returns a stream whose elements are shuffled within windows of so many; fewer than two change nothing."""
+    if window < 2:
+        return stream
+    return grain.experimental.WindowShuffleIterDataset(stream, window_size=window, seed=seed % 2**32)
+
+
 def as_source(given: Any, *, split: str = "train", count: int = 0) -> Source:
     """Returns anything that holds a data set as a source; raises UserError if it is none of what is known.
 

@@ -14,13 +14,13 @@ from typing import Any, NotRequired, TypedDict
 import grain
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jepa_jax.base.errors import DataLost, UserError
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.batches import SampleOrder, batch_dataset
-from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, element_bytes
+from jepa_jax.data.contract import Bucketed, Cropping, Source, Spec, abstract_batch, element_bytes
 from jepa_jax.data.elements import StreamSource
 from jepa_jax.data.reading import took_too_long
 from jepa_jax.data.workers import PoolIterator, State, SupervisedPool, read_options
@@ -133,6 +133,13 @@ def bucket_specs(data: DataConfig, source: Source) -> list[Spec]:
     if data.pipeline == "device" or not isinstance(source, Bucketed):
         return [source.spec]
     return [source.in_bucket(int(bucket)).spec for bucket in np.unique(source.buckets)]
+
+
+def abstract_on(mesh: Mesh, spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a batch with the layout that training gives it."""
+    layout = batch_sharding(mesh)
+    shapes = abstract_batch(spec, batch_size)
+    return {key: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=layout) for key, one in shapes.items()}
 
 
 # --- grain: whole batches, loaded in worker processes if asked for, prefetched by a thread ---

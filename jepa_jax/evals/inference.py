@@ -13,8 +13,8 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_error
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, Spec, abstract_batch, abstract_on, fixed_order, sample, target_names
-from jepa_jax.data.pipeline import DeviceBatch, eval_batches
+from jepa_jax.data.contract import Source, Spec, abstract_batch, fixed_order, sample, target_names
+from jepa_jax.data.pipeline import DeviceBatch, abstract_on, eval_batches
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals.features import (
     FeatureCache,

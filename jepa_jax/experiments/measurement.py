@@ -25,12 +25,13 @@ from jax.sharding import NamedSharding
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Bucketed, Source, abstract_on
+from jepa_jax.data.contract import Bucketed, Source
 from jepa_jax.data.dummy import open_dummy
 from jepa_jax.data.pipeline import (
     BatchInfo,
     Delivery,
     TrainBatches,
+    abstract_on,
     batches_ready,
     bucket_specs,
     eval_batches,

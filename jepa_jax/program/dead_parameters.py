@@ -53,7 +53,7 @@ def dead_parameters(program: "Program", batch: Mapping[str, jax.ShapeDtypeStruct
     """Returns the parameters of the model that no step changes, or that change without regard to the loss.
 
     This traces the step, and compilation finds the same trace in JAX's cache if `batch` is laid out like that of
-    training (`data.contract.abstract_on`). The online probe is left out: a method need not feed it.
+    training (`data.pipeline.abstract_on`). The online probe is left out: a method need not feed it.
     """
     state, groups, dead = program.factory.abstract, program.method.param_groups, []
     program.train_step.trace(state, batch)

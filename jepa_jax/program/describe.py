@@ -8,9 +8,10 @@ from flax import nnx
 
 from jepa_jax.compiled.flops import Rules, count_flops
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import abstract_on, words_of
+from jepa_jax.data.contract import words_of
 from jepa_jax.data.facts import data_facts
 from jepa_jax.data.photos.crops import batch_spec
+from jepa_jax.data.pipeline import abstract_on
 from jepa_jax.methods.contract import EncoderMethod
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.dead_parameters import dead_parameters

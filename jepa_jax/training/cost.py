@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import jax
 
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Source, abstract_on
+from jepa_jax.data.contract import Source
 from jepa_jax.data.photos.crops import batch_spec
+from jepa_jax.data.pipeline import abstract_on
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Moment, Stage, moment_after
 from jepa_jax.profiling.compilations import traced_flops
 from jepa_jax.profiling.speed import peak_flops

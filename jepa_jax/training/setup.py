@@ -11,10 +11,10 @@ import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import Cropping, Grouped, Source, abstract_on, element_names, sample
+from jepa_jax.data.contract import Cropping, Grouped, Source, element_names, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.photos.crops import batch_spec
-from jepa_jax.data.pipeline import TrainBatches, bucket_specs, check_pipeline, train_batches
+from jepa_jax.data.pipeline import TrainBatches, abstract_on, bucket_specs, check_pipeline, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
 from jepa_jax.evals.features import fingerprint

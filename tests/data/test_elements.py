@@ -79,9 +79,9 @@ def test_transforms_change_every_element(source):
     np.testing.assert_array_equal(second["label"], first["label"])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_goes_on_from_the_state_of_any_batch(workers):
-    batches = batch_dataset(opened("stream").train, 8)
+@pytest.mark.parametrize(("workers", "window"), [(0, -1), (1, -1), (0, 20)])
+def test_a_stream_goes_on_from_the_state_of_any_batch(workers, window):
+    batches = batch_dataset(opened("stream", shuffle_window=window).train, 8)
     sharding = batch_sharding(make_mesh(1, 1, jax.devices()[:1]))
     with load_batches(batches, sharding=sharding, start=None) as loaded:
         whole = [next(loaded) for _ in range(16)]  # 12 per epoch
@@ -92,6 +92,14 @@ def test_a_stream_goes_on_from_the_state_of_any_batch(workers):
             again, position = next(loaded)
             jax.tree.map(np.testing.assert_array_equal, again, batch)
             assert position["state"] == info["state"]
+
+
+def test_elements_of_a_stream_are_shuffled_within_windows():
+    plain, shuffled = (opened("stream", shuffle_window=window).train.stream for window in (-1, 20))
+    plain, shuffled = ([bytes(element["image"]) for element in stream] for stream in (plain, shuffled))
+    assert plain != shuffled and len(plain) == 96
+    for first in range(0, 96, 20):
+        assert sorted(plain[first : first + 20]) == sorted(shuffled[first : first + 20])
 
 
 def test_processes_read_parts_of_one_batch_of_a_stream():

@@ -8,8 +8,9 @@ from flax import nnx
 
 from jepa_jax.config.owners import METHODS
 from jepa_jax.config.recipe import shipped_recipes
-from jepa_jax.data.contract import abstract_on, image_spec
+from jepa_jax.data.contract import image_spec
 from jepa_jax.data.facts import data_facts
+from jepa_jax.data.pipeline import abstract_on
 from jepa_jax.methods.contract import Method, Output, ParamGroup
 from jepa_jax.program.build import build_program as build
 from jepa_jax.program.config import changed_config, load_config

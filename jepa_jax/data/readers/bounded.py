@@ -7,7 +7,6 @@ import stat
 from typing import BinaryIO
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.runtime.memory import free_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +80,8 @@ def check_classes(highest: int, where: object) -> None:
 
 def check_fits(num_bytes: int, file: pathlib.Path) -> None:
     """Raises UserError if so much of a file does not fit into the memory that is free."""
+    from jepa_jax.runtime.memory import free_bytes  # imports psutil: no worker that reads photographs needs it
+
     free = free_bytes()
     if num_bytes > free:
         raise UserError(

@@ -19,7 +19,7 @@ from jepa_jax.base.files import user_path
 from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import Source
-from jepa_jax.data.elements import Kind, StreamSource
+from jepa_jax.data.elements import Kind, StreamSource, window_shuffled
 from jepa_jax.data.in_memory import numbered_classes
 from jepa_jax.data.photos.source import PhotoSource
 from jepa_jax.data.readers import bounded
@@ -27,7 +27,7 @@ from jepa_jax.data.readers.bounded import check_file_bytes, open_regular
 from jepa_jax.data.readers.folder import EXTENSIONS, SPLIT_FOLDERS
 
 SHARDS_AT_ONCE = 4  # whose samples alternate
-WINDOW = 1000  # samples that are shuffled among each other
+WINDOW = 1000  # samples that are shuffled among each other by default
 
 Sample = tuple[str, bytes, int]  # place, content of the image file and label; -1 without
 
@@ -52,7 +52,7 @@ def open_webdataset(data: DataConfig, split: str) -> StreamSource:
         shards.map(TarSamples), cycle_length=min(SHARDS_AT_ONCE, len(files))
     )
     if split == "train":
-        stream = grain.experimental.WindowShuffleIterDataset(stream, window_size=WINDOW, seed=data.seed % 2**32)
+        stream = window_shuffled(stream, WINDOW if data.shuffle_window < 0 else data.shuffle_window, data.seed)
     count = (data.num_train if split == "train" else data.num_test) or None
     source = PhotoStream(stream, functools.partial(SampledPhotos, data), count)
     if split == "train" and len({source.name_of(index) for index in range(len(source))}) < len(source):

@@ -10,8 +10,8 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.signals import Interrupted
 from jepa_jax.config.groups import Config
-from jepa_jax.data.contract import abstract_on
 from jepa_jax.data.facts import data_facts
+from jepa_jax.data.pipeline import abstract_on
 from jepa_jax.data.sources import open_source
 from jepa_jax.experiments.measurement import measure
 from jepa_jax.experiments.settings import Combination, TrialRequest
