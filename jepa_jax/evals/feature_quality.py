@@ -26,7 +26,7 @@ from jepa_jax.program.step import TrainState, evaluated_variables
 RANKME_EPSILON = 1e-7  # as in the paper: for float32 features
 SMALLEST_SINGULAR = 1e-6  # of the largest: below it, the spectrum of float32 features is rounding noise
 LIDAR_REGULARISER = 1e-4
-WATCHED_IMAGES = 1024  # test images that the collapse watch looks at
+WATCHED_IMAGES = 1024  # training images that the collapse watch looks at: it may end a run
 DrawViews = Callable[[Mapping[str, Any], jax.Array], Mapping[str, Any]]  # batch, a key per element -> batch of views
 
 # Features are nearly constant if those of different images differ by less than this part of their length.
@@ -114,7 +114,8 @@ def _image_views(keys: jax.Array, images: jax.Array, augment: AugmentConfig) -> 
 class CollapseWatch(Evaluator):
     """How far features spread, which needs no labels.
 
-    Looks at features before their last normalisation; at the end also at LiDAR, of features as they are used.
+    Looks at features of training images before their last normalisation, since a run may end by what it finds; at the
+    end also at LiDAR of test images, of features as they are used.
     """
 
     FINAL_FIGURES = ("effective_rank", "lidar", "alignment", "uniformity")
@@ -133,7 +134,7 @@ class CollapseWatch(Evaluator):
         return True
 
     def elements(self, moment: Moment) -> int:
-        watched, crop = min(WATCHED_IMAGES, len(self.context.test)), self.context.config.data.augment.crop.size
+        watched, crop = min(WATCHED_IMAGES, len(self.context.train)), self.context.config.data.augment.crop.size
         if moment.stage != Stage.FINAL or "image" not in self.context.test.spec:
             return watched
         limits, height = self.context.limits, self.context.test.spec["image"].shape[0]
@@ -142,10 +143,10 @@ class CollapseWatch(Evaluator):
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         encoder, progress = self.context.encoder_at(state, moment), self.context.progress
-        progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.test)))
-        features = encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features
+        progress.start("collapse watch", min(WATCHED_IMAGES, len(encoder.train)))
+        features = encoder.raw_features(0, WATCHED_IMAGES, progress.advance, split="train").features
         spread = feature_spread(features)
-        if "image" in encoder.test.spec and moment.stage != Stage.EPOCH and np.isfinite(features).all():
+        if "image" in encoder.train.spec and moment.stage != Stage.EPOCH and np.isfinite(features).all():
             self._nearest[moment.stage.value] = shown_places(features)
         if moment.stage != Stage.FINAL:
             return spread
@@ -154,7 +155,7 @@ class CollapseWatch(Evaluator):
 
     def exhibits(self) -> Mapping[str, np.ndarray]:
         """Returns nearest neighbours of some watched images, trained and, unless the run was resumed, untrained."""
-        watched = part_of(self.context.test, WATCHED_IMAGES)
+        watched = part_of(self.context.train, WATCHED_IMAGES)
         return {stage: small_copies(watched, places) for stage, places in self._nearest.items()}
 
     def in_words(self, figures: Figures) -> str:
@@ -176,7 +177,7 @@ class ContextAndTarget(Evaluator):
         return moment.stage == Stage.EPOCH and self.context.program.method.ema is not None
 
     def elements(self, moment: Moment) -> int:
-        return 2 * min(WATCHED_IMAGES, len(self.context.test))
+        return 2 * min(WATCHED_IMAGES, len(self.context.train))
 
     def run(self, state: TrainState, moment: Moment) -> Figures:
         evaluated, progress = self.context.encoder_at(state, moment), self.context.progress
@@ -184,8 +185,8 @@ class ContextAndTarget(Evaluator):
         for name, weights in (("context_std", "online"), ("target_std", "target")):
             is_evaluated = weights == self.context.config.eval.weights
             encoder = evaluated if is_evaluated else evaluated.with_weights(*evaluated_variables(state, weights))
-            progress.start("spread of context and target", min(WATCHED_IMAGES, len(encoder.test)))
-            features = encoder.raw_features(0, WATCHED_IMAGES, progress.advance).features
+            progress.start("spread of context and target", min(WATCHED_IMAGES, len(encoder.train)))
+            features = encoder.raw_features(0, WATCHED_IMAGES, progress.advance, split="train").features
             figures[name] = feature_spread(features)["std_mean"]
         return figures
 

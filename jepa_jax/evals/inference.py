@@ -229,15 +229,18 @@ class FrozenEncoder(FrozenModel):
         """Returns the features of both splits."""
         return self.train_features(level, on_images), self.test_features(level, on_images)
 
-    def raw_features(self, level: int = 0, images: int = QUALITY_IMAGES, on_images: OnCount = ignore) -> Split:
-        """Returns features before the encoder's last normalisation, of a sample of test images."""
-        test = self.store.known.get(f"level{level}_test")
-        if test is not None and not self.normalises(self.test, level):
-            chosen = sample(len(self.test), images)
+    def raw_features(
+        self, level: int = 0, images: int = QUALITY_IMAGES, on_images: OnCount = ignore, *, split: str = "test"
+    ) -> Split:
+        """Returns features before the encoder's last normalisation, of a sample of images of a split."""
+        source, name = (self.train if split == "train" else self.test), f"level{level}_{split}"
+        known = self.store.known.get(name)
+        if known is not None and not self.normalises(source, level):
+            chosen = sample(len(source), images)
             on_images(len(chosen))
-            return test.part(chosen)
-        source = part_of(self.test, images)
-        return self.store.get(f"level{level}_raw_{images}", lambda: self.extract(source, level, False, on_images))
+            return known.part(chosen)
+        part = part_of(source, images)
+        return self.store.get(f"{name}_raw_{images}", lambda: self.extract(part, level, False, on_images))
 
     def normalises(self, source: Source, level: int = 0) -> bool:
         """Returns whether `normalised=False` gives other features: whether it lowers to a different program."""
