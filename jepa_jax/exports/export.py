@@ -128,11 +128,20 @@ def _vit(
     if structure["embedding"] != "linear":
         raise UserError(f"--format=hf: transformers has no patches of model.embedding = whitened; {_OTHER}")
     scaled, width = bool(structure["layer_scale"]), structure["width"]
-    if scaled and (not structure["cls_token"] or structure["mlp_width"] % width):
-        raise UserError(f"--format=hf: LayerScale needs a CLS token and mlp_width as a multiple of the width; {_OTHER}")
+    rotary, registers, gated = structure["positions"] == "rotary", structure["registers"], structure["mlp"] == "swiglu"
+    if (rotary or registers or gated) and not scaled:
+        raise UserError(f"--format=hf: rotary positions, registers and SwiGLU need model.layer_scale above 0; {_OTHER}")
+    if scaled and not structure["cls_token"]:
+        raise UserError(f"--format=hf: LayerScale needs a CLS token; {_OTHER}")
+    if rotary:
+        return _dinov3(encoder, structure, image_size, channels)
+    mlp = structure["mlp_width"]
+    ratios = [r for r in range(1, 17) if (vit.swiglu_width(r * width) if gated else r * width) == mlp]
+    if scaled and not ratios:
+        raise UserError(f"--format=hf: no whole mlp_ratio of transformers makes model.mlp_width = {mlp}; {_OTHER}")
     name, kind = ("ViTModel", "vit") if structure["cls_token"] else ("IJepaModel", "ijepa")
     if scaled:
-        name, kind = "Dinov2Model", "dinov2"
+        name, kind = (vit.DINOV2[1], "dinov2_with_registers") if registers else (vit.DINOV2[0], "dinov2")
     config: dict[str, Any] = {
         "architectures": [name], "model_type": kind, "hidden_act": "gelu", "hidden_size": width,
         "num_hidden_layers": structure["depth"], "num_attention_heads": structure["heads"],
@@ -140,14 +149,38 @@ def _vit(
         "layer_norm_eps": structure["norm_eps"], "qkv_bias": structure["qkv_bias"],
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dtype": "float32",
     }  # fmt: skip
-    scaling = {"layerscale_value": structure["layer_scale"], "use_swiglu_ffn": False, "use_mask_token": False}
-    mlp = structure["mlp_width"]
-    config |= {"mlp_ratio": mlp // width, **scaling} if scaled else {"intermediate_size": mlp}
+    scaling = {"layerscale_value": structure["layer_scale"], "use_swiglu_ffn": gated, "use_mask_token": False}
+    scaling |= {"num_register_tokens": registers} if registers else {}
+    config |= {"mlp_ratio": ratios[0], **scaling} if scaled else {"intermediate_size": mlp}
     if encoder.position is None:  # transformers keeps fixed positions as tensors
         positions = sincos_positions(encoder.grid, encoder.feature_dim)
         encoder = nnx.clone(encoder)
         encoder.position = nnx.data(nnx.Param(jnp.pad(positions, ((encoder.num_cls, 0), (0, 0)))[None]))
-    return config, saved_tensors(encoder, vit.hf_table(structure["patch_size"], dinov2=scaled))
+    table = vit.hf_table(structure["patch_size"], names=vit.dinov2_names(structure["mlp"]) if scaled else vit.HF_NAMES)
+    tensors = saved_tensors(encoder, table)
+    if registers:  # transformers reads one, and uses it for masked training alone
+        tensors["embeddings.mask_token"] = np.zeros((1, width), np.float32)
+    return config, tensors
+
+
+def _dinov3(
+    encoder: ViT, structure: Mapping[str, Any], image_size: int, channels: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    gated, width, biased = structure["mlp"] == "swiglu", structure["width"], structure["qkv_bias"]
+    config = {
+        "architectures": ["DINOv3ViTModel"], "model_type": "dinov3_vit", "hidden_act": "silu" if gated else "gelu",
+        "hidden_size": width, "intermediate_size": structure["mlp_width"], "use_gated_mlp": gated,
+        "num_hidden_layers": structure["depth"], "num_attention_heads": structure["heads"],
+        "image_size": image_size, "patch_size": structure["patch_size"], "num_channels": channels,
+        "num_register_tokens": structure["registers"], "rope_theta": structure["rope_base"],
+        "layerscale_value": structure["layer_scale"], "layer_norm_eps": structure["norm_eps"],
+        "query_bias": biased, "key_bias": biased, "value_bias": biased, "proj_bias": True, "mlp_bias": True,
+        "dtype": "float32",
+    }  # fmt: skip
+    unused = {"embeddings.mask_token": np.zeros((1, 1, width), np.float32)}  # transformers reads one
+    if not structure["registers"]:
+        unused["embeddings.register_tokens"] = np.zeros((1, 0, width), np.float32)
+    return config, saved_tensors(encoder, vit.dinov3_table(structure, key_bias=biased)) | unused
 
 
 def _resnet(

@@ -228,8 +228,8 @@ class HJepa(WholeBatchMethod, JepaMethod):
             return self.context_patches(encoder, view, index, described)
         visible = covers(index, self.grid**2)[..., None]
         tokens = jnp.repeat(encoder.embed(view, described=described), len(index) // len(view), axis=0)
-        outputs = encoder.encode(tokens * visible.astype(tokens.dtype), train=True)
-        return take_tokens(outputs[:, encoder.num_cls :], index)
+        outputs = encoder.encode(tokens * visible.astype(tokens.dtype), encoder.rotation(view), train=True)
+        return take_tokens(outputs[:, encoder.num_leading :], index)
 
     def _regulariser(self, z: Float[Array, "v b d"], key: jax.Array) -> tuple[Float[Array, ""], Terms]:
         config = self.config

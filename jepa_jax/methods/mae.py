@@ -110,7 +110,8 @@ class MaskedAutoencoder(MaskedMethod):
     def _paint(self, model: Any, view: View, visible: Places, hidden: Places, *, train: bool = False) -> Patches:
         """Returns the decoder's patches at `hidden`; as in the original, it also reads a CLS token."""
         with jax.named_scope("encoder"):
-            outputs = model.encoder.encode(model.encoder.embed(view, visible), train=train)
+            encoder = model.encoder
+            outputs = encoder.encode(encoder.embed(view, visible), encoder.rotation(view, visible), train=train)
         with jax.named_scope("predictor"):
-            leading, context = jnp.split(outputs, [model.encoder.num_cls], axis=1)
+            leading, context = jnp.split(outputs, [encoder.num_leading], axis=1)
             return model.decoder(context, visible, hidden, leading=leading)

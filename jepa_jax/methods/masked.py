@@ -124,8 +124,8 @@ class JepaMethod(MaskedMethod):
     ) -> Float[Array, "bm n d"]:
         """Returns outputs of the patches that each mask leaves visible, computed from these alone."""
         tokens = encoder.embed(view, index.reshape(len(view), -1), described)  # [B, M n, D]
-        outputs = encoder.encode(tokens.reshape(*index.shape, -1), train=True)
-        return outputs[:, encoder.num_cls :]
+        outputs = encoder.encode(tokens.reshape(*index.shape, -1), encoder.rotation(view, index), train=True)
+        return outputs[:, encoder.num_leading :]
 
     def target_patches(
         self, model: Any, target: Any, view: View, described: Described | None = None

@@ -1,7 +1,8 @@
 """Vision transformer: pre-norm, exact GELU; any subset of an image's patches can be encoded.
 
-Positions are learned or fixed sines and cosines of row and column, and cover an image of any size: the positions of the
-size that the encoder was built for are interpolated. A CLS token is optional.
+Positions are learned, fixed sines and cosines of row and column, or rotations of queries and keys (DINOv3). They cover
+an image of any size: the positions of the size that the encoder was built for are interpolated. A CLS token and
+registers, tokens that belong to no patch and are not read, are optional.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
 from jepa_jax.models.kernels.attention import AUTO, IMPLEMENTATIONS, self_attention, store_gradient
 from jepa_jax.models.kernels.linear import linear, row_major
-from jepa_jax.models.kernels.mlp import mlp
+from jepa_jax.models.kernels.mlp import mlp, swiglu
 from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.remat import rematerialized
@@ -71,6 +72,16 @@ class WhitenedKeys(Group):
 
 
 @dataclasses.dataclass(frozen=True)
+class RotaryKeys(Group):
+    rope_base: float = key(100.0, "ratio of the longest to the shortest wave of rotary positions, almost", least=1)
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        width, _, heads = SIZES.get(config.model.name) or (config.model.width, 0, config.model.heads)
+        if width // heads % 4:
+            yield Problem("model.positions", f"rotary needs a multiple of 4 numbers per head, not {width // heads}")
+
+
+@dataclasses.dataclass(frozen=True)
 class VitConfig(EncoderGroup):
     name: str = key(
         "vit_tiny", "size of the encoder; vit takes its own", variants={**dict.fromkeys(SIZES), "vit": CustomVitKeys}
@@ -78,7 +89,12 @@ class VitConfig(EncoderGroup):
     patch_size: int = key(8, "pixels per side of a patch", least=1)
     pool: str = key("mean", "what a projector reads: the CLS token or the mean of patches", choices=("cls", "mean"))
     cls_token: bool = key(True, "whether there is a token beside those of the patches")
-    positions: str = key("learned", "trained, or fixed sines and cosines", choices=("learned", "sincos"))
+    registers: int = key(0, "tokens beside those of the patches that nothing reads", least=0)
+    positions: str = key(
+        "learned",
+        "trained, fixed sines and cosines, or rotary: queries and keys of patches are rotated by row and column",
+        variants={"learned": None, "sincos": None, "rotary": RotaryKeys},
+    )
     embedding: str = key(
         "linear",
         "how patches become tokens: by a linear map of their pixels, or of fixed whitening filters and a ReLU",
@@ -86,6 +102,9 @@ class VitConfig(EncoderGroup):
     )
     drop_path: float = key(
         0.0, "share of images that skip a branch of the last block in training; earlier blocks less", least=0, most=0.99
+    )
+    mlp: str = key(
+        "gelu", "perceptron of a block: GELU, or SwiGLU, which has a gate as wide as it", choices=("gelu", "swiglu")
     )
     layer_scale: float = key(0.0, "initial factor of each branch of a block, trained per channel; 0 = none", least=0)
     qkv_bias: bool = key(True, "whether queries, keys and values have a bias")
@@ -108,10 +127,18 @@ class VitConfig(EncoderGroup):
             yield Problem("eval.image_size", f"is no multiple of model.patch_size = {self.patch_size}")
 
 
+class Rotation(NamedTuple):
+    """Rotary positions of patches: by how much attention turns pairs of numbers of queries and keys."""
+
+    cos: Float[Array, "b n per_head"]
+    sin: Float[Array, "b n per_head"]
+
+
 class BlockOptions(NamedTuple):
     """What differs between families of ViTs inside of their blocks, as the keys of these names say."""
 
     mlp_width: int = 0
+    mlp: str = "gelu"
     qkv_bias: bool = True
     layer_scale: float = 0.0
     norm_eps: float = 1e-6
@@ -136,20 +163,23 @@ class Attention(nnx.Module):
         self.qkv = linear(width, 3 * width, dtype, rngs, bias=qkv_bias)
         self.out = linear(width, width, dtype, rngs)
 
-    def __call__(self, x: Tokens) -> Tokens:
-        return self.out(self_attention(self._projected(x), self.implementation).reshape(x.shape))
+    def __call__(self, x: Tokens, rotation: Rotation | None = None) -> Tokens:
+        return self.out(self_attention(self._projected(x, rotation), self.implementation).reshape(x.shape))
 
-    def weights(self, x: Tokens) -> Float[Array, "b heads n n"]:
+    def weights(self, x: Tokens, rotation: Rotation | None = None) -> Float[Array, "b heads n n"]:
         """Returns how much of each token (last axis) every token reads, per head; the weights of a token sum to 1."""
-        q, k, _ = jnp.split(self._projected(x), 3, axis=2)
+        q, k, _ = jnp.split(self._projected(x, rotation), 3, axis=2)
         scores = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32)
         return jax.nn.softmax(scores / math.sqrt(q.shape[-1]), axis=-1)
 
-    def _projected(self, x: Tokens) -> Float[Array, "b n heads per_head"]:
+    def _projected(self, x: Tokens, rotation: Rotation | None) -> Float[Array, "b n heads per_head"]:
         """Returns the heads of queries, then those of keys, then those of values."""
         batch, length, width = x.shape
-        projected = store_gradient(self.qkv(x))
-        return projected.reshape(batch, length, 3 * self.heads, width // self.heads)
+        projected = store_gradient(self.qkv(x)).reshape(batch, length, 3 * self.heads, width // self.heads)
+        if rotation is None:
+            return projected
+        of_patches, values = jnp.split(projected, [2 * self.heads], axis=2)
+        return jnp.concatenate([rotated(of_patches, rotation), values], axis=2)
 
 
 class Block(nnx.Module):
@@ -175,7 +205,8 @@ class Block(nnx.Module):
             width, heads, qkv_bias=options.qkv_bias, implementation=options.attention, dtype=dtype, rngs=rngs
         )
         self.norm2 = LayerNorm(width, epsilon=options.norm_eps, dtype=dtype, rngs=rngs)
-        self.up = linear(width, hidden, dtype, rngs)
+        self.gated = options.mlp == "swiglu"
+        self.up = linear(width, hidden * (2 if self.gated else 1), dtype, rngs)  # of a gated one: the gate first
         self.down = linear(hidden, width, dtype, rngs)
         factors = [nnx.Param(jnp.full(width, options.layer_scale)) if options.layer_scale else None for _ in range(2)]
         self.scale1, self.scale2 = factors
@@ -183,9 +214,10 @@ class Block(nnx.Module):
             nnx.Dropout(drop_path, broadcast_dims=(1, 2), rngs=nnx.Rngs(dropout=rngs.params())) if drop_path else None
         )
 
-    def __call__(self, x: Tokens, *, train: bool = False) -> Tokens:
-        x = x + self._kept(self.attention(self.norm1(x)), self.scale1, train)
-        return x + self._kept(mlp(self.norm2(x), self.up, self.down), self.scale2, train)
+    def __call__(self, x: Tokens, rotation: Rotation | None = None, *, train: bool = False) -> Tokens:
+        x = x + self._kept(self.attention(self.norm1(x), rotation), self.scale1, train)
+        perceptron = swiglu if self.gated else mlp
+        return x + self._kept(perceptron(self.norm2(x), self.up, self.down), self.scale2, train)
 
     def _kept(self, branch: Tokens, scale: nnx.Param | None, train: bool) -> Tokens:
         if scale is not None:
@@ -210,6 +242,9 @@ class ViT(nnx.Module):
         pool: str = "mean",
         cls_token: bool = True,
         positions: str = "learned",
+        registers: int = 0,
+        rope_base: float = 100.0,
+        antialias: bool = True,
         channels: int = 3,
         whitened: WhitenedPatches | None = None,
         options: BlockOptions = DEFAULT_OPTIONS,
@@ -222,12 +257,16 @@ class ViT(nnx.Module):
         self.feature_dim = width
         self.pools = ("mean", "grid2", "cls") if cls_token else ("mean", "grid2")
         self.grid = image_size // patch_size
-        self.num_cls = int(cls_token)
+        self.num_cls, self.num_leading = int(cls_token), int(cls_token) + registers
+        self.positions, self.antialias = positions, antialias
+        self.rope_base, self.head_dim = rope_base, width // heads
         initial = nnx.initializers.truncated_normal(0.02)
         self.whitened = nnx.data(whitened)
         self.patch_embed = linear(whitened.outputs if whitened else channels * patch_size**2, width, dtype, rngs)
         if cls_token:
             self.cls_token = nnx.Param(initial(rngs.params(), (1, 1, width)), decay=False)
+        if registers:
+            self.registers = nnx.Param(initial(rngs.params(), (1, registers, width)), decay=False)
         learned = (1, self.grid**2 + self.num_cls, width)
         self.position = nnx.Param(initial(rngs.params(), learned), decay=False) if positions == "learned" else None
         rates = np.linspace(0, drop_path, depth) if depth > 1 else [drop_path]
@@ -254,7 +293,8 @@ class ViT(nnx.Module):
             )
         return cls(
             facts["width"], facts["depth"], facts["heads"], image_size=view_size, patch_size=config.patch_size,
-            pool=config.pool, cls_token=config.cls_token, positions=config.positions, channels=sample.shape[-1],
+            pool=config.pool, cls_token=config.cls_token, positions=config.positions,
+            registers=config.registers, rope_base=facts.get("rope_base", 100.0), channels=sample.shape[-1],
             whitened=whitened, options=options, drop_path=config.drop_path, dtype=dtype, remat=remat, rngs=rngs,
         )  # fmt: skip
 
@@ -263,7 +303,8 @@ class ViT(nnx.Module):
         """See `jepa_jax.models.registry.Encoder`."""
         width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
         mlp_width = getattr(config, "mlp_width", 0) or 4 * width
-        names = ("patch_size", "cls_token", "positions", "embedding", "layer_scale", "qkv_bias", "norm_eps")
+        names = ("patch_size", "cls_token", "registers", "positions", "embedding", "mlp", "layer_scale", "qkv_bias")
+        names = (*names, "norm_eps", *(("rope_base",) if config.positions == "rotary" else ()))
         filters = ("filter_size", "filters") if config.embedding == "whitened" else ()
         sizes = {"width": width, "depth": depth, "heads": heads, "mlp_width": mlp_width}
         return sizes | {name: getattr(config, name) for name in (*names, *filters)}
@@ -286,47 +327,69 @@ class ViT(nnx.Module):
         Args:
           described: what `describe` returns for all patches, if it is known already.
         """
-        positions = self._positions(images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)
-        if keep is not None:
-            positions = take_tokens(jnp.broadcast_to(positions, (len(images), *positions.shape[1:])), keep)
         if described is None:
             described = self.describe(images, keep)
         elif keep is not None:
             described = take_tokens(described, keep)
         tokens = self.patch_embed(described)
+        if self.positions == "rotary":
+            return tokens
+        positions = self._positions(images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)
+        if keep is not None:
+            positions = take_tokens(jnp.broadcast_to(positions, (len(images), *positions.shape[1:])), keep)
         return tokens + positions.astype(tokens.dtype)
 
-    def encode(self, tokens: Tokens, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
-        """Returns outputs for embedded tokens, that of CLS in front if there is one."""
-        x = run_blocks(self.blocks, self._with_cls(tokens), remat=self.remat, train=train)
+    def rotation(self, images: Images, keep: Integer[Array, "several m"] | None = None) -> Rotation | None:
+        """Returns how attention rotates the tokens of all patches, or of each row of `keep`; None without rotary."""
+        if self.positions != "rotary":
+            return None
+        rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
+        parts = [jnp.asarray(part)[None] for part in rotary(rows, columns, self.head_dim, self.rope_base)]
+        if keep is not None:
+            parts = [take_tokens(jnp.broadcast_to(part, (len(keep), *part.shape[1:])), keep) for part in parts]
+        return Rotation(*parts)
+
+    def encode(
+        self, tokens: Tokens, rotation: Rotation | None = None, *, train: bool = False, normalised: bool = True
+    ) -> Float[Array, "b m d"]:
+        """Returns outputs for embedded tokens, `num_leading` of CLS and registers in front; see `rotation`."""
+        x = run_blocks(self.blocks, self._with_leading(tokens), remat=self.remat, rotation=rotation, train=train)
         return self.norm(x) if normalised else x
 
-    def _with_cls(self, tokens: Tokens) -> Float[Array, "b m d"]:
-        if not self.num_cls:
-            return tokens
-        position = 0 if self.position is None else self.position[:, :1]
-        cls = (self.cls_token[...] + position).astype(tokens.dtype)
-        return jnp.concatenate([jnp.broadcast_to(cls, (tokens.shape[0], *cls.shape[1:])), tokens], axis=1)
+    def tokens(self, images: Images, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
+        """Returns outputs of all tokens of images."""
+        return self.encode(self.embed(images), self.rotation(images), train=train, normalised=normalised)
+
+    def _with_leading(self, tokens: Tokens) -> Float[Array, "b m d"]:
+        leading = []
+        if self.num_cls:
+            leading.append(self.cls_token[...] + (0 if self.position is None else self.position[:, :1]))
+        if self.num_leading > self.num_cls:
+            leading.append(self.registers[...])
+        shared = [jnp.broadcast_to(x.astype(tokens.dtype), (len(tokens), *x.shape[1:])) for x in leading]
+        return jnp.concatenate([*shared, tokens], axis=1) if shared else tokens
 
     def attention_maps(self, images: Images) -> Float[Array, "b heads rows columns"]:
         """Returns how much of each patch the last block reads, per head: for CLS, or else as the mean over patches."""
         *blocks, last = self.blocks
-        x = run_blocks(blocks, self._with_cls(self.embed(images)), remat="none")
-        weights = last.attention.weights(last.norm1(x))
-        read = weights[:, :, 0, 1:] if self.num_cls else jnp.mean(weights, axis=2)
+        first, rotation = self.num_leading, self.rotation(images)
+        x = run_blocks(blocks, self._with_leading(self.embed(images)), remat="none", rotation=rotation)
+        weights = last.attention.weights(last.norm1(x), rotation)
+        read = weights[:, :, 0, first:] if self.num_cls else jnp.mean(weights[:, :, first:, first:], axis=2)
         return read.reshape(*read.shape[:2], images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)
 
     def patches(
         self, images: Images, *, described: Float[Array, "b all numbers"] | None = None, train: bool = False
     ) -> Tokens:
         """Returns outputs of the patches alone; for the arguments see `embed`."""
-        return self.encode(self.embed(images, described=described), train=train)[:, self.num_cls :]
+        tokens = self.embed(images, described=described)
+        return self.encode(tokens, self.rotation(images), train=train)[:, self.num_leading :]
 
     def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """See `jepa_jax.models.registry.Encoder`."""
-        tokens = self.encode(self.embed(images), train=train, normalised=normalised)
+        tokens = self.tokens(images, train=train, normalised=normalised)
         rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
-        cells = tokens[:, self.num_cls :].reshape(images.shape[0], rows, columns, self.feature_dim)
+        cells = tokens[:, self.num_leading :].reshape(images.shape[0], rows, columns, self.feature_dim)
         return EncoderOutputs(cells, tokens[:, 0] if self.num_cls else None)
 
     def __call__(self, images: Images, *, train: bool = False) -> Float[Array, "b d"]:
@@ -336,12 +399,14 @@ class ViT(nnx.Module):
         """Returns the positions of an image of so many patches, without that of CLS."""
         if self.position is None:
             return jnp.asarray(sincos_positions(self.grid, self.feature_dim, (rows, columns)))[None]
-        return interpolated(self.position[:, self.num_cls :], rows, columns)
+        return interpolated(self.position[:, self.num_cls :], rows, columns, antialias=self.antialias)
 
 
-def run_blocks(blocks: Iterable[Block], x: Tokens, *, remat: str, train: bool = False) -> Tokens:
+def run_blocks(
+    blocks: Iterable[Block], x: Tokens, *, remat: str, rotation: Rotation | None = None, train: bool = False
+) -> Tokens:
     """Applies blocks one after the other; the backward pass recomputes what `remat` says of each."""
-    run = rematerialized(lambda block, x: block(x, train=train), remat)
+    run = rematerialized(lambda block, x: block(x, rotation, train=train), remat)
     x = row_major(x)
     for block in blocks:
         x = run(block, x)
@@ -365,11 +430,56 @@ def sincos_positions(grid: int, width: int, new_grid: tuple[int, int] | None = N
     return np.concatenate([down, right], axis=1).astype(np.float32)
 
 
-def interpolated(positions: Float[Array, "1 old d"], rows: int, columns: int) -> Float[Array, "1 new d"]:
-    """Returns the positions of a square grid for other patches of the same area: bicubic, antialiased."""
+def interpolated(
+    positions: Float[Array, "1 old d"], rows: int, columns: int, *, antialias: bool = True
+) -> Float[Array, "1 new d"]:
+    """Returns the positions of a square grid for other patches of the same area: bicubic.
+
+    Not antialiased they are what transformers makes of them: Keys' kernel with a = -3/4, borders repeated.
+    """
     _, places, width = positions.shape
     old = math.isqrt(places)
     if (rows, columns) == (old, old):
         return positions
-    resized = jax.image.resize(positions.reshape(old, old, width), (rows, columns, width), "cubic")
+    square = positions.reshape(old, old, width)
+    if antialias:
+        resized = jax.image.resize(square, (rows, columns, width), "cubic")
+    else:
+        down, right = (cubic_weights(old, new) for new in (rows, columns))
+        resized = jnp.einsum("rR,cC,RCd->rcd", down, right, square, precision=jax.lax.Precision.HIGHEST)
     return resized.reshape(1, rows * columns, width)
+
+
+def cubic_weights(old: int, new: int, a: float = -0.75) -> np.ndarray:
+    """Returns the weights [new, old] of Keys' cubic convolution between centres of cells; the border is repeated."""
+    centre = (np.arange(new) + 0.5) * old / new - 0.5
+    weights = np.zeros((new, old))
+    for offset in range(-1, 3):
+        place = np.floor(centre).astype(int) + offset
+        far = np.abs(centre - place)
+        near = (a + 2) * far**3 - (a + 3) * far**2 + 1
+        outside = a * (far**3 - 5 * far**2 + 8 * far - 4)
+        np.add.at(weights, (np.arange(new), np.clip(place, 0, old - 1)), np.where(far <= 1, near, outside))
+    return weights.astype(np.float32)
+
+
+def rotary(rows: int, columns: int, per_head: int, base: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns cosines and sines [rows * columns, per_head] of the angles of DINOv3.
+
+    Centres of patches lie in [-1, 1] from edge to edge, whatever their number. A quarter of the numbers of a head has
+    the angles 2 pi y / base^(4 i / per_head), the next one those of x, and so has the second half.
+    """
+    frequencies = 2 * np.pi / base ** (np.arange(per_head // 4) * 4 / per_head)
+    y, x = ((np.arange(size) + 0.5) / size * 2 - 1 for size in (rows, columns))
+    places = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1).reshape(-1, 2)
+    angles = np.tile((places[:, :, None] * frequencies).reshape(len(places), -1), 2)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotated(x: Float[Array, "b n heads per_head"], rotation: Rotation) -> Float[Array, "b n heads per_head"]:
+    """Returns queries or keys turned by their positions; the first ones, which belong to no patch, stay."""
+    leading, patches = jnp.split(x, [x.shape[1] - rotation.cos.shape[1]], axis=1)
+    first, second = jnp.split(patches.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([-second, first], axis=-1)
+    cos, sin = (part[:, :, None] for part in rotation)
+    return jnp.concatenate([leading, (patches * cos + turned * sin).astype(x.dtype)], axis=1)

@@ -1,5 +1,6 @@
 """Fits the variables of a saved encoder to the encoder of a config: same structure, other image size or channels."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -34,8 +35,9 @@ def fit_encoder(
     if "position" in own and own["position"].shape != params["position"].shape:
         cls = int(structure["cls_token"])  # whose position stays as it is
         first, rest = np.split(np.asarray(own["position"]), [cls], axis=1)
+        resize = functools.partial(interpolated, antialias=saved.encoder.antialias)
         old, new = math.isqrt(rest.shape[1]), math.isqrt(params["position"].shape[1] - cls)
-        own["position"] = np.concatenate([first, np.asarray(interpolated(jnp.asarray(rest), new, new))], axis=1)
+        own["position"] = np.concatenate([first, np.asarray(resize(jnp.asarray(rest), new, new))], axis=1)
         notes.append(f"Positions were interpolated from {old} x {old} to {new} x {new} patches (bicubic).")
     if saved.channels != channels:
         notes.append(_adapt_first_layer(own, saved, channels))

@@ -23,7 +23,7 @@ from jepa_jax.weights.family import Family, check_sizes, describing, needed, sec
 from jepa_jax.weights.names import load_into
 from jepa_jax.weights.reader import check_card, located, read_optional, read_tensors, tensor_file
 from jepa_jax.weights.resnet import torchvision_resnet
-from jepa_jax.weights.vit import timm_vit
+from jepa_jax.weights.vit import DINOV2, timm_vit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PREPROCESSOR = "preprocessor_config.json"
@@ -33,9 +33,10 @@ FAMILIES = ClassTable(
     "FAMILIES",
     {
         **dict.fromkeys(
-            ("ViTModel", "ViTForImageClassification", "IJepaModel", "Dinov2Model", "ViTMAEForPreTraining"),
+            ("ViTModel", "ViTForImageClassification", "IJepaModel", *DINOV2, "ViTMAEForPreTraining"),
             "jepa_jax.weights.vit:hf_vit",
         ),
+        "DINOv3ViTModel": "jepa_jax.weights.vit:hf_dinov3",
         **dict.fromkeys(("ResNetModel", "ResNetForImageClassification"), "jepa_jax.weights.resnet:hf_resnet"),
     },
 )
@@ -160,7 +161,7 @@ class LoadedModel:
         def outputs(state: Any, images: jax.Array, *noise: jax.Array) -> Any:
             module = nnx.merge(graph, state)
             if isinstance(module, ViT):
-                return module.encode(module.embed(images)).astype(np.float32)
+                return module.tokens(images).astype(np.float32)
             if isinstance(module, PoolingEncoder):
                 return module.outputs(images).cells.astype(np.float32)
             return module(images, *noise)

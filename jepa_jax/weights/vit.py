@@ -1,7 +1,8 @@
 """Vision transformers as transformers and timm save them: names of their tensors, and the modules that they fit.
 
-Of transformers: `ViTModel` and `ViTForImageClassification`, `IJepaModel`, `Dinov2Model`, `ViTMAEForPreTraining`. Of
-timm: `VisionTransformer`, with or without class token and LayerScale.
+Of transformers: `ViTModel` and `ViTForImageClassification`, `IJepaModel`, `Dinov2Model` and
+`Dinov2WithRegistersModel`, `DINOv3ViTModel`, `ViTMAEForPreTraining`. Of timm: `VisionTransformer`, with or without
+class token and LayerScale.
 """
 
 import math
@@ -21,6 +22,7 @@ from jepa_jax.models.vit import BlockOptions, ViT
 from jepa_jax.weights.family import Family, needed, settings, shape_of, timm_arguments
 from jepa_jax.weights.names import Layout, Rule, Table, both, dense, norm, patches, unchanged, unneeded
 
+DINOV2 = ("Dinov2Model", "Dinov2WithRegistersModel")
 TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # by a word of the architecture's name
 # Names of timm without a word for another norm, attention, activation, position or parallel blocks.
 _TIMM_NAMES = r"(vit|deit|deit3)_[a-z]+_patch\d+(_gap)?_(\d+|dinov2)(_(in21k|in21ft1k|dino|miil|sam))?"
@@ -35,10 +37,15 @@ _HF_ATTENTION = {
     "attention.output.dense": "attention.out",
 }
 _NORMS_AND_MLP = {"norm1": "norm1", "norm2": "norm2", "mlp.fc1": "up", "mlp.fc2": "down"}
-_HF = _HF_ATTENTION | {
+HF_NAMES = _HF_ATTENTION | {
     "layernorm_before": "norm1", "layernorm_after": "norm2", "intermediate.dense": "up", "output.dense": "down",
 }  # fmt: skip
-_DINOV2 = _HF_ATTENTION | _NORMS_AND_MLP | {f"layer_scale{i}.lambda1": f"scale{i}" for i in (1, 2)}
+_SCALES = {f"layer_scale{i}.lambda1": f"scale{i}" for i in (1, 2)}
+_DINOV2 = _HF_ATTENTION | _NORMS_AND_MLP | _SCALES
+_DINOV2_SWIGLU = _HF_ATTENTION | _SCALES | {
+    "norm1": "norm1", "norm2": "norm2", "mlp.weights_in": "up", "mlp.weights_out": "down",
+}  # fmt: skip
+_DINOV3 = _SCALES | {"norm1": "norm1", "norm2": "norm2", "attention.o_proj": "attention.out", "mlp.down_proj": "down"}
 _TIMM = {"attn.qkv": "attention.qkv", "attn.proj": "attention.out", "ls1.gamma": "scale1", "ls2.gamma": "scale2"}
 _TIMM |= _NORMS_AND_MLP
 
@@ -54,17 +61,54 @@ def _block(layer: str, block: str, names: Mapping[str, str]) -> list[Rule]:
     return rules
 
 
-def hf_table(patch_size: int, *, prefix: str = "", ours: str = "", dinov2: bool = False) -> Table:
+def hf_table(patch_size: int, *, prefix: str = "", ours: str = "", names: Mapping[str, str] = HF_NAMES) -> Table:
     """Returns the names of a ViT of transformers; names of the file begin with `prefix`, ours with `ours`."""
     embeddings = f"{prefix}embeddings"
     return (
         Rule(f"{embeddings}.cls_token", f"{ours}cls_token"),
+        Rule(f"{embeddings}.register_tokens", f"{ours}registers"),
         Rule(f"{embeddings}.position_embeddings", f"{ours}position"),
         *both(f"{embeddings}.patch_embeddings.projection", f"{ours}patch_embed", patches(patch_size)),
-        *_block(f"{prefix}encoder.layer.{{i}}", f"{ours}blocks.{{i}}", _DINOV2 if dinov2 else _HF),
+        *_block(f"{prefix}encoder.layer.{{i}}", f"{ours}blocks.{{i}}", names),
         *norm(f"{prefix}layernorm", f"{ours}norm"),
         *unneeded(f"{embeddings}.mask_token", "pooler.dense.weight", "pooler.dense.bias"),
         *unneeded("classifier.weight", "classifier.bias"),
+    )
+
+
+def swiglu_width(hidden: int) -> int:
+    """Returns how wide gate and value of DINOv2 are: two thirds of what the config says, a multiple of 8."""
+    return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+def dinov2_names(mlp: str) -> Mapping[str, str]:
+    """Returns what DINOv2 calls the layers of a block with this perceptron."""
+    return _DINOV2_SWIGLU if mlp == "swiglu" else _DINOV2
+
+
+def dinov3_table(facts: Mapping[str, Any], *, key_bias: bool) -> Table:
+    """Returns the names of DINOv3; without `key_bias`, queries and values have a bias and keys have none."""
+    width = facts["width"]
+    half = width // 2  # the bias of keys is half beside that of queries, and half beside that of values
+
+    def beside(position: int) -> Layout:
+        own = slice(0, width) if position == 0 else slice(half, None)
+        zeros = [(0, half) if position == 0 else (half, 0)]
+        return Layout(lambda bias: np.pad(bias, zeros), lambda bias: bias[own])
+
+    layer, block = "layer.{i}", "blocks.{i}"
+    qkv, up = f"{block}.attention.qkv", ("gate_proj", "up_proj") if facts["mlp"] == "swiglu" else ("up_proj",)
+    biases = {part: unchanged for part in "qkv"} if key_bias else {part: beside(i) for i, part in enumerate("qv")}
+    return (
+        Rule("embeddings.cls_token", "cls_token"),
+        Rule("embeddings.register_tokens", "registers" if facts["registers"] else None),
+        *both("embeddings.patch_embeddings", "patch_embed", patches(facts["patch_size"])),
+        *(Rule(f"{layer}.attention.{part}_proj.weight", f"{qkv}.kernel", dense) for part in "qkv"),
+        *(Rule(f"{layer}.attention.{part}_proj.bias", f"{qkv}.bias", layout) for part, layout in biases.items()),
+        *(rule for part in up for rule in both(f"{layer}.mlp.{part}", f"{block}.up", dense)),
+        *_block(layer, block, _DINOV3),
+        *norm("norm", "norm"),
+        *unneeded("embeddings.mask_token"),
     )
 
 
@@ -74,7 +118,7 @@ def _mae_table(patch_size: int) -> Table:
         *both("decoder.decoder_embed", "decoder.embed", dense),
         Rule("decoder.mask_token", "decoder.mask_token"),
         Rule("decoder.decoder_pos_embed", "decoder.position"),
-        *_block("decoder.decoder_encoder.layer.{i}", "decoder.blocks.{i}", _HF),
+        *_block("decoder.decoder_encoder.layer.{i}", "decoder.blocks.{i}", HF_NAMES),
         *norm("decoder.decoder_norm", "decoder.norm"),
         *both("decoder.decoder_pred", "decoder.out", dense),
     )
@@ -117,7 +161,7 @@ class MaeModel(nnx.Module):
         restore = jnp.argsort(order, axis=1)
         visible, hidden = jnp.split(order, [int(noise.shape[1] * (1 - self.mask_ratio))], axis=1)
         outputs = self.encoder.encode(self.encoder.embed(images, visible))
-        leading, context = jnp.split(outputs, [self.encoder.num_cls], axis=1)
+        leading, context = jnp.split(outputs, [self.encoder.num_leading], axis=1)
         predicted = self.decoder(context, visible, hidden, leading=leading, with_context=True)
         logits = take_tokens(predicted, restore)
         mask = (restore >= visible.shape[1]).astype(jnp.float32)
@@ -133,14 +177,18 @@ def hf_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin:
     """Returns what the config.json of a ViT of transformers describes."""
     del tensors
     architecture = config["architectures"][0]
-    settings(config, _FIXED | {"use_swiglu_ffn": False, "apply_layernorm": True}, origin)
-    dinov2, mae = architecture == "Dinov2Model", architecture == "ViTMAEForPreTraining"
+    dinov2, mae = architecture in DINOV2, architecture == "ViTMAEForPreTraining"
+    settings(config, _FIXED | {"apply_layernorm": True} | ({} if dinov2 else {"use_swiglu_ffn": False}), origin)
     width, patch_size = needed(config, "hidden_size", origin), _side(config, "patch_size", origin)
     mlp_width = needed(config, "mlp_ratio", origin) * width if dinov2 else needed(config, "intermediate_size", origin)
+    mlp = "swiglu" if config.get("use_swiglu_ffn") else "gelu"
+    if mlp == "swiglu":
+        mlp_width = swiglu_width(int(mlp_width))
     facts = {
         "width": width, "depth": needed(config, "num_hidden_layers", origin),
         "heads": _fitting(needed(config, "num_attention_heads", origin), width, "num_attention_heads", origin),
-        "mlp_width": int(mlp_width), "patch_size": patch_size,
+        "mlp_width": int(mlp_width), "mlp": mlp, "patch_size": patch_size,
+        "registers": needed(config, "num_register_tokens", origin) if architecture == DINOV2[1] else 0,
         "cls_token": architecture != "IJepaModel", "positions": "learned", "embedding": "linear",
         "layer_scale": config.get("layerscale_value", 1.0) if dinov2 else 0.0,
         "qkv_bias": config.get("qkv_bias", True), "norm_eps": needed(config, "layer_norm_eps", origin),
@@ -150,16 +198,44 @@ def hf_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin:
         return Family("mae", facts, lambda: _mae(config, facts, image_size, channels, origin), _mae_table(patch_size),
                       image_size, channels, {"decoder.decoder_layers.": "decoder.decoder_encoder.layer."})  # fmt: skip
     prefix = "vit." if architecture == "ViTForImageClassification" else ""
-    table = hf_table(patch_size, prefix=prefix, dinov2=dinov2)
+    table = hf_table(patch_size, prefix=prefix, names=dinov2_names(mlp) if dinov2 else HF_NAMES)
+    antialias = architecture == DINOV2[1]  # as transformers resizes positions, which differs by class
+
+    def build() -> ViT:
+        return vit_module(facts, image_size, channels, antialias=antialias)
+
+    return Family("vit", facts, build, table, image_size, channels)
+
+
+def hf_dinov3(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origin: object) -> Family:
+    """Returns what the config.json of a DINOv3 ViT of transformers describes."""
+    del tensors
+    gated = config.get("use_gated_mlp", False)
+    biased = config.get("query_bias", True)
+    fixed = {"value_bias": biased, "proj_bias": True, "mlp_bias": True, "attention_dropout": 0.0}
+    settings(config, fixed | {"hidden_act": "silu" if gated else "gelu", "apply_layernorm": True}, origin)
+    width, patch_size = needed(config, "hidden_size", origin), _side(config, "patch_size", origin)
+    facts = {
+        "width": width, "depth": needed(config, "num_hidden_layers", origin),
+        "heads": _fitting(needed(config, "num_attention_heads", origin), width, "num_attention_heads", origin),
+        "mlp_width": needed(config, "intermediate_size", origin), "mlp": "swiglu" if gated else "gelu",
+        "patch_size": patch_size, "registers": config.get("num_register_tokens", 0), "cls_token": True,
+        "positions": "rotary", "rope_base": float(config.get("rope_theta", 100.0)), "embedding": "linear",
+        "layer_scale": config.get("layerscale_value", 1.0), "qkv_bias": biased,
+        "norm_eps": needed(config, "layer_norm_eps", origin),
+    }  # fmt: skip
+    image_size, channels = _side(config, "image_size", origin), config.get("num_channels", 3)
+    table = dinov3_table(facts, key_bias=config.get("key_bias", False))
     return Family("vit", facts, lambda: vit_module(facts, image_size, channels), table, image_size, channels)
 
 
-def vit_module(facts: Mapping[str, Any], image_size: int, channels: int) -> ViT:
+def vit_module(facts: Mapping[str, Any], image_size: int, channels: int, *, antialias: bool = True) -> ViT:
     """Returns the ViT that `ViT.structure` facts describe, to be filled with weights."""
     options = BlockOptions.of(facts)
     return ViT(
         facts["width"], facts["depth"], facts["heads"], image_size=image_size, patch_size=facts["patch_size"],
         pool="cls" if facts["cls_token"] else "mean", cls_token=facts["cls_token"], positions=facts["positions"],
+        registers=facts["registers"], rope_base=facts.get("rope_base", 100.0), antialias=antialias,
         channels=channels, options=options, rngs=nnx.Rngs(0),
     )  # fmt: skip
 
@@ -172,10 +248,10 @@ def _mae(config: Mapping[str, Any], facts: Mapping[str, Any], image_size: int, c
         depth=needed(config, "decoder_num_hidden_layers", origin), grid=image_size // patch_size,
         heads=_fitting(heads, width, "decoder_num_attention_heads", origin), stored_positions=True, rngs=nnx.Rngs(0),
         options=BlockOptions(
-            needed(config, "decoder_intermediate_size", origin), facts["qkv_bias"], norm_eps=facts["norm_eps"]
+            needed(config, "decoder_intermediate_size", origin), qkv_bias=facts["qkv_bias"], norm_eps=facts["norm_eps"]
         ),
     )  # fmt: skip
-    encoder = vit_module(facts, image_size, channels)
+    encoder = vit_module(facts, image_size, channels, antialias=False)
     mask_ratio, norm_pix = (needed(config, key, origin) for key in ("mask_ratio", "norm_pix_loss"))
     return MaeModel(encoder, decoder, mask_ratio=mask_ratio, norm_pix=norm_pix)
 
@@ -195,7 +271,8 @@ def timm_vit(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], origi
         "width": width, "depth": arguments.get("depth", len(numbers)),
         "heads": _fitting(_timm_heads(arguments, origin), width, "num_heads", origin),
         "mlp_width": int(hidden * width) if hidden else shape_of(tensors, "blocks.0.mlp.fc1.weight", 2, origin)[0],
-        "patch_size": patch_size, "cls_token": cls_token, "positions": "learned", "embedding": "linear",
+        "mlp": "gelu", "registers": 0, "patch_size": patch_size,
+        "cls_token": cls_token, "positions": "learned", "embedding": "linear",
         "layer_scale": arguments.get("init_values", 1.0) if scaled else 0.0,
         "qkv_bias": arguments.get("qkv_bias", "blocks.0.attn.qkv.bias" in tensors or not config), "norm_eps": 1e-6,
     }  # fmt: skip

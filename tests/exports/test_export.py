@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.main import main
@@ -24,6 +25,7 @@ from jepa_jax.weights.names import saved_tensors
 from tests.evals.untrained_run import write_run
 from tests.exports.write_parity import GOLDEN, configs, shaken
 from tests.tiny import tiny_config
+from tests.weights.golden import WEIGHTS, recorded
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
 RESNET = pytest.param("resnet_basic", marks=pytest.mark.slow)  # takes longer to compile
@@ -118,6 +120,17 @@ def test_transformers_computes_the_same_with_what_is_exported(name):
     written = load_tensors(GOLDEN / name)
     assert tensors.keys() == written.keys()
     assert all(tensors[key].tobytes() == written[key].tobytes() for key in written)
+
+
+@pytest.mark.parametrize("name", ["hf_dinov2_registers", "hf_dinov2_swiglu", "hf_dinov3", "hf_dinov3_plain"])
+def test_later_families_are_written_as_they_are_read(name, tmp_path):
+    """transformers 5.23 has loaded these files, with the recorded outputs bit for bit."""
+    golden, loaded = recorded(name), load_model(WEIGHTS / name)
+    config, tensors = transformers_files(loaded.module, loaded.structure, image_size=loaded.image_size, channels=3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outputs = load_model(tmp_path).apply(golden["pixel_values"])
+    np.testing.assert_allclose(outputs, golden["last_hidden_state"], atol=2e-5)
 
 
 def load_tensors(folder):

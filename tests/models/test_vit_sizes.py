@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jepa_jax.models.vit import ViT, VitConfig, interpolated, sincos_positions
+from jepa_jax.models.vit import BlockOptions, ViT, VitConfig, interpolated, sincos_positions
 from tests.arrays import create, normal
 
 
@@ -55,6 +55,29 @@ def test_an_encoder_reads_images_of_any_size_and_shape(positions, pool, cls_toke
     )
     assert large.shape == small.shape == (2, 16)
     np.testing.assert_allclose(kept, every[:, [0, 5, 63]], rtol=1e-5, atol=1e-6)
+
+
+def test_rotary_positions_of_kept_patches_are_their_own():
+    """With registers and SwiGLU: all patches in another order have the same outputs in that order."""
+    options = BlockOptions(mlp="swiglu", mlp_width=24)
+    encoder = create(
+        lambda: ViT(16, 2, 2, image_size=16, patch_size=4, positions="rotary", registers=3, options=options,
+                    rngs=nnx.Rngs(0))
+    )  # fmt: skip
+    order = np.random.default_rng(0).permutation(16)
+
+    @nnx.jit
+    def read(encoder, image):
+        keep = jnp.asarray(order)[None]
+        part = encoder.encode(encoder.embed(image, keep), encoder.rotation(image, keep))
+        swapped = encoder.tokens(jnp.swapaxes(image, 1, 2))
+        return encoder.tokens(image), part, swapped, encoder.attention_maps(image)
+
+    whole, part, swapped, maps = read(encoder, normal(1, (1, 16, 16, 3)))
+    assert whole.shape == (1, 1 + 3 + 16, 16) and maps.shape == (1, 2, 4, 4)
+    np.testing.assert_allclose(part[:, 4:], whole[:, 4:][:, order], atol=1e-5)
+    np.testing.assert_allclose(part[:, :4], whole[:, :4], atol=1e-5)
+    assert np.abs(swapped[:, 4:] - whole[:, 4:]).max() > 1e-3  # places are seen
 
 
 def test_pixels_that_no_patch_covers_are_refused():

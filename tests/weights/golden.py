@@ -1,4 +1,7 @@
-"""Tiny models with random weights as transformers 5.22 and timm 1.0.30 save them; io.npz: inputs, outputs (NCHW)."""
+"""Tiny models with random weights as transformers and timm 1.0.30 save them; io.npz: inputs, outputs (NCHW).
+
+`write_transformers.py` has written those of DINOv2 with registers and SwiGLU, those of DINOv3, and io_resized.npz.
+"""
 
 import json
 import pathlib
@@ -11,9 +14,9 @@ WEIGHTS = pathlib.Path(__file__).parents[1] / "golden" / "weights"
 SEGFORMER = WEIGHTS / "hf_segformer"
 
 
-def recorded(name):
+def recorded(name, file="io.npz"):
     """Returns inputs and outputs of a model; pixels and maps with channels last."""
-    stored = dict(np.load(WEIGHTS / name / "io.npz"))
+    stored = dict(np.load(WEIGHTS / name / file))
     return {key: value.transpose(0, 2, 3, 1) if value.ndim == 4 else value for key, value in stored.items()}
 
 

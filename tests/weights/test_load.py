@@ -23,6 +23,10 @@ VITS = {
     "hf_vit": "last_hidden_state",
     "hf_ijepa": "last_hidden_state",
     "hf_dinov2": "last_hidden_state",
+    "hf_dinov2_registers": "last_hidden_state",
+    "hf_dinov2_swiglu": "last_hidden_state",
+    "hf_dinov3": "last_hidden_state",
+    "hf_dinov3_plain": "last_hidden_state",
     "timm_vit": "tokens",
 }
 RESNETS = ("timm_resnet_basic", "timm_resnet_bottleneck")
@@ -32,6 +36,14 @@ RESNETS = ("timm_resnet_basic", "timm_resnet_bottleneck")
 def test_tokens_of_vits_equal_those_of_their_library(name):
     model, golden = load_model(WEIGHTS / name), recorded(name)
     np.testing.assert_allclose(model.apply(golden["pixel_values"]), golden[VITS[name]], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in VITS if "dinov" in name] + ["hf_vit"])
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_positions_are_resized_as_transformers_does(name, size):
+    golden = recorded(name, "io_resized.npz" if name in ("hf_vit", "hf_dinov2") else "io.npz")
+    tokens = load_model(WEIGHTS / name).apply(golden[f"pixel_values_{size}"])
+    np.testing.assert_allclose(tokens, golden[f"last_hidden_state_{size}"], atol=2e-5)
 
 
 @pytest.mark.parametrize("name", RESNETS)
@@ -84,6 +96,9 @@ SOME = {  # a tensor of each family, and what it is renamed to
     "hf_vit": "encoder.layer.1.attention.attention.key.weight",
     "hf_ijepa": "embeddings.patch_embeddings.projection.weight",
     "hf_dinov2": "encoder.layer.0.layer_scale1.lambda1",
+    "hf_dinov2_registers": "embeddings.register_tokens",
+    "hf_dinov2_swiglu": "encoder.layer.1.mlp.weights_in.bias",
+    "hf_dinov3": "layer.1.attention.v_proj.bias",
     "hf_vitmae": "decoder.decoder_pos_embed",
     "hf_segformer": "segformer.encoder.block.0.0.mlp.dense1.weight",
     "timm_vit": "blocks.2.attn.qkv.weight",

@@ -22,6 +22,14 @@ def mlp(
     return down(hidden).reshape(*x.shape[:-1], -1)
 
 
+def swiglu(
+    x: Float[Array, "*batch d"], up: Callable[[Array], Array], down: Callable[[Array], Array]
+) -> Float[Array, "*batch e"]:
+    """Returns down(silu(gate) * value), where `up` gives the gate and then the value."""
+    gate, value = jnp.split(up(x.reshape(-1, x.shape[-1])), 2, axis=-1)
+    return down(jax.nn.silu(gate) * value).reshape(*x.shape[:-1], -1)
+
+
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns x times the normal distribution function of x, exactly (no tanh)."""
     return jax.nn.gelu(x, approximate=False) if forward_mode else _gelu(x)
