@@ -13,6 +13,7 @@ import shlex
 from jepa_jax.base.console import Console
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
+from jepa_jax.cli.runs import embed_command
 
 
 def add_flags(parser: Parser) -> None:
@@ -33,7 +34,7 @@ def add_flags(parser: Parser) -> None:
 def run_evaluate(arguments: Arguments, console: Console) -> Result:
     from jepa_jax.evals.evaluate import evaluate, without_large_parts
     from jepa_jax.evals.evaluators import Limits
-    from jepa_jax.reports.evaluation_page import evaluation_markdown, write_evaluation
+    from jepa_jax.reports.evaluation_page import evaluation_text, write_evaluation
 
     evaluation = evaluate(
         arguments.workdir,
@@ -49,15 +50,13 @@ def run_evaluate(arguments: Arguments, console: Console) -> Result:
         attention=arguments.attention,
         console=console,
     )
+    console.start("pictures and page", None)
     write_evaluation(evaluation)
     record = evaluation.record
-    text = f"{evaluation_markdown(record)}\n{record['seconds']:.0f} s; page: {evaluation.folder}/eval.html"
+    text = f"{evaluation_text(record)}\n{record['seconds']:.0f} s; page: {evaluation.folder}/eval.html"
     own = shlex.quote(arguments.workdir)
-    following = [
-        f"compare {own} ANOTHER_RUN",
-        f"embed --workdir={own} --input=FOLDER_OF_IMAGES --output=features.npz --neighbours=sample",
-    ]
+    following = [f"compare {own} ANOTHER_RUN", embed_command(arguments.workdir)]
     return Result([without_large_parts(record)], text, next=following)
 
 
-EVALUATE = Command("evaluate", __doc__, add_flags, run_evaluate)
+EVALUATE = Command("evaluate", __doc__, add_flags, run_evaluate, shows_start=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser
 
@@ -98,11 +99,18 @@ def next_commands(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> li
         return []
     own = shlex.quote(str(workdir))
     name = shlex.quote(pathlib.Path(workdir).resolve().name)
-    return [
-        f"evaluate --workdir={own}",
-        f"embed --workdir={own} --input=FOLDER_OF_IMAGES --output={name}.npz --neighbours=sample",
-        f"export --workdir={own} --format=safetensors --output=exports/{name}",
-    ]
+    exported = f"export --workdir={own} --format=safetensors --output=exports/{name}"
+    return [f"evaluate --workdir={own}", embed_command(workdir), exported]
+
+
+def embed_command(workdir: str | pathlib.Path) -> str:
+    """Returns the command that embeds a folder of images: the one that a run was trained on, if there is one."""
+    folder = pathlib.Path(workdir)
+    data = read_json_or_empty(folder / "config.json").get("data", {})
+    given = data.get("dir") if data.get("source") == "folder" else ""
+    images = shlex.quote(given) if given else "FOLDER_OF_IMAGES"
+    name = shlex.quote(folder.resolve().name)
+    return f"embed --workdir={shlex.quote(str(workdir))} --input={images} --output={name}.npz --neighbours=sample"
 
 
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:

@@ -34,6 +34,7 @@ from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder, TrainedRun, load_run
 from jepa_jax.evals.knn import NearestNeighbours
 from jepa_jax.evals.linear_probe import LinearProbe
+from jepa_jax.evals.neighbours import MAPPED, shown_places, small_copies
 from jepa_jax.evals.ridge_probe import RidgeProbe
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import TrainState, evaluated_variables
@@ -70,6 +71,8 @@ class Evaluation:
     protocols: Sequence[str]  # that were measured now
     points: Mapping[int, Split]  # level -> features of some test images
     examples: Examples | None = None  # if they were asked for
+    mapped: np.ndarray | None = None  # small copies of the first images of `points`
+    neighbours: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)  # level -> rows of small copies
 
 
 def evaluate(
@@ -109,11 +112,17 @@ def evaluate(
     if not names:
         raise UserError(f"--protocols={protocols}: {record['notes'][0]} Use feature_quality.")
     points: dict[int, Split] = {}
+    neighbours: dict[int, np.ndarray] = {}
+    mapped = None
     if "feature_quality" in names and len(encoder.test) >= FEWEST_POINTS:
-        shown = sample(len(encoder.test), measurement.limits.pictured_points)
+        shown = np.random.default_rng(0).permutation(sample(len(encoder.test), measurement.limits.pictured_points))
         points = {level: encoder.test_features(level).part(shown) for level in chosen}
+        if "image" in encoder.test.spec:
+            mapped = small_copies(encoder.test, shown[:MAPPED])
+            for level, split in points.items():
+                neighbours[level] = small_copies(encoder.test, shown[shown_places(split.features)])
     measurement.write(complete=True, seconds=time.perf_counter() - started)
-    return Evaluation(run.results, measurement.record, chosen, names, points, examples)
+    return Evaluation(run.results, measurement.record, chosen, names, points, examples, mapped, neighbours)
 
 
 def parse_protocols(text: str, given: Sequence[str] = ("labels", "targets")) -> list[str]:
@@ -197,7 +206,9 @@ class Measurement:
         if is_same:
             self.record |= {"notes": found["notes"], "levels": found["levels"]}
         else:
-            for path in (*run.results.glob("*.svg"), *run.results.glob("*.png")):  # figures of another checkpoint
+            for path in (
+                path for kind in ("svg", "png", "npz") for path in run.results.glob(f"*.{kind}")
+            ):  # figures of another checkpoint
                 path.unlink()
 
     def write(self, **changes: Any) -> None:
@@ -224,6 +235,7 @@ class Measurement:
             if not labels_differ(train, test):
                 evaluators = {name: one for name, one in evaluators.items() if one.needs != "labels"}
         if "feature_quality" in evaluators:
+            self.console.start("features before normalisation", None)
             encoder.raw_features(level)
         before = Moment(Stage.UNTRAINED, 0, 0, level)
         if self.untrained and any(one.due(before) for one in evaluators.values()):

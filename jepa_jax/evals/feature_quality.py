@@ -19,7 +19,7 @@ from jepa_jax.data.contract import Source, sample
 from jepa_jax.evals.evaluators import EncoderEvaluator, EvaluationContext, Evaluator, Figures, Moment, Stage
 from jepa_jax.evals.features import OnCount, part_of
 from jepa_jax.evals.inference import QUALITY_IMAGES, FrozenEncoder
-from jepa_jax.evals.neighbours import shown_places, small_copies
+from jepa_jax.evals.neighbours import MAPPED, pca, shown_places, small_copies
 from jepa_jax.methods.contract import ViewMethod
 from jepa_jax.program.step import TrainState, evaluated_variables
 
@@ -125,6 +125,7 @@ class CollapseWatch(Evaluator):
     def __init__(self, context: EvaluationContext):
         super().__init__(context)
         self._nearest: dict[str, np.ndarray] = {}  # stage -> places of images and their nearest ones
+        self._maps: dict[str, np.ndarray] = {}  # stage -> coordinates [N, 2] of images
 
     @classmethod
     def fields(cls, config: Config, *, finished: bool, warning: str | None) -> Figures:
@@ -148,15 +149,24 @@ class CollapseWatch(Evaluator):
         spread = feature_spread(features)
         if "image" in encoder.train.spec and moment.stage != Stage.EPOCH and np.isfinite(features).all():
             self._nearest[moment.stage.value] = shown_places(features)
+            self._maps[f"{moment.stage.value}_map"] = pca(features)[0][sample(len(features), MAPPED)]
         if moment.stage != Stage.FINAL:
             return spread
         measured = FeatureQuality(self.context).lidar(encoder, 0, functools.partial(progress.start, "LiDAR"))
         return {"effective_rank": spread["effective_rank"]} | {key: measured.get(key) for key in self.FINAL_FIGURES[1:]}
 
     def exhibits(self) -> Mapping[str, np.ndarray]:
-        """Returns nearest neighbours of some watched images, trained and, unless the run was resumed, untrained."""
+        """Returns neighbours and a map of watched images, trained and, unless the run was resumed, untrained."""
+        if not self._nearest:
+            return {}
         watched = part_of(self.context.train, WATCHED_IMAGES)
-        return {stage: small_copies(watched, places) for stage, places in self._nearest.items()}
+        mapped = sample(len(watched), MAPPED)
+        exhibits = {stage: small_copies(watched, places) for stage, places in self._nearest.items()}
+        exhibits |= self._maps | {"mapped": small_copies(watched, mapped)}
+        if not watched.classes:
+            return exhibits
+        labels = np.asarray(watched.batch(mapped)["label"])
+        return exhibits | {"mapped_labels": labels, "classes": np.array(watched.classes)}
 
     def in_words(self, figures: Figures) -> str:
         return ""

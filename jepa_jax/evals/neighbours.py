@@ -1,4 +1,4 @@
-"""Finds the images whose features lie nearest to those of some others: what an encoder takes for alike."""
+"""Finds what an encoder takes for alike: the images nearest to some others, and a map of many of them."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from jepa_jax.evals.knn import unit_length
 
 QUERIES, NEIGHBOURS = 12, 5  # images that are shown, and how many neighbours of each
 PIXELS = 64  # per side of the copies that are kept
+MAPPED = 200  # images on a map
 
 
 def nearest(features: np.ndarray, queries: Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -38,3 +39,13 @@ def small_copies(source: Source, places: np.ndarray) -> np.ndarray:
             picture = picture.resize((PIXELS, PIXELS), PIL.Image.Resampling.LANCZOS)
         copies.append(np.asarray(picture))
     return np.stack(copies)[where.reshape(places.shape)]
+
+
+def pca(features: np.ndarray, components: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Returns coordinates [N, components] and the share of the variance that each component holds."""
+    x = np.asarray(features, np.float64)
+    x = x - x.mean(axis=0)
+    eigenvalues, vectors = np.linalg.eigh(x.T @ x)
+    order = np.argsort(eigenvalues)[::-1][:components]
+    total = max(float(eigenvalues.sum()), 1e-300)
+    return x @ vectors[:, order], eigenvalues[order] / total

@@ -1,5 +1,6 @@
 """The results of an evaluation: eval.json, eval.md, eval.html and figures, in `eval/` of a workdir."""
 
+import io
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,9 +12,11 @@ from jepa_jax.base.text import number, percent, short
 from jepa_jax.data.pictures import grid, png
 from jepa_jax.evals.evaluate import Evaluation, Examples
 from jepa_jax.evals.features import Split
+from jepa_jax.evals.neighbours import pca
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
 from jepa_jax.reports.page import embed_file, write_figure, write_page
+from jepa_jax.reports.pictures import feature_maps
 from jepa_jax.reports.tables import markdown_table
 
 ATTENTION = "attention.png"
@@ -128,6 +131,16 @@ def evaluation_markdown(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
+def evaluation_text(record: Record) -> str:
+    """Returns the table and how the figures were measured, for a terminal."""
+    levels = [level_name(level) for level in record["levels"]] if len(record["levels"]) > 1 else []
+    rows = [["", *levels]] if levels else []
+    rows += evaluation_table(record["levels"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, "", _conditions(record), *(f"Note: {note}" for note in record["notes"])])
+
+
 def _conditions(record: Record) -> str:
     names = {level_name(level): name for level, name in enumerate(record.get("level_names", []))}
     meanings = [f"{level.capitalize()}: {name}." for level, name in names.items() if name != level]
@@ -149,7 +162,21 @@ def write_evaluation(evaluation: Evaluation) -> None:
         for name, card in level_maps(results, record["classes"]).items():
             write_figure(folder / f"{name}_level{level}.svg", [card])
     for level, split in evaluation.points.items():
-        write_figure(folder / f"scatter_level{level}.svg", scatter_charts(split, record["classes"]))
+        labels, maps = split.labels if record["classes"] else None, maps_of(split)
+        cards = [
+            scatter_chart(title, places, labels, record["classes"], x_label=x_label, y_label=y_label)
+            for title, (places, x_label, y_label) in maps.items()
+        ]
+        write_figure(folder / f"scatter_level{level}.svg", cards)
+        if evaluation.mapped is not None:
+            count = len(evaluation.mapped)
+            stored = {"images": evaluation.mapped, "labels": split.labels[:count]}
+            stored |= {title: places[:count] for title, (places, *_) in maps.items()}
+            content = io.BytesIO()
+            np.savez_compressed(content, allow_pickle=False, **stored)
+            write_atomically(folder / f"map_level{level}.npz", content.getvalue())
+    for level, rows in evaluation.neighbours.items():
+        write_atomically(folder / f"neighbours_level{level}.png", png(grid([list(row) for row in rows])))
     if spectrum := spectrum_chart(record):
         write_figure(folder / "spectrum.svg", [spectrum])
     if evaluation.examples:
@@ -207,23 +234,13 @@ def level_maps(results: LevelResults, classes: Sequence[str]) -> dict[str, parts
     return maps
 
 
-def scatter_charts(split: Split, classes: Sequence[str]) -> list[parts.Card]:
-    """Returns PCA and, with scikit-learn, t-SNE of features, one colour per class."""
+def maps_of(split: Split) -> dict[str, tuple[np.ndarray, str, str]]:
+    """Returns PCA and, with scikit-learn, t-SNE of features: title -> (coordinates [N, 2], names of the axes)."""
     coordinates, shares = pca(split.features)
     x_label, y_label, *_ = [*(f"component {i + 1} ({100 * share:.0f} %)" for i, share in enumerate(shares)), ""]
-    labels, embedded = split.labels if classes else None, tsne(split.features)
-    cards = [scatter_chart("PCA", coordinates, labels, classes, x_label=x_label, y_label=y_label)]
-    return cards if embedded is None else [*cards, scatter_chart("t-SNE", embedded, labels, classes)]
-
-
-def pca(features: np.ndarray, components: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Returns coordinates [N, components] and the share of the variance that each component holds."""
-    x = np.asarray(features, np.float64)
-    x = x - x.mean(axis=0)
-    eigenvalues, vectors = np.linalg.eigh(x.T @ x)
-    order = np.argsort(eigenvalues)[::-1][:components]
-    total = max(float(eigenvalues.sum()), 1e-300)
-    return x @ vectors[:, order], eigenvalues[order] / total
+    embedded = tsne(split.features)
+    others = {} if embedded is None else {"t-SNE": (embedded, "", "")}
+    return {"PCA": (coordinates, x_label, y_label)} | others
 
 
 def tsne(features: np.ndarray) -> np.ndarray | None:
@@ -362,12 +379,25 @@ def level_figures(record: Record, folder: pathlib.Path, level: str) -> parts.Sec
     if (scatter := folder / f"scatter_level{level}.svg").exists():
         title = "Features of test images"
         cards.append(parts.Card(title, [embed_file(scatter, title, "picture")], wide=True))
+    if (stored := folder / f"map_level{level}.npz").exists():
+        cards.append(parts.Card("The same, by their pictures", [stored_maps(stored, record["classes"])], wide=True))
+    if (rows := folder / f"neighbours_level{level}.png").exists():
+        title = "Nearest neighbours"
+        note = "Each row: a test image, then the five of the pictured ones whose features are nearest to its own."
+        cards.append(parts.Card(title, [embed_file(rows, title, "picture")], note, wide=True))
     if tuned := results.get("fine_tune"):
         scores = [tuned["start_accuracy"], *tuned["held_out_accuracies"]]
         series = [Series("held-out accuracy", range(len(scores)), scores)]
         cards.append(line_chart("Fine-tuning", series, x_label="epoch", y_label="% of held-out images", wide=True))
     title = "Pictures" if len(record["levels"]) == 1 else level_name(level).capitalize()
     return parts.Section(title, [parts.card_grid(cards)] if any(cards) else [])
+
+
+def stored_maps(path: pathlib.Path, classes: Sequence[str]) -> parts.PictureMaps:
+    """Returns the maps of a file that `write_evaluation` wrote."""
+    with np.load(path) as stored:
+        maps = {title: stored[title] for title in ("PCA", "t-SNE") if title in stored}
+        return feature_maps(stored["images"], maps, stored["labels"] if classes else None, classes)
 
 
 def spectrum_chart(record: Record) -> parts.Card | None:

@@ -91,6 +91,18 @@ class Image(NamedTuple):
     shown_width: int | None = None
 
 
+class PictureMaps(NamedTuple):
+    """Pictures at the places of their features, larger under the pointer; all maps cut them out of one sheet.
+
+    A place is (percent from the left, percent from the top, number of its class or -1), in the order of the sheet.
+    """
+
+    sheet: str  # a data URL
+    tiles: tuple[int, int]  # columns and rows of the sheet
+    maps: Mapping[str, Sequence[tuple[float, float, int]]]  # by title
+    classes: Sequence[str] = ()
+
+
 class Link(NamedTuple):
     """A link to a file beside the page."""
 
@@ -231,6 +243,7 @@ Part = (
     | Details
     | KeyFigures
     | Image
+    | PictureMaps
     | Link
     | Legend
     | Table

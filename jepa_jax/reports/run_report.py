@@ -14,12 +14,12 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.selection import SELECTION_KEY
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import duration, number, percent, short
-from jepa_jax.data.pictures import grid, png
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
 from jepa_jax.reports.glossary import glossary
-from jepa_jax.reports.page import embed_file, embed_image, write_page
+from jepa_jax.reports.page import embed_file, write_page
 from jepa_jax.reports.parts import Bar, Card, KeyFigure, Page, Section, Text, absent_section, card_grid, pairs
+from jepa_jax.reports.pictures import MAP_NOTE, feature_maps, neighbour_rows
 from jepa_jax.reports.profile_section import profile
 from jepa_jax.reports.run_files import (
     SUMMARY_ROWS,
@@ -42,6 +42,13 @@ EVAL_NAMES = {
 }
 STAGES = {"untrained": "Untrained", "final": "Trained"}  # of the arrays in exhibits/collapse.npz
 FEWEST_POINTS = 3  # of a curve
+# Columns of views.png after the original, by method.
+VIEWS = {
+    "mae": "the view, and the patches of it that the encoder sees",
+    "ijepa": "the view, the patches that the encoder sees, and the blocks whose features are predicted",
+    "hjepa": "the view, the patches that the encoder sees, those whose features are predicted, and the coarser levels",
+}
+PREDICTED = "Each row shows a test image: what is there, what the model sees of it, and what it makes of that."
 STATUS_STYLES = {"finished": "good", "interrupted": "warn", "diverged": "bad"}
 
 SectionFunction = Callable[[RunFiles], Section | None]  # None: nothing to say about this run
@@ -220,6 +227,9 @@ def speed(run: RunFiles) -> Section:
     names = {"speed/images_per_sec": rate, "speed/data_wait_percent": "Waiting for data"}
     extra = sorted(key for key in run.metrics if key.startswith("speed/") and key not in names)
     charts = []
+    logged = max((len(run.metrics[key][0]) for key in run.metrics if key.startswith("speed/")), default=0)
+    if 0 < logged < FEWEST_POINTS:
+        return absent_section("Speed", f"Logged {logged} times (log.every_steps): too few for curves.")
     for key in [*names, *extra]:
         title = names.get(key, key.removeprefix("speed/").replace("_", " "))
         unit = "% of the time" if key.endswith("percent") else ""
@@ -230,12 +240,17 @@ def speed(run: RunFiles) -> Section:
 
 
 def views(run: RunFiles) -> Section | None:
-    """Returns the picture of augmented views."""
+    """Returns the picture of augmented views, or of masks, and what the model makes of test images if it draws them."""
     if project_key_figures(run) and not (run.workdir / "views.png").exists():
         return None
-    picture = embed_file(run.workdir / "views.png", "Rows of images: the original and its augmented views")
-    note = "Each row shows one image: the original, then its augmented views."
-    return Section("What the encoder sees", [Card("", [picture], note)])
+    columns = VIEWS.get(run.choice("method", "name"), "its augmented views")
+    picture = embed_file(run.workdir / "views.png", f"Rows of images: the original, then {columns}")
+    cards = [Card("", [picture], f"Each row shows one image: the original, then {columns}.")]
+    drawn = sorted((run.workdir / "pictures").glob("step_*.png"))
+    for path in dict.fromkeys([*drawn[:1], *drawn[-1:]]):
+        step = int(path.stem.partition("_")[2])
+        cards.append(Card(f"After step {step:,}", [embed_file(path, f"Pictures of step {step}")], PREDICTED))
+    return Section("What the encoder sees", cards)
 
 
 def config(run: RunFiles) -> Section:
@@ -284,15 +299,22 @@ def neighbours(run: RunFiles) -> Section | None:
         return None
     with np.load(path) as stored:
         shown = {title: stored[stage] for stage, title in STAGES.items() if stage in stored}
-    cards = [
-        Card(f"{title} encoder", [embed_image(png(grid([list(row) for row in rows])), title, "picture")])
-        for title, rows in shown.items()
-    ]
+        maps = {
+            f"{title} encoder": stored[f"{stage}_map"] for stage, title in STAGES.items() if f"{stage}_map" in stored
+        }
+        known = {name: stored[name] for name in ("mapped", "mapped_labels", "classes") if name in stored}
+    cards = [Card(f"{title} encoder", [neighbour_rows(rows, title)]) for title, rows in shown.items()]
     note = (
         "Each row: a test image, then the five test images whose features are nearest to its own. A good encoder puts "
         "alike things beside each other; an untrained one goes by colour."
     )
-    return Section("Nearest neighbours", [Text(note, "sub"), card_grid(cards)])
+    shown_parts: list[parts.Part] = [Text(note, "sub"), card_grid(cards)]
+    if maps:
+        drawn = feature_maps(
+            known["mapped"], maps, known.get("mapped_labels"), known.get("classes", np.array(())).tolist()
+        )
+        shown_parts += [Text(MAP_NOTE, "sub"), drawn]
+    return Section("Nearest neighbours", shown_parts)
 
 
 def meanings(run: RunFiles) -> Section:

@@ -1,8 +1,10 @@
-"""`jepa-jax checkpoint verify`: whole checkpoints, damaged ones, and none."""
+"""Commands that read runs: `checkpoint verify`, and what makes sense next after a run."""
 
 import json
+import shlex
 
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import find_command, main
+from jepa_jax.cli.runs import next_commands
 from jepa_jax.program.checkpoint import Checkpoints
 from tests.program.test_checkpoint import make_state
 
@@ -33,3 +35,13 @@ def test_checkpoints_are_listed_with_the_files_that_are_damaged(tmp_path, capsys
 def test_a_folder_without_checkpoints_is_an_error(tmp_path, capsys):
     code, lines, errors = verify(capsys, tmp_path)
     assert code == 2 and not lines and "holds no checkpoint" in errors
+
+
+def test_the_commands_that_come_next_can_be_typed_and_name_the_users_own_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"data": {"source": "folder", "dir": "my photos"}}))
+    commands = next_commands({"status": "finished", "feature_dim": 8}, tmp_path)
+    for command in commands:
+        name, *flags = shlex.split(command)
+        find_command(name).parse(flags)  # refuses unknown flags
+    assert any("--input='my photos'" in command for command in commands)
+    assert next_commands({"status": "interrupted"}, tmp_path) == []

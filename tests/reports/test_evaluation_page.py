@@ -8,6 +8,7 @@ import pytest
 
 from jepa_jax.evals.evaluate import Evaluation, Examples
 from jepa_jax.evals.features import Split
+from jepa_jax.evals.neighbours import pca
 from jepa_jax.reports.evaluation_page import (
     accuracy_bars,
     attention_picture,
@@ -15,7 +16,6 @@ from jepa_jax.reports.evaluation_page import (
     evaluation_page,
     evaluation_table,
     leading_level,
-    pca,
     tsne,
     write_evaluation,
 )
@@ -79,6 +79,15 @@ def test_everything_is_written(evaluation):
         "The test images have &lt;2&gt; of 3 classes.",
     ):  # fmt: skip
         assert text in page, text
+
+
+def test_maps_and_neighbours_stay_for_an_evaluation_that_adds_to_them(evaluation):
+    pictures = RNG.integers(256, size=(12, 8, 8, 3), dtype=np.uint8)
+    rows = {0: pictures.reshape(2, 6, 8, 8, 3)}
+    write_evaluation(dataclasses.replace(evaluation, mapped=pictures, neighbours=rows))
+    write_evaluation(dataclasses.replace(evaluation, points={}))  # of other protocols
+    page = (evaluation.folder / "eval.html").read_text()
+    assert page.count("--x:") % 12 == 0 and page.count("--x:") >= 12 and "Nearest neighbours" in page
 
 
 def test_the_markdown_table_leaves_out_what_was_not_measured():

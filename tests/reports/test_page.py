@@ -32,6 +32,7 @@ def hostile_parts():
         parts.Details(HOSTILE, [HOSTILE], HOSTILE),
         parts.KeyFigures([parts.KeyFigure(HOSTILE, HOSTILE, HOSTILE)]),
         parts.Image(HOSTILE, HOSTILE, 1, 1, HOSTILE, 1),
+        parts.PictureMaps("data:,", (1, 1), {HOSTILE: [(1.0, 2.0, 0)]}, [HOSTILE]),
         parts.Link(HOSTILE, HOSTILE),
         parts.Legend({(1, 2, 3): HOSTILE}),
         parts.Table([[HOSTILE, None, 1.5, True]], [HOSTILE], [0], HOSTILE),
