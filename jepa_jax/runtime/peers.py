@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from jepa_jax.base.companions import LOOPBACK
 from jepa_jax.base.errors import EXIT_INTERRUPTED, UserError
 from jepa_jax.config.schema import flatten
+from jepa_jax.runtime.gpus import list_gpus
 from jepa_jax.runtime.lifeline import BEAT_SECONDS, CONNECT_SECONDS, SILENT_BEATS, Lifeline, meet
 from jepa_jax.runtime.places import Place, find_place
 
@@ -40,9 +41,9 @@ def connect(environment: Mapping[str, str]) -> None:
     """
     if jax.distributed.is_initialized() or (place := find_place(environment)) is None:
         return
+    if not _own_name_resolves():
+        _do_without_own_name(place, environment)
     _keep_standard_output()
-    if place.host == LOOPBACK:
-        _let_gloo_use_loopback()
     # Several programs with collectives at once could meet in different orders on different CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     devices = place.device_ids(environment)
@@ -93,14 +94,31 @@ def _keep_standard_output() -> None:
         os.dup2(2, 1)
 
 
-def _let_gloo_use_loopback() -> None:
-    """Makes collectives of CPUs work on a machine whose own name does not resolve, which Gloo listens at otherwise."""
-    with contextlib.suppress(OSError):
+def _own_name_resolves() -> bool:
+    """Returns whether this machine finds itself by its name, at which Gloo listens for the collectives of CPUs."""
+    try:
         socket.gethostbyname(socket.gethostname())
-        return
-    from jaxlib import _jax  # JAX has no option for the name
+    except OSError:
+        return False
+    return True
 
-    _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
+
+def _do_without_own_name(place: Place, environment: Mapping[str, str]) -> None:
+    """Lets Gloo listen at 127.0.0.1 if all processes are on this machine; NCCL needs no name.
+
+    Raises:
+      UserError: CPUs of several machines need the name.
+    """
+    if place.host in (LOOPBACK, "localhost", "::1"):
+        from jaxlib import _jax  # JAX has no option for the name
+
+        _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
+    elif environment.get("JAX_PLATFORMS") == "cpu" or not list_gpus(environment):
+        name = socket.gethostname()
+        raise UserError(
+            f"{name}: this machine does not find itself by its own name, at which the others are to reach it; add a "
+            f"line 'ADDRESS {name}' to its /etc/hosts, with the address that the others know"
+        )
 
 
 def _hearing_signals(work: Callable[[], None]) -> None:
