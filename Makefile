@@ -1,4 +1,5 @@
 # Every target installs what it needs into .venv, once: what it runs and no more.
+SHELL := bash
 PYTHON ?= python3
 # Versions that are known to work; `make CONSTRAINTS= test` takes the newest of everything.
 CONSTRAINTS ?= constraints.txt
@@ -10,7 +11,11 @@ TEST := $(VENV)/.ready-test
 DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
 ALL := $(RUN) $(PLAN) $(TEST) $(DEV) $(DOCS)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
+# On a terminal one line says what pip is at; elsewhere pip says nothing but what is wrong.
+INSTALL := @set -o pipefail; install() { echo "installing $$1 into $(VENV), 1 to 3 minutes"; \
+	if [ -t 1 ]; then $(PIP) "$$1" | while read -r line; do printf '\r\033[K%.75s' "$$line"; done && printf '\r\033[K'; \
+	else $(PIP) "$$1" --quiet; fi; }; install
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 .PHONY: help setup demo plan test test-slow test-all check-device lint format docs clean

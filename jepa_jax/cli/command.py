@@ -49,6 +49,7 @@ class Command:
         run: does the work.
         expand: changes the command line before it is parsed, e.g. replaces a flag by those of a file.
         uses_jax: whether jax is imported before it runs; without it a command answers at once.
+        shows_start: whether a clock runs while modules are imported, until a bar replaces it.
         program: what is typed before the name.
     """
 
@@ -58,6 +59,7 @@ class Command:
     run: Callable[[Arguments, Console], Result]
     expand: Callable[[Parser, Sequence[str]], Sequence[str]] = lambda parser, argv: argv
     uses_jax: bool = True
+    shows_start: bool = False
     program: str = PROGRAM
 
     @property
@@ -75,6 +77,8 @@ class Command:
         try:
             with signals_exit():
                 arguments = self.parse(sys.argv[1:] if argv is None else argv)
+                if self.shows_start:
+                    console.start("starting", None)
                 if self.uses_jax:
                     import_jax()
                     set_jax_flags(arguments.jax_flags)

@@ -95,4 +95,4 @@ def run_train(arguments: Arguments, console: Console) -> Result:
     return Result([summary], text, next=next_commands(summary, arguments.workdir))
 
 
-TRAIN = Command("train", __doc__, add_flags, run_train)
+TRAIN = Command("train", __doc__, add_flags, run_train, shows_start=True)

@@ -118,4 +118,4 @@ def _embed_arrays(arguments: Arguments) -> Result:
 
 
 EXPORT = Command("export", ABOUT_EXPORT, add_export_flags, run_export)
-EMBED = Command("embed", ABOUT_EMBED, add_embed_flags, run_embed)
+EMBED = Command("embed", ABOUT_EMBED, add_embed_flags, run_embed, shows_start=True)

@@ -6,7 +6,13 @@ The names below are the public ones; they are imported on first use.
 """
 
 import importlib
+import multiprocessing
 from typing import Any
+
+from jepa_jax.runtime.platforms import import_jax
+
+if multiprocessing.current_process().name != "MainProcess":
+    import_jax()  # a data worker imports this first, then what imports jax with remarks about GPUs
 
 PUBLIC = {
     "as_source": "elements",

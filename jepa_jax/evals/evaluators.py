@@ -126,7 +126,7 @@ class EvaluationContext:
         self._sources, self._validation = sources, validation
         self._limit_to(config.eval.max_images)
         if program.length.total_steps < program.length.steps_per_epoch:
-            self.reduce(0.0, "the run is shorter than an epoch: these figures only show that everything works")
+            self.reduce(0.0, "A run of less than an epoch: its figures only show that everything works")
         self._compiled: dict[Any, Any] = {}
         self._encoders: list[tuple[TrainState, int, FrozenEncoder]] = []
 
@@ -146,7 +146,7 @@ class EvaluationContext:
         self.limits = dataclasses.replace(self.limits, lidar_images=min(lidar, self.limits.lidar_images))
         if max(lengths) > SMOKE_IMAGES and not self.config.eval.max_images:
             self._limit_to(max(SMOKE_IMAGES, round(share * max(lengths))))
-        self.note = f"Measured on {len(self.train):,} train and {len(self.test):,} test images: {why}."
+        self.note = f"{why} (measured on {len(self.train):,} train and {len(self.test):,} test images)."
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""

@@ -96,13 +96,11 @@ def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> Metrics:
     }
 
 
-def epoch_line(record: EpochRecord, elements: str = "images") -> str:
-    """Returns totals of an epoch and the sections that took most of it, as one line for the terminal."""
-    images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} {elements}/s"
-    mfu = "" if record.mfu is None else f"  MFU {100 * record.mfu:.1f} %"
+def epoch_line(record: EpochRecord) -> str:
+    """Returns the time of an epoch and the sections that took most of it, as one line for the terminal."""
     percent = percentages(record.sections)
     parts = [f"{LABELS[section]} {percent[section]:.0f} %" for section in _longest_first(record)[:NAMED_SECTIONS]]
-    return f"time of epoch {record.epoch}: {record.seconds:.1f} s{images}{mfu}  {', '.join(parts)}".rstrip()
+    return f"time of epoch {record.epoch}: {record.seconds:.1f} s  {', '.join(parts)}".rstrip()
 
 
 def _longest_first(record: EpochRecord) -> list[EpochSection]:

@@ -95,16 +95,15 @@ class Cost:
         seconds = self.seconds()
         if seconds is None:
             return []
-        lines = [f"cost     {about(*seconds)} on this machine if idle, and compilation"]
+        lines = [f"cost     about {total(*seconds)} on this machine if idle, besides compilation"]
         if sum(seconds) > LONG_SECONDS and jax.default_backend() == "cpu":
             lines.append(f"         that is long for a CPU: {SHORTER}")
         return lines
 
 
-def about(training: float, evaluation: float) -> str:
+def total(training: float, evaluation: float) -> str:
     """Returns how long a run takes and how much of that is evaluation."""
-    part = f", of which evaluation {roughly(evaluation)}" if evaluation else ""
-    return f"about {roughly(training + evaluation)}{part}"
+    return roughly(training + evaluation) + (f" (evaluation {roughly(evaluation)})" if evaluation else "")
 
 
 def roughly(seconds: float) -> str:
@@ -139,6 +138,6 @@ def limit_evaluation(context: EvaluationContext, cost: Cost, evaluators: Mapping
     if not most or cost.share <= most or context.note:  # a smoke run is reduced already
         return cost
     affordable = most / (1 - most) * cost.steps * cost.step_flops / cost.element_flops
-    why = f"evaluation would take more than {100 * most:.0f} % of so short a run (config.eval.most_share)"
+    why = f"Fewer images are evaluated, to take at most {100 * most:.0f} % of the run (config.eval.most_share)"
     context.reduce(affordable / sum(cost.elements.values()), why)
     return dataclasses.replace(cost, elements=evaluations(context.config, context.program.length, evaluators))

@@ -25,7 +25,7 @@ from jepa_jax.profiling.speed import Speedometer, Usage, loader_balance, peak_fl
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.runtime.memory import pool_doubt
 from jepa_jax.runtime.peers import is_first, sum_over_processes
-from jepa_jax.training.cost import about
+from jepa_jax.training.cost import total
 from jepa_jax.training.progress import Loop, Progress
 from jepa_jax.training.setup import Run
 from jepa_jax.training.sinks import Sink, open_sinks
@@ -105,6 +105,7 @@ class Recorder(contextlib.ExitStack):
             with self.timeline.section(Section.COMPILE):
                 with self._console.waiting("compiling the training step (kept for later runs)"):
                     self.train_step.compile(loop.state, batch)
+            self.show_training(loop)
             doubt = pool_doubt(self.train_step.peak_bytes, jax.local_devices()[0])
             if doubt and self._run.config.profile.plan:
                 self._console.warn(doubt)
@@ -155,7 +156,7 @@ class Recorder(contextlib.ExitStack):
         step_seconds = self._run.config.data.batch_size / rate["images_per_sec"]
         left = self._run.cost.left(step, step_seconds, element)
         if length.total_steps > step:
-            self._console.line(f"cost     {about(*left)} from here, at {step_seconds:.2g} s per step")
+            self._console.line(f"cost     about {total(*left)} left, at {step_seconds:.2g} s per step")
 
     def log(self, step: int, group: str, values: Mapping[str, Any]) -> None:
         """Writes values to all sinks."""
@@ -176,13 +177,12 @@ class Recorder(contextlib.ExitStack):
             if record is None or not is_first():
                 return
             self.log(step, GROUP, epoch_metrics(record))
-            self._console.line(epoch_line(record, words_of(self._run.program.spec)))
+            self._console.line(epoch_line(record))
             for note in self.profiler.new_notes():
                 self._console.line(f"  note: {note}")
             for bottleneck in record.bottlenecks:
-                if bottleneck["warning"]:
+                if bottleneck["warning"] and bottleneck["first"]:  # the report has all of them
                     self._console.warn(bottleneck["message"])
-                if bottleneck["warning"] and bottleneck["first"]:
                     for sink in self._sinks:
                         sink.alert(f"{bottleneck['name']} (epoch {record.epoch})", bottleneck["message"])
             with self.optional(self._run.folder.profile):
@@ -212,7 +212,8 @@ class Recorder(contextlib.ExitStack):
         if speed["images_per_sec"] is None:
             return words
         unit = f"{words_of(self._run.program.spec)}/s"
-        return f"{words}  {speed['images_per_sec']:,.0f} {unit}  data wait {speed['data_wait_percent']:.0f} %"
+        wait = f"  data wait {speed['data_wait_percent']:.0f} %" if (speed["data_wait_percent"] or 0) >= 1 else ""
+        return f"{words}  {speed['images_per_sec']:,.0f} {unit}{wait}"
 
     def images_per_sec(self, progress: Progress) -> float | None:
         """Returns the speed of this session, or else of the one before."""

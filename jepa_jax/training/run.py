@@ -132,6 +132,7 @@ def start_folder(run: Run) -> None:
         run.console.warn(caveat)
     for warning in machine_warnings(run.config, jax.default_backend()):
         run.console.warn(warning)
+    run.console.start("starting", None)  # compiles the initial weights and pictures of the views
     if unused := unused_gpu():
         run.console.warn(unused)
     for warning in mesh_warnings(run.program.mesh, len(list_gpus())):

@@ -6,7 +6,7 @@ import pytest
 
 from jepa_jax.evals.evaluators import Stage
 from jepa_jax.program.build import Length
-from jepa_jax.training.cost import Cost, about, evaluations, roughly
+from jepa_jax.training.cost import Cost, evaluations, roughly, total
 from tests.tiny import tiny_config
 
 COST = Cost(steps=100, step_flops=4e9, elements={0: 10, 50: 20, 101: 70}, element_flops=1e9, rate=1e9)
@@ -40,11 +40,11 @@ def test_seconds_before_the_first_step_and_from_measured_steps():
 def test_a_run_that_is_long_for_a_cpu_names_shorter_ones():
     assert len(COST.in_words()) == 1
     words = dataclasses.replace(COST, rate=1e6).in_words()
-    assert "5.8 days, of which evaluation 27.8 h" in words[0] and "cifar10_cpu" in words[1]
+    assert "5.8 days (evaluation 27.8 h)" in words[0] and "cifar10_cpu" in words[1]
 
 
 def test_lengths_of_time_are_rounded():
     assert [roughly(seconds) for seconds in (1, 62, 130, 5399, 5400, 9e5)] == [
         "5 s", "60 s", "2 min", "90 min", "1.5 h", "10.4 days",
     ]  # fmt: skip
-    assert about(60, 0) == "about 60 s"
+    assert total(60, 0) == "60 s"
