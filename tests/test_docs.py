@@ -106,12 +106,6 @@ def test_the_navigation_of_the_site_lists_every_page():
     assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
 
 
-def test_the_notebook_is_the_tutorial(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    made = importlib.import_module("write_notebook").text_of((ROOT / "docs" / "tutorial.md").read_text())
-    assert (ROOT / "docs" / "tutorial.ipynb").read_text() == made, "run python docs/write_notebook.py"
-
-
 def test_the_code_of_the_first_page_runs_on_features(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,19 +16,8 @@ from tests.flags import FAST_TO_COMPILE
 from tests.tiny import TINY
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = """
-from absl import app, flags
-from ml_collections import config_flags
-import jepa_jax
-
-CONFIG = config_flags.DEFINE_config_file("config")
-WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run")
-
-def main(_):
-    jepa_jax.train(CONFIG.value, WORKDIR.value)
-
-app.run(main)
-"""
+GUIDE = ROOT / "docs" / "guides" / "coming_from.md"
+_, SCRIPT = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 RECIPE = """
 from jepa_jax.config import with_choices
 from jepa_jax.configs import quickstart

@@ -56,6 +56,18 @@ def test_the_lines_of_the_readme_run(rooms_run, monkeypatch):
     assert (names["model"].energy(names["plan"].latents, names["goal"]) >= 0).all()
 
 
+def test_the_lines_of_the_guide_run(rooms_run, monkeypatch, tmp_path):
+    workdir, _ = rooms_run
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "guides" / "world_models.md").read_text()
+    block, _ = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    batch = TwoRooms(rooms_data(), "test").batch(np.arange(4))
+    names = {"jepa_jax": jepa_jax, "frames": batch["frames"][:, 0], "goals": batch["frames"][:, -1]}
+    names["actions"] = batch["actions"][:, :3]
+    exec(block.replace("runs/two_rooms_cpu", str(workdir)), names)
+    assert names["energies"].shape == (4, 3) and len(list((tmp_path / "exported").iterdir())) >= 2
+
+
 def test_rollouts_are_repeated_predictions_and_exported_ones_are_the_same(rooms_run, tmp_path):
     workdir, _ = rooms_run
     model = jepa_jax.load_world_model(workdir)
