@@ -3,9 +3,12 @@
 import os
 import pathlib
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 
 import pytest
@@ -94,6 +97,27 @@ def test_the_wheel_holds_configs_templates_and_tables(clone, tmp_path):
             name = str(path.relative_to(ROOT))
             assert (f"jepa_jax/{name}" if folder == "configs" else name) in names
     assert not any(name.startswith(("tests/", "scripts/", "profiling/")) for name in names)
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_what_its_tests_read(clone, tmp_path):
+    pytest.importorskip("build")
+    subprocess.run([sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, clone], check=True)
+    (file,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("configs", "docs", "jepa_jax", "profiling", "scripts", "tests"):
+        for path in (clone / folder).rglob("*"):
+            name = path.relative_to(clone).as_posix()
+            assert path.is_dir() or name in names or "__pycache__" in name, name
+    assert {"Makefile", "constraints.txt", "mkdocs.yml", "CHANGELOG.md", ".ci/run"} <= names
+
+
+def test_every_extra_stands_in_the_table_of_the_docs():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (table,) = re.findall(r"\| extra \|.*?\n\n", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    named = [name for line in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(extras)
 
 
 @pytest.mark.slow
