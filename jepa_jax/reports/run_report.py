@@ -305,7 +305,7 @@ def neighbours(run: RunFiles) -> Section | None:
         known = {name: stored[name] for name in ("mapped", "mapped_labels", "classes") if name in stored}
     cards = [Card(f"{title} encoder", [neighbour_rows(rows, title)]) for title, rows in shown.items()]
     note = (
-        "Each row: a test image, then the five test images whose features are nearest to its own. A good encoder puts "
+        "Each row: an image, then the five images whose features are nearest to its own. A good encoder puts "
         "alike things beside each other; an untrained one goes by colour."
     )
     shown_parts: list[parts.Part] = [Text(note, "sub"), card_grid(cards)]

@@ -56,8 +56,8 @@ def test_a_run_leaves_everything_it_promises(finished):
     with np.load(workdir / "exhibits" / "collapse.npz") as shown:
         shapes = {stage: rows.shape for stage, rows in shown.items()}
     rows_of, maps = dict.fromkeys(("untrained", "final"), (12, 6, 16, 16, 3)), {"untrained_map", "final_map"}
-    of_map = {"mapped": (32, 16, 16, 3), "mapped_labels": (32,), "classes": (10,)}
-    assert shapes == rows_of | dict.fromkeys(maps, (32, 2)) | of_map
+    of_map = {"mapped": (96, 16, 16, 3), "mapped_labels": (96,), "classes": (10,)}
+    assert shapes == rows_of | dict.fromkeys(maps, (96, 2)) | of_map
     assert not [p for p in workdir.iterdir() if p.name.startswith(".")]
 
 
