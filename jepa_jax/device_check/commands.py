@@ -26,7 +26,7 @@ RESUMED = (
     "--config.train.deterministic=true", "--config.log.pictures_every_epochs=0", "--config.eval.untrained=false",
     "--config.log.tensorboard=false",
 )  # fmt: skip
-KILL_AT = 12  # of 40 steps: two checkpoints are older
+KILL_AT = 12  # of 40 steps: the save of step 10 has waited for the checkpoint of step 5
 WAIT_SECONDS = 900
 
 
@@ -92,14 +92,17 @@ def run_resume(findings: Findings, minutes: float) -> None:
         findings.true("same bits after kill -9 and restart", same, "" if same else last_error(ended)[:200])
 
 
-def kill_at(command: list[str], metrics: pathlib.Path, lines: int) -> bool:
-    """Starts a command and ends it with SIGKILL when a file has so many lines; returns whether that happened."""
+def kill_at(command: list[str], metrics: pathlib.Path, step: int) -> bool:
+    """Starts a command and ends it with SIGKILL when a file of metrics has a row of this step or a later one.
+
+    Returns whether that happened.
+    """
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     deadline = time.monotonic() + WAIT_SECONDS
     try:
         while time.monotonic() < deadline and not has_ended(process):
-            if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
+            if newest_step(metrics) >= step:
                 process.send_signal(signal.SIGKILL)
                 return process.wait() == -signal.SIGKILL
             time.sleep(0.02)
@@ -107,3 +110,9 @@ def kill_at(command: list[str], metrics: pathlib.Path, lines: int) -> bool:
     finally:
         process.kill()
         process.wait()
+
+
+def newest_step(metrics: pathlib.Path) -> int:
+    """Returns the step of the last whole row in a file of metrics; 0 before there is one."""
+    rows = metrics.read_bytes().split(b"\n")[:-1] if metrics.exists() else []
+    return json.loads(rows[-1])["step"] if rows else 0

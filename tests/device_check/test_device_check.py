@@ -1,6 +1,7 @@
 """The check of a device finds what is wrong with it: injected faults, and fakes of GPUs for what only they have."""
 
 import subprocess
+import sys
 import types
 
 import jax
@@ -84,6 +85,23 @@ def test_calls_to_the_host_are_found():
 def test_how_a_training_at_the_limit_of_memory_may_end(name, code, errors, holds):
     ended = subprocess.CompletedProcess([], code, "", errors)
     assert bool(failed(commands.check_memory, name, 8, ended)) != holds
+
+
+TRAINING = """
+import sys, time
+with open(sys.argv[1], "w", buffering=1) as metrics:
+    for step in range(100_000):
+        for name in ("loss", "rate", "speed"):
+            metrics.write('{"step": %d, "%s": 1.0}\\n' % (step, name))
+        time.sleep(0.001)
+"""
+
+
+def test_a_training_is_killed_after_a_step_however_many_rows_each_step_has(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    assert commands.kill_at([sys.executable, "-c", TRAINING, str(metrics)], metrics, 12)
+    assert 12 <= commands.newest_step(metrics) < 99_999
+    assert not commands.kill_at([sys.executable, "-c", ""], tmp_path / "none.jsonl", 12)
 
 
 EXCHANGES = """HloModule jit_step
