@@ -38,10 +38,10 @@ class VerifiedCache:
             return None
         digest, expected = _digest(value), self._expected(key)
         if not expected and _is_whole_zlib(value):  # of JAX alone, without zstandard
-            expected = digest
+            expected = {digest}
             with contextlib.suppress(OSError):
-                self._write(key + SUM, digest.encode())
-        if digest != expected:
+                self._add_sum(key, digest)
+        if digest not in expected:
             # Nothing is known of one without checksum, so that there is nothing to tell.
             self._remove(key, "is damaged" if expected or value.startswith(ZLIB) else "")
             return None
@@ -51,7 +51,7 @@ class VerifiedCache:
     def put(self, key: str, value: bytes) -> None:
         """Writes an entry; this thread has compiled it, so that it loads no other one any more."""
         self._forget_loading()
-        self._write(key + SUM, _digest(value).encode())
+        self._add_sum(key, _digest(value))
         if not getattr(self._cache, "eviction_enabled", False):
             self._write(key + ENTRY, value)  # JAX does not write atomically
         self._cache.put(key, value)  # does nothing if there is an entry
@@ -67,12 +67,17 @@ class VerifiedCache:
                 os.unlink(marker.name)
             marker.close()
 
-    def _expected(self, key: str) -> str:
-        """Returns the stored checksum of an entry, or "" if it has none."""
+    def _add_sum(self, key: str, digest: str) -> None:
+        """Adds a checksum: several processes may compile one program at once, and any of their entries may stay."""
+        with (self._path / (key + SUM)).open("ab", buffering=0) as file:
+            file.write(f"\n{digest}\n".encode())
+
+    def _expected(self, key: str) -> set[str]:
+        """Returns the checksums that an entry may have; none are known of one that JAX wrote alone."""
         try:
-            return (self._path / (key + SUM)).read_text(errors="replace")
+            return set((self._path / (key + SUM)).read_text(errors="replace").split())
         except OSError:
-            return ""
+            return set()
 
     def _remove(self, key: str, why: str) -> None:
         if why:
