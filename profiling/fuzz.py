@@ -39,15 +39,17 @@ def add_flags(parser: Parser) -> None:
 
 
 def fuzz(arguments: Arguments, console: Console) -> Result:
-    from profiling.fuzz_cases import json_files, readers
+    from profiling.fuzz_cases import readers
+    from profiling.fuzz_json import json_files
 
     with tempfile.TemporaryDirectory(prefix="fuzz") as name:
         run = pathlib.Path(arguments.run or name) / ("" if arguments.run else "run")
         if not arguments.run:
+            from tests.runs import WHOLE
             from tests.runs import run as train
 
             console.line("training a tiny run, whose files are damaged")
-            train(run)
+            train(run, **WHOLE)
         names = [*readers(), *json_files(run)]
         wanted = arguments.only.split(",") if arguments.only else names
         if unknown := set(wanted) - set(names):
@@ -94,8 +96,10 @@ def try_format(target: str, run: pathlib.Path, folder: pathlib.Path, seconds: fl
 
 def work(target: str, run: str, folder: str, seed: str, seconds: str) -> None:
     """Tries files of one format; prints a line of JSON for each."""
-    from profiling.fuzz_cases import check, json_files, readers
+    from profiling.fuzz_cases import check, readers
+    from profiling.fuzz_json import json_files
 
+    lines, sys.stdout = os.fdopen(os.dup(1), "w", buffering=1), sys.stderr  # libraries print remarks
     place = pathlib.Path(folder)
     place.mkdir(parents=True)
     chosen = readers().get(target) or json_files(pathlib.Path(run))[target]
@@ -103,7 +107,6 @@ def work(target: str, run: str, folder: str, seed: str, seconds: str) -> None:
     chosen.read(place)
     used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    lines, sys.stdout = os.fdopen(os.dup(1), "w", buffering=1), sys.stderr
     end = time.monotonic() + float(seconds)
     for number in itertools.count(int(seed)):
         lines.write(json.dumps({"seed": number, "problem": check(chosen, place, number)}) + "\n")

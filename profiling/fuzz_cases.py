@@ -1,4 +1,4 @@
-"""What `fuzz.py` damages: files of every format that is read, and the JSON files of runs.
+"""What `fuzz.py` damages: files of every format that data and weights are read from; see also `fuzz_json.py`.
 
 Reading a damaged file may work or raise UserError; anything else is a problem, as is more than SECONDS of CPU time.
 """
@@ -29,6 +29,7 @@ from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.readers import cifar
 from jepa_jax.data.readers.shards import write_shards
 from jepa_jax.data.sources import open_source
+from tests.data.tfds_pictures import prepare as prepare_tfds
 
 SECONDS = 10.0  # of CPU time for one file
 MEMORY_RAN_OUT = ("MemoryError", "does not fit into memory")  # in messages of errors that are otherwise clear
@@ -174,6 +175,13 @@ def write_shard_folder(folder: pathlib.Path) -> None:
     shutil.rmtree(photos)
 
 
+def write_tfds(folder: pathlib.Path) -> None:
+    import tensorflow_datasets as tfds
+
+    with tfds.core.registered.skip_registration():  # a set that TFDS knows by name is not read from its files alone
+        prepare_tfds(folder, {"train": pictures()[:8], "test": pictures()[8:]})
+
+
 def weights(name: str) -> Target:
     """Returns a public model's weights, whose config.json is damaged."""
     from jepa_jax.weights.load import load_model
@@ -199,65 +207,9 @@ def readers() -> dict[str, Target]:
         "parquet": Target(write_parquet, reads("parquet")),
         "shards": Target(write_shard_folder, reads("shards", "shards"), "*.array_record"),
         "manifest.json": Target(write_shard_folder, reads("shards", "shards"), "manifest.json"),
+        "tfds": Target(write_tfds, reads("tfds:tiny_pictures")),
         **{f"weights {name}": weights(name) for name in WEIGHTS},
-    }
-
-
-def json_files(run: pathlib.Path) -> dict[str, Target]:
-    """Returns the JSON files of a finished run, and others that commands are given, by name."""
-    from jepa_jax.config.recipe import read_recipe
-    from jepa_jax.data.statistics import Statistics, keep_statistics, kept_statistics
-    from jepa_jax.experiments.tuned_file import KIND, VERSION, read_tuned
-    from jepa_jax.exports.export import export_encoder
-    from jepa_jax.profiling.profile_changes import compare_profiles, read_profile
-    from jepa_jax.program.checksums import step_folders, verify
-    from jepa_jax.program.restore import run_config
-    from jepa_jax.reports.comparison_page import write_comparison
-    from jepa_jax.training.sinks import MetricsFile
-    from jepa_jax.weights.load import load_model
-
-    identity = {"source": "folder", "image_size": SIZE, "channels": 3, "images": IMAGES}
-
-    def copy(folder: pathlib.Path) -> None:
-        for name in ("a", "b"):
-            shutil.copytree(run, folder / name)
-
-    def write_tuned(folder: pathlib.Path) -> None:
-        document = {"kind": KIND, "version": VERSION, "overrides": {"data.batch_size": 64}, "hardware": {}, "text": ""}
-        (folder / "tuned.json").write_text(json.dumps(document))
-
-    def read_config(folder: pathlib.Path) -> None:
-        read_recipe(str(folder / "a"))
-        run_config(folder / "a")
-
-    def write_statistics(folder: pathlib.Path) -> None:
-        keep_statistics(folder / "statistics.json", Statistics((0.5,) * 3, (0.2,) * 3, IMAGES), identity)
-
-    def verify_all(folder: pathlib.Path) -> None:
-        for _, path in step_folders(folder / "a" / "checkpoints"):
-            verify(path)
-
-    def compare(folder: pathlib.Path) -> None:
-        write_comparison([folder / "a", folder / "b"])
-
-    def profiles(folder: pathlib.Path) -> None:
-        compare_profiles(read_profile(folder / "a"), read_profile(folder / "b"))
-
-    return {
-        "config.json": Target(copy, read_config, "config.json"),
-        "summary.json": Target(copy, compare, "summary.json"),
-        "profile.json": Target(copy, profiles, "profile.json"),
-        "metrics.jsonl": Target(copy, lambda f: MetricsFile(f / "a/metrics.jsonl", 6, print).close(), "metrics.jsonl"),
-        "checksums.json": Target(copy, verify_all, "checksums.json"),
-        "tuned.json": Target(write_tuned, lambda folder: void(read_tuned(folder / "tuned.json"))),
-        "exported config.json": Target(
-            lambda folder: void(export_encoder(run, "safetensors", folder)),
-            lambda folder: void(load_model(str(folder))),
-            "config.json",
-        ),
-        "statistics.json": Target(
-            write_statistics, lambda folder: void(kept_statistics(folder / "statistics.json", identity))
-        ),
+        "safetensors": dataclasses.replace(weights(WEIGHTS[0]), damaged="*.safetensors"),
     }
 
 

@@ -192,8 +192,13 @@ def spec_to_json(spec: Spec) -> dict[str, list[Any]]:
 
 
 def spec_from_json(stored: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the spec that `spec_to_json` stored."""
-    return {name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype)) for name, (dtype, *shape) in stored.items()}
+    """Returns the spec that `spec_to_json` stored; raises ValueError or TypeError for anything else."""
+    spec = {}
+    for name, (dtype, *shape) in stored.items():
+        if not isinstance(dtype, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise ValueError(f"{name}: not a dtype and sizes")
+        spec[name] = jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+    return spec
 
 
 def element_bytes(spec: Spec) -> int:

@@ -234,11 +234,7 @@ class StepCompiler:
     def _read(self, digest: str) -> StepFacts | None:
         if not self.folder or not digest:
             return None
-        try:
-            kept = read_json_or_empty(self.folder / f"{digest}.json")
-            return StepFacts(**{**kept, "kernels": [Kernel(*one) for one in kept.get("kernels", ())]})
-        except TypeError:
-            return None  # missing, damaged, or of an older version: compile
+        return read_facts(self.folder / f"{digest}.json")
 
     def _write(self, facts: StepFacts, *digests: str) -> StepFacts:
         folder = self.folder
@@ -247,10 +243,31 @@ class StepCompiler:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for digest in filter(None, digests):
-                write_json(folder / f"{digest}.json", dataclasses.asdict(facts))
+                write_facts(folder / f"{digest}.json", facts)
         except (OSError, UserError):
             self.folder = None  # a read-only home costs compilations, not the plan
         return facts
+
+
+def write_facts(path: pathlib.Path, facts: StepFacts) -> None:
+    """Keeps facts, with a checksum: a file of a cache that was damaged must not make a plan."""
+    kept = dataclasses.asdict(facts)
+    write_json(path, {"sha256": _facts_digest(kept), "facts": kept})
+
+
+def read_facts(path: pathlib.Path) -> StepFacts | None:
+    """Returns facts that were kept; None if they are missing, damaged or of another version."""
+    kept = read_json_or_empty(path)
+    if kept.get("sha256") != _facts_digest(facts := kept.get("facts")):
+        return None
+    try:
+        return StepFacts(**facts | {"kernels": [Kernel(*one) for one in facts["kernels"]]})
+    except (TypeError, KeyError):
+        return None
+
+
+def _facts_digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def default_folder() -> pathlib.Path:

@@ -121,7 +121,7 @@ class Profiler(NullProfiler):
 
     def start(self, step: Callable[[], int], path: pathlib.Path) -> None:
         self._start = self._epoch_start = step()
-        self._earlier = _epochs_until(path, self._start)
+        self._earlier = epochs_until(path, self._start)
         self._recorder.plan(self._start, self._epoch_end())
         self._peak_flops()
         self.monitor.start(step)
@@ -269,7 +269,18 @@ class Profiler(NullProfiler):
             self._write_seconds = self._written - began
 
 
-def _epochs_until(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
-    """Returns the epochs that an earlier session of this run has recorded, up to the step it resumes from."""
+def epochs_until(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
+    """Returns the epochs that an earlier session of this run has recorded, up to the step it resumes from.
+
+    What is damaged is dropped: a profile must not keep a run from going on.
+    """
     epochs = read_json_or_empty(path).get("epochs")
-    return [row for row in epochs if row["last_step"] <= step] if isinstance(epochs, list) else []
+    return [row for row in epochs if _is_epoch(row) and row["last_step"] <= step] if isinstance(epochs, list) else []
+
+
+def _is_epoch(row: Any) -> bool:
+    """Returns whether a row has what a session reads of those before it."""
+    if not isinstance(row, dict) or not isinstance(row.get("last_step"), int):
+        return False
+    found = row.get("bottlenecks")
+    return isinstance(found, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in found)

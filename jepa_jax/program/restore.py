@@ -5,10 +5,9 @@ import pathlib
 from jax.sharding import Mesh
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.files import read_json_or_empty
 from jepa_jax.config.groups import Config
 from jepa_jax.config.resolve import resolve_stored
-from jepa_jax.data.contract import Spec, abstract_batch, image_spec, spec_from_json
+from jepa_jax.data.contract import Spec, abstract_batch, image_spec
 from jepa_jax.program.build import Program, build_program
 from jepa_jax.program.checkpoint import open_whole
 from jepa_jax.program.identity import config_differences
@@ -52,7 +51,7 @@ def restore_state(
                 lines = "\n  ".join(differing)
                 raise UserError(f"{folder.config}: is not of these checkpoints; put back the one that is:\n  {lines}")
         probe, size = checkpoints.shape("params/probe/bias"), config.data.batch_size
-        known = spec_from_json(read_json_or_empty(Workdir(workdir).elements))
+        known = folder.read_spec()
         images = image_spec(config.data.image_size, config.data.channels, labelled=probe is not None)
         spec = spec or known or images
         classes = probe[0] if probe else 0

@@ -10,6 +10,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import make_folder, read_json, remove_leftovers, user_path
 from jepa_jax.base.processes import only_one, same_file
 from jepa_jax.config.resolve import resolve_stored
+from jepa_jax.data.contract import Spec, spec_from_json
 from jepa_jax.program.checksums import step_folders
 from jepa_jax.program.identity import EXTENSIBLE, LENGTH, config_differences, is_longer
 
@@ -124,6 +125,17 @@ class Workdir:
     def read_config(self) -> dict[str, Any]:
         """Returns the config of the run as a nested dict."""
         return read_json(self.config, "is this the folder of a run?")
+
+    def read_spec(self) -> Spec:
+        """Returns what the elements of the data consist of; {} for a run of an earlier version, which is of images."""
+        if not self.elements.exists():
+            return {}
+        fix = "put back a copy, or remove it if the data are images"
+        stored = read_json(self.elements, fix)
+        try:
+            return spec_from_json(stored)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.elements}: not the arrays of an element ({error}); {fix}") from None
 
     def read_summary(self) -> dict[str, Any] | None:
         """Returns the summary, or None if the run has none yet."""

@@ -20,6 +20,7 @@ from jepa_jax.planning.factors import predict
 from jepa_jax.planning.planner import Planner
 from jepa_jax.planning.step_compiler import Request, StepCompiler
 from jepa_jax.program.config import load_config
+from profiling.fuzz_json import some_facts
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler
 from tests.sequences import SequenceSource
 from tests.tiny import tiny_config
@@ -197,3 +198,14 @@ def test_data_of_any_kind_and_methods_of_the_user_are_planned(tmp_path, monkeypa
     ]
     # Of a method outside the package only the lowered program tells whether it has changed.
     assert len(list(tmp_path.glob("*.json"))) == 2 + 1
+
+
+def test_facts_of_the_cache_that_were_altered_are_not_used(tmp_path):
+    file, facts = tmp_path / "facts.json", some_facts()
+    step_compiler.write_facts(file, facts)
+    text = file.read_text()
+    assert step_compiler.read_facts(file) == facts
+    for altered in (text.replace('"peak_bytes": 5', '"peak_bytes": 4'), text.replace('"f32"', "null"), text[:-9], "[]"):
+        assert altered != text
+        file.write_text(altered)
+        assert step_compiler.read_facts(file) is None

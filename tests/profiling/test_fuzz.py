@@ -2,10 +2,11 @@
 
 import pytest
 
-from profiling.fuzz_cases import check_all, json_files, readers
+from profiling.fuzz_cases import check_all, readers
+from profiling.fuzz_json import json_files
 
 CASES = 15  # per format
-OPTIONAL = {"parquet": "pyarrow", "folder of bands": "tifffile"}
+OPTIONAL = {"parquet": "pyarrow", "folder of bands": "tifffile", "tfds": "tensorflow_datasets"}
 
 
 @pytest.mark.parametrize("name", readers())

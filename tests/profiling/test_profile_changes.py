@@ -1,5 +1,6 @@
 """Two profiles: a section that changed is found with its size, noise is called noise."""
 
+import json
 import math
 import random
 
@@ -7,6 +8,7 @@ import pytest
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.profiling.profile_changes import changes_json, compare_profiles, difference, read_profile
+from jepa_jax.profiling.profiler import epochs_until
 from jepa_jax.profiling.sections import EpochSection
 from jepa_jax.reports.profile_section import changes_table
 
@@ -64,3 +66,10 @@ def test_a_folder_without_a_profile_is_named(tmp_path):
     (tmp_path / "profile.json").write_text('{"epochs": 3}')
     with pytest.raises(UserError, match="not a profile"):
         read_profile(tmp_path)
+
+
+def test_a_damaged_profile_does_not_keep_a_run_from_going_on(tmp_path):
+    whole = {"last_step": 6, "bottlenecks": [{"name": "host-bound"}]}
+    damaged = [None, {}, {"last_step": "6", "bottlenecks": []}, {"last_step": 6, "bottlenecks": [3]}]
+    (tmp_path / "profile.json").write_text(json.dumps({"epochs": [*damaged, whole, whole | {"last_step": 12}]}))
+    assert epochs_until(tmp_path / "profile.json", 6) == [whole]

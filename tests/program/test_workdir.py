@@ -67,6 +67,17 @@ def test_a_damaged_file_is_named(finished):
         finished.read_summary()
 
 
+@pytest.mark.parametrize(
+    "stored",
+    ['{"frames": ["float99", 2]}', '{"frames": ["float32", -2]}', '{"frames": [null, 2]}', '{"frames": 3}', "["],
+)
+def test_a_damaged_description_of_elements_is_not_taken_for_that_of_images(finished, stored):
+    assert finished.read_spec() == {}  # of an earlier version
+    finished.elements.write_text(stored)
+    with pytest.raises(UserError, match=r"elements.json: not .*; put back a copy"):
+        finished.read_spec()
+
+
 def test_taking_a_folder_removes_what_a_killed_process_left_half_written(finished):
     finished.pictures.mkdir()
     names = {".summary.json.a1b2c3_d": True, ".metrics.jsonl.abcdefgh": True, ".mine.json.abcdefgh": False,

@@ -1,48 +1,27 @@
-"""Data sets of TFDS, prepared here without TensorFlow: images are handed over as PNG bytes."""
-
-import io
+"""Data sets of TFDS, prepared here without TensorFlow."""
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import image_spec
 from jepa_jax.data.elements import as_source
 from jepa_jax.data.readers.tfds import TfdsSource
 from tests.data.opening import assert_survives_pickling, config, everything, opened
+from tests.data.tfds_pictures import prepare
 
 
 @pytest.fixture(scope="module")
 def prepared_tfds(tmp_path_factory):
-    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("tensorflow_datasets")
     rng = np.random.default_rng(3)
     images = {
         "train": rng.integers(0, 256, (6, 16, 16, 3), np.uint8),
         "test": rng.integers(0, 256, (2, 16, 16, 3), np.uint8),
     }
 
-    class TinyPictures(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=(16, 16, 3)),
-                "label": tfds.features.ClassLabel(names=["a", "b"]),
-            }
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-        def _split_generators(self, manager):
-            return {split: self._generate_examples(images[split]) for split in images}
-
-        def _generate_examples(self, pictures):
-            for i, picture in enumerate(pictures):
-                buffer = io.BytesIO()
-                Image.fromarray(picture).save(buffer, format="PNG")
-                yield i, {"image": buffer.getvalue(), "label": i % 2}
-
     directory = tmp_path_factory.mktemp("tfds")
-    TinyPictures(data_dir=str(directory), file_format="array_record").download_and_prepare()
+    prepare(directory, images)
     return directory, images
 
 
