@@ -1,8 +1,6 @@
 """Runs the command `jepa-jax` as `python -m jepa_jax`."""
 
-import sys
-
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

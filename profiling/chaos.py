@@ -191,7 +191,7 @@ class Life:
             process.kill()
         # Ctrl-C while Python still imports shows its own traceback; the first line of a run is "method".
         if "Traceback" in self.text() and ("KeyboardInterrupt" not in self.text() or "\nmethod " in self.text()):
-            storm.problem(f"a traceback: {self.text()[-1500:]}")
+            storm.problem(f"a traceback: {self.text().partition('Traceback')[2][:1500]}")
         code = self.process.returncode
         return 128 - code if code < 0 else code
 

@@ -1,8 +1,6 @@
 """Runs `jepa-jax compare-profiles`."""
 
-import sys
-
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main(["compare-profiles", *sys.argv[1:]]))
+    program("compare-profiles")

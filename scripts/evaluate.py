@@ -1,8 +1,6 @@
 """Runs `jepa-jax evaluate`."""
 
-import sys
-
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main(["evaluate", *sys.argv[1:]]))
+    program("evaluate")

@@ -1,8 +1,6 @@
 """Runs `jepa-jax prepare-data`."""
 
-import sys
-
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main(["prepare-data", *sys.argv[1:]]))
+    program("prepare-data")

@@ -1,8 +1,6 @@
 """Runs `jepa-jax sweep`."""
 
-import sys
-
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main(["sweep", *sys.argv[1:]]))
+    program("sweep")

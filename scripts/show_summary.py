@@ -1,8 +1,6 @@
 """Runs `jepa-jax show-summary`."""
 
-import sys
-
-from jepa_jax.cli.main import main
+from jepa_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main(["show-summary", *sys.argv[1:]]))
+    program("show-summary")

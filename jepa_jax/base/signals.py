@@ -3,10 +3,11 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Self
+from typing import NoReturn, Self
 
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
@@ -108,3 +109,12 @@ def signals_exit() -> contextlib.AbstractContextManager[None]:
     For imports: an exception that is raised inside of one is sometimes swallowed, and there is nothing to save yet.
     """
     return _handling(lambda signum, frame: os._exit(EXIT_CODES[signal.Signals(signum)]))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends a program whose work is done: Ctrl-C no longer interrupts what libraries do at the end, a second one kills.
+
+    An exception there would be printed with its traceback, and keep this process from telling others that all is well.
+    """
+    signal.signal(signal.SIGINT, lambda signum, frame: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    sys.exit(code)

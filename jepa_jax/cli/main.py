@@ -4,9 +4,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from jepa_jax.base.console import print_result, tolerant_standard_error
 from jepa_jax.base.errors import EXIT_OK, EXIT_USER_ERROR
+from jepa_jax.base.signals import leave
 from jepa_jax.cli.command import PROGRAM, Command
 from jepa_jax.cli.flags import suggestion
 
@@ -34,6 +36,11 @@ COMMANDS = {
     "lr-search": "studies.LR_SEARCH",
     "tradeoff": "studies.TRADEOFF",
 }
+
+
+def program(*words: str) -> NoReturn:
+    """Runs a sub-command as the program that this process is: `words`, then the flags of the process."""
+    leave(main([*words, *sys.argv[1:]]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

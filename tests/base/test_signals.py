@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -68,3 +69,30 @@ def test_a_signal_while_modules_are_imported_ends_the_process_even_where_excepti
         "    try:\n        os.kill(os.getpid(), int(sys.argv[1]))\n    except BaseException:\n        pass\n"
     )
     assert subprocess.run([sys.executable, "-c", program, str(int(signum))]).returncode == code
+
+
+ENDING = """
+import atexit, os, sys, time
+from jepa_jax.base.signals import leave
+
+def end():
+    print("ending", flush=True)
+    time.sleep(float(sys.argv[1]))
+
+atexit.register(end)
+leave(7)
+"""
+
+
+@pytest.mark.parametrize("signals, code", [(1, 7), (2, -signal.SIGINT)])
+def test_a_program_whose_work_is_done_ends_as_it_would_and_a_second_ctrl_c_kills_it(signals, code):
+    command = [sys.executable, "-c", ENDING, "0.3" if code == 7 else "600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ending\n"
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        if signals == 1:
+            break
+        time.sleep(0.05)
+    _, errors = process.communicate(timeout=1200)
+    assert (process.returncode, errors) == (code, "")

@@ -61,7 +61,7 @@ def test_a_script_with_config_flags_trains_a_shipped_recipe(tmp_path):
 def test_scripts_and_the_command_resolve_the_same_config():
     """`scripts/train.py` calls the same command; only the name of the recipe is written otherwise."""
     script = (ROOT / "scripts" / "train.py").read_text()
-    assert "from jepa_jax.cli.main import main" in script and 'sys.exit(main(["train", *sys.argv[1:]]))' in script
+    assert "from jepa_jax.cli.main import program" in script and 'program("train")' in script
     flags = ["--config.optim.lr=1e-3", "--workdir=W"]
     one, other = (
         config_from(find_command("train").parse([f"--config={recipe}", *flags]))
