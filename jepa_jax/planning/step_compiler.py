@@ -258,7 +258,8 @@ def write_facts(path: pathlib.Path, facts: StepFacts) -> None:
 def read_facts(path: pathlib.Path) -> StepFacts | None:
     """Returns facts that were kept; None if they are missing, damaged or of another version."""
     kept = read_json_or_empty(path)
-    if kept.get("sha256") != _facts_digest(facts := kept.get("facts")):
+    facts: Any = kept.get("facts")
+    if kept.get("sha256") != _facts_digest(facts):
         return None
     try:
         return StepFacts(**facts | {"kernels": [Kernel(*one) for one in facts["kernels"]]})
