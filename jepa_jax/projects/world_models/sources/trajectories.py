@@ -45,7 +45,9 @@ class Trajectories(CutSequences):
         starts = np.concatenate([[0], ends[:-1]])
         episodes = np.arange(len(ends)) if place.is_dir() else drawn_part(len(ends), split, self._file)
         last = self._offsets[-1]
-        places = [(episode, first) for episode in episodes for first in range(starts[episode], ends[episode] - last)]
+        places = [
+            (episode, first) for episode in episodes.tolist() for first in range(starts[episode], ends[episode] - last)
+        ]
         if not places:
             longest = int(np.max(ends - starts))
             fix = f"no {split} episode is so long (the longest has {longest}); use fewer data.max_frames"
