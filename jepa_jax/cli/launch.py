@@ -41,6 +41,8 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_launch(arguments: Arguments, console: Console) -> Result:
+    from jepa_jax.runtime.gpus import count_gpus
+
     command, count = arguments.command, arguments.processes
     if command[:1] != ["train"]:
         raise UserError("launch: give a train command after --, e.g. launch -n 2 -- train --config=quickstart ...")
@@ -101,12 +103,6 @@ def devices_of(index: int, share: int, *, are_gpus: bool) -> dict[str, str]:
         return {"JAX_LOCAL_DEVICE_IDS": ",".join(str(index * share + i) for i in range(share))}
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={share}".strip()
     return {"XLA_FLAGS": flags} if share else {}
-
-
-def count_gpus() -> int:
-    from jepa_jax.runtime.gpus import Gpus
-
-    return 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(Gpus())
 
 
 LAUNCH = Command("launch", __doc__, add_flags, run_launch, uses_jax=False)

@@ -1,6 +1,5 @@
 """Runs the parts of the check, each in a process of its own, and makes the file of the card."""
 
-import json
 import pathlib
 import sys
 import tempfile
@@ -12,7 +11,6 @@ from jepa_jax.base.files import read_json
 from jepa_jax.base.processes import python_path, run
 from jepa_jax.device_check.parts import PARTS
 from jepa_jax.runtime import provenance
-from jepa_jax.runtime.gpus import list_gpus
 
 SCHEMA_VERSION = 1
 GRACE_SECONDS = 10.0
@@ -86,15 +84,3 @@ def part_lines(name: str, part: dict[str, Any]) -> list[str]:
 
 def shown(value: float | str | None) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
-def count_gpus() -> int:
-    """Returns how many GPUs JAX would use, without starting it."""
-    import os
-
-    return 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else len(list_gpus())
-
-
-def load_card(path: str | pathlib.Path) -> dict[str, Any]:
-    """Returns a file that the check has written."""
-    return json.loads(pathlib.Path(path).read_text())

@@ -33,6 +33,9 @@ class DriverCard(NamedTuple):
     bus_bits: int | None
 
 
+NO_CARD = DriverCard(*[None] * len(DriverCard._fields))
+
+
 def ask(nvml: Any, question: str, *arguments: Any) -> Any:
     """Returns NVML's answer, or None if this GPU or driver does not know it."""
     try:
@@ -105,20 +108,13 @@ class Gpus:
             "throttled": None if reasons is None else float(bool(reasons & THROTTLED)),
         }
 
-    def first_name_and_memory(self) -> tuple[str | None, int | None]:
-        """Returns name and bytes of memory of the first GPU."""
-        card = self.first_card()
-        return card.name, card.memory_bytes
-
     def first_card(self) -> DriverCard:
-        """Returns what the driver says of the first GPU; all None without one."""
+        """Returns what the driver says of the first GPU; NO_CARD without one."""
         if not self._handles:
-            return DriverCard(*[None] * len(DriverCard._fields))
+            return NO_CARD
         nvml, handle, whole = self._nvml, self._handles[0], self._whole(self._handles[0])
-        memory, capability = (
-            ask(nvml, "nvmlDeviceGetMemoryInfo", handle),
-            ask(nvml, "nvmlDeviceGetCudaComputeCapability", whole),
-        )
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", whole)
         return DriverCard(
             ask(nvml, "nvmlDeviceGetName", whole),
             memory and memory.total,
@@ -145,9 +141,9 @@ def jax_gpus(devices: Sequence[Any], nvml: Any = None) -> Gpus:
     return gpus
 
 
-def first_gpu(gpu_index: int | None) -> tuple[str | None, int | None]:
-    """Returns name and bytes of memory of the first GPU that a process restricted to `gpu_index` sees."""
-    return Gpus(environment=os.environ | only_gpu(gpu_index)).first_name_and_memory()
+def first_gpu(gpu_index: int | None) -> DriverCard:
+    """Returns what the driver says of the first GPU that a process restricted to `gpu_index` sees."""
+    return Gpus(environment=os.environ | only_gpu(gpu_index)).first_card()
 
 
 def list_gpus(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> list[str]:
@@ -158,6 +154,11 @@ def list_gpus(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> 
     if VISIBLE in environment:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
     return Gpus(nvml, environment).uuids
+
+
+def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns how many GPUs JAX would use, without starting it."""
+    return 0 if environment.get("JAX_PLATFORMS") == "cpu" else len(list_gpus(environment))
 
 
 def only_gpu(

@@ -164,7 +164,7 @@ def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
 def gpu_here(table: Mapping[str, Gpu], gpus: Gpus | None = None) -> Gpu:
     """Returns the entry of the first GPU of this machine."""
     gpus = Gpus() if gpus is None else gpus
-    name, memory = gpus.first_name_and_memory()
+    name, memory, *_ = gpus.first_card()
     if name is None:
         raise UserError(f"--gpu=here: this machine shows no GPU ({gpus.problem or 'none is visible'}); name one")
     found = gpu_of_device(name, memory, table, gpus)

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jepa_jax.base.companions import LOOPBACK
 from jepa_jax.base.errors import EXIT_INTERRUPTED, UserError
 from jepa_jax.config.schema import flatten
-from jepa_jax.runtime.gpus import list_gpus
+from jepa_jax.runtime.gpus import count_gpus
 from jepa_jax.runtime.lifeline import BEAT_SECONDS, CONNECT_SECONDS, SILENT_BEATS, Lifeline, meet
 from jepa_jax.runtime.places import Place, find_place
 
@@ -113,7 +113,7 @@ def _do_without_own_name(place: Place, environment: Mapping[str, str]) -> None:
         from jaxlib import _jax  # JAX has no option for the name
 
         _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
-    elif environment.get("JAX_PLATFORMS") == "cpu" or not list_gpus(environment):
+    elif not count_gpus(environment):
         name = socket.gethostname()
         raise UserError(
             f"{name}: this machine does not find itself by its own name, at which the others are to reach it; add a "

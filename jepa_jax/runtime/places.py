@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from jepa_jax.base.companions import PLACE_VARIABLES, TOKEN_VARIABLE
 from jepa_jax.base.errors import UserError
-from jepa_jax.runtime.gpus import list_gpus
+from jepa_jax.runtime.gpus import count_gpus
 
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"  # of a pod in an indexed Job
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"  # numbers of the GPUs that a process may use, separated by commas
@@ -65,7 +65,7 @@ class Place:
         """
         if environment.get(LOCAL_DEVICES):
             return [int(number) for number in environment[LOCAL_DEVICES].split(",")]
-        visible = len(list_gpus(environment)) if environment.get("JAX_PLATFORMS") != "cpu" else 0
+        visible = count_gpus(environment)
         if self.local_index is None or self.local_count == 1 or visible <= 1:
             return None  # of one that it sees, the others see others
         share = visible // self.local_count

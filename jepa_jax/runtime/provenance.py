@@ -17,7 +17,7 @@ from jepa_jax.base.classes import references
 from jepa_jax.base.processes import num_cores
 from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import config_hash, differing_keys, flatten
-from jepa_jax.runtime.gpus import first_gpu
+from jepa_jax.runtime.gpus import NO_CARD, first_gpu
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 SCHEMA_VERSION = 1
@@ -100,13 +100,13 @@ def describe_hardware(gpu_index: int | None) -> dict[str, Any]:
     """Returns processor, memory and first GPU of this machine, without starting JAX: trials need the GPU's memory."""
     import psutil
 
-    gpu_name, gpu_memory = (None, None) if os.environ.get("JAX_PLATFORMS") == "cpu" else first_gpu(gpu_index)
+    card = NO_CARD if os.environ.get("JAX_PLATFORMS") == "cpu" else first_gpu(gpu_index)
     return {
         "cpu": processor(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpu_name": gpu_name,
-        "gpu_memory_bytes": gpu_memory,
+        "gpu_name": card.name,
+        "gpu_memory_bytes": card.memory_bytes,
     }
 
 

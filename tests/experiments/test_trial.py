@@ -34,7 +34,7 @@ from jepa_jax.profiling.compilations import CompiledStep, traced_flops
 from jepa_jax.program.build import build_program
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime import provenance
-from jepa_jax.runtime.gpus import first_gpu, only_gpu
+from jepa_jax.runtime.gpus import NO_CARD, first_gpu, only_gpu
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from tests.tiny import tiny_config, tiny_masked_config
 
@@ -364,7 +364,7 @@ def test_on_a_gpu_trials_have_the_memory_of_training_and_every_repeat_is_compile
 
 def test_the_cpu_is_not_measured_in_the_name_of_a_gpu(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(provenance, "first_gpu", lambda index: ("NVIDIA GeForce RTX 4090", 25386352640))
+    monkeypatch.setattr(provenance, "first_gpu", lambda index: NO_CARD._replace(name="NVIDIA GeForce RTX 4090"))
     with pytest.raises(UserError, match=r"those of the CPU: there is a NVIDIA GeForce RTX 4090.*cuda12.*JAX_PLATFORMS"):
         measure(request_of(tiny_config()))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

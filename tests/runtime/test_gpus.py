@@ -77,7 +77,7 @@ def test_an_instance_has_its_own_memory_and_the_temperature_of_its_gpu():
     gpus = Gpus(FakeNvml(), {"CUDA_VISIBLE_DEVICES": INSTANCES[0]})
     (read,) = gpus.read()
     assert read["memory_total_gb"] == 10 and read["temperature_c"] == 70 and read["utilization"] is None
-    assert gpus.first_name_and_memory() == ("NVIDIA A100", 10 * 2**30)
+    assert gpus.first_card()[:2] == ("NVIDIA A100", 10 * 2**30)
 
 
 def test_a_lost_gpu_is_not_there():
