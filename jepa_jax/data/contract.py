@@ -37,7 +37,6 @@ class Source(Protocol):
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
         """Returns arrays [B, ...] with the keys of `spec`, and under "skipped" the names of unreadable files if any."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +52,6 @@ class Bucketed(Source, Protocol):
 
     def in_bucket(self, bucket: int) -> Source:
         """Returns the same elements padded to the size of a bucket; those that do not fit must not be asked for."""
-        ...
 
 
 @runtime_checkable
@@ -107,7 +105,6 @@ class ExpectsSpecs(Protocol):
     @staticmethod
     def expected_specs(data: DataConfig) -> list[Spec]:
         """Returns the specs that elements are padded to, ascending by size."""
-        ...
 
 
 @runtime_checkable
@@ -119,7 +116,6 @@ class Cropping(Source, Protocol):
 
         The crops of an element depend on (seed, epoch, index) alone, not on who loads it or when.
         """
-        ...
 
 
 @runtime_checkable

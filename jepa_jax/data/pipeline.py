@@ -1,6 +1,7 @@
 """From a source to batches on the device: who loads them, and how they are laid out."""
 
 import atexit
+import contextlib
 import copy
 import functools
 import logging
@@ -51,7 +52,7 @@ class BatchInfo(TypedDict):
 Delivery = tuple[DeviceBatch, BatchInfo]
 
 
-class TrainBatches(Iterator[Delivery]):
+class TrainBatches(Iterator[Delivery], contextlib.AbstractContextManager):
     """An endless iterator that starts its threads and processes with the first batch, and ends them when closed."""
 
     def __init__(self, deliveries: Generator[Delivery | None, None, None]):
@@ -69,9 +70,6 @@ class TrainBatches(Iterator[Delivery]):
 
     def close(self) -> None:
         self._deliveries.close()
-
-    def __enter__(self) -> "TrainBatches":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -144,7 +144,6 @@ class EncoderMethod(Protocol):
         self, model: Any, batch: Batch, *, level: int = 0, normalised: bool = True, train: bool = False
     ) -> Float[Array, "b f"]:
         """Returns the features of a level; with `train`, batch norm uses and updates the statistics of this batch."""
-        ...
 
 
 @runtime_checkable
@@ -153,7 +152,6 @@ class ViewMethod(Protocol):
 
     def random_views(self, batch: Batch, keys: jax.Array) -> Batch:
         """Returns a random view of each element, with the arrays that `features` reads; one key per element."""
-        ...
 
 
 @runtime_checkable
@@ -162,7 +160,6 @@ class PatchMethod(Protocol):
 
     def feature_map(self, model: Any, batch: Batch) -> Float[Array, "b rows columns f"] | None:
         """Returns features of each patch; None for an encoder without a grid of patches."""
-        ...
 
 
 @runtime_checkable
@@ -171,7 +168,6 @@ class AttentionMethod(Protocol):
 
     def attention_maps(self, model: Any, batch: Batch) -> Float[Array, "b heads rows columns"] | None:
         """Returns how much of each patch the heads of the last block read; None for an encoder without attention."""
-        ...
 
 
 @runtime_checkable
@@ -180,4 +176,3 @@ class PredictorMethod(Protocol):
 
     def predict(self, model: Any, batch: Batch, *, train: bool = False) -> jax.Array:
         """Returns the predictions; with `train`, batch norm uses and updates the statistics of this batch."""
-        ...

@@ -25,7 +25,6 @@ class PoolingEncoder(Protocol):
 
     def outputs(self, images: Any, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
         """Returns what is pooled; not `normalised`: before a last layer norm, if there is one."""
-        ...
 
 
 def pooled(outputs: EncoderOutputs, kind: str) -> Float[Array, "b f"]:

@@ -35,11 +35,9 @@ class Encoder(Protocol):
           view_size: pixels per side of the images that the encoder will be trained on.
           remat: what the backward pass recomputes (`train.remat`), for `jepa_jax.models.remat.rematerialized`.
         """
-        ...
 
     def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> jax.Array:
         """With `train`, batch norm and dropout behave as in training."""
-        ...
 
 
 @runtime_checkable
@@ -50,7 +48,6 @@ class PatchEncoder(PoolingEncoder, Protocol):
 
     def patches(self, images: Float[Array, "b h w c"]) -> Float[Array, "b n d"]:
         """Returns the outputs of all patches, row by row."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +56,6 @@ class AttentionEncoder(Protocol):
 
     def attention_maps(self, images: Float[Array, "b h w c"]) -> Float[Array, "b heads rows columns"]:
         """Returns how much of each patch the heads of the last block read."""
-        ...
 
 
 @runtime_checkable
@@ -68,7 +64,6 @@ class StructuredEncoder(Protocol):
 
     def structure(self, config: Any) -> dict[str, Any]:
         """Returns these facts by key of the `model` group, with sizes that `model.name` stands for written out."""
-        ...
 
 
 def encoder_structure(model: NamedGroup) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Compiles the training step ahead of time, and counts everything that XLA compiles."""
 
 import collections
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Mapping
@@ -16,7 +17,7 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_EVENT = "/jax/compilation_cache/cache_retrieval_time_sec"
 
 
-class CompilationCounter:
+class CompilationCounter(contextlib.AbstractContextManager):
     """Counts programs that are compiled (or read from the cache) and the seconds this takes.
 
     `on_seconds` is called for each compilation in the thread that created the counter.
@@ -35,9 +36,6 @@ class CompilationCounter:
             self.seconds += duration_secs
             if threading.get_ident() == self._thread:
                 self._on_seconds(duration_secs)
-
-    def __enter__(self) -> "CompilationCounter":
-        return self
 
     def __exit__(self, *exc: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._listen)

@@ -198,15 +198,12 @@ class Results(Protocol):
 
     def key_figures(self, run: RunFiles) -> list[KeyFigure]:
         """Returns the figures that replace the accuracies of an encoder at the top of the page."""
-        ...
 
     def section(self, run: RunFiles) -> Section | None:
         """Returns the project's section of the page; may write further files into the folder of the run."""
-        ...
 
     def summary_lines(self, summary: Mapping[str, Any]) -> list[str]:
         """Returns the figures of summary.json as lines for a terminal."""
-        ...
 
 
 def project_results() -> list[Results]:
