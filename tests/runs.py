@@ -39,6 +39,19 @@ class Silent(Console):
         self._on_text(what)
 
 
+class Killed(Silent):
+    """Ends a run in a step of training, as `kill -9` would."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self._left = step
+
+    def advance(self, amount: int = 1, note: Callable[[], str] | None = None) -> None:
+        self._left -= self.bars[-1] == "train"
+        if not self._left:
+            raise KillNine
+
+
 def run(
     workdir: pathlib.Path, console: Console | None = None, resume: str = "auto", **overrides: Any
 ) -> dict[str, Any]:

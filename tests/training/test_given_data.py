@@ -6,23 +6,10 @@ import jepa_jax
 from jepa_jax.base.errors import UserError
 from jepa_jax.program.workdir import Workdir
 from tests.data.foreign import KINDS, arrays
-from tests.runs import KillNine, Silent, rows
+from tests.runs import Killed, KillNine, Silent, rows
 from tests.tiny import tiny_config
 
 SHORT = dict(mesh__data=1, eval__every_epochs=0, eval__knn_every_epochs=0)
-
-
-class Killed(Silent):
-    """Ends the process's run after some steps, before its checkpoint, as `kill -9` would."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self._steps = steps
-
-    def advance(self, amount=1, note=None):
-        self._steps -= 1
-        if not self._steps:
-            raise KillNine
 
 
 def train(workdir, console=None, data=None, **overrides):

@@ -8,8 +8,8 @@ import jepa_jax
 from jepa_jax.data.sources import open_source
 from jepa_jax.exports.export import export_encoder
 from tests.program.test_devices import check_devices
-from tests.projects.world_models.tiny import METHODS, Killed, video_config
-from tests.runs import KillNine, Silent
+from tests.projects.world_models.tiny import METHODS, video_config
+from tests.runs import Killed, KillNine, Silent
 
 
 @pytest.mark.slow
@@ -40,6 +40,6 @@ def test_a_run_is_judged_exported_and_resumed_exactly(method, tmp_path):
 
     quick = video_config(method, mesh__data=1, eval__untrained=False)
     with pytest.raises(KillNine):
-        jepa_jax.train(quick, tmp_path / "killed", console=Killed())
+        jepa_jax.train(quick, tmp_path / "killed", console=Killed(5))
     resumed = jepa_jax.train(quick, tmp_path / "killed", console=Silent())
     assert resumed["params_sha256"] == summary["params_sha256"]

@@ -18,8 +18,7 @@ from jepa_jax.reports.run_report import write_report
 from jepa_jax.training.run import train
 from tests.program.test_devices import check_devices
 from tests.projects.world_models.rooms import rooms_config, rooms_data
-from tests.projects.world_models.tiny import Killed
-from tests.runs import KillNine, Silent
+from tests.runs import Killed, KillNine, Silent
 
 ROOT = pathlib.Path(__file__).parents[3]
 BASELINES = ("random", "straight", "true_dynamics", "shuffled", "untrained")
@@ -166,5 +165,5 @@ def test_a_run_resumes_exactly(tmp_path):
     )  # fmt: skip
     whole = train(config, tmp_path / "whole", console=Silent())
     with pytest.raises(KillNine):
-        train(config, tmp_path / "cut", console=Killed())
+        train(config, tmp_path / "cut", console=Killed(5))
     assert train(config, tmp_path / "cut", console=Silent())["params_sha256"] == whole["params_sha256"]

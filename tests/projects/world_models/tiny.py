@@ -1,25 +1,10 @@
-"""Small configs of the video methods, on moving shapes of 16 x 16 pixels, and a run that is killed."""
+"""Small configs of the video methods, on moving shapes of 16 x 16 pixels."""
 
 from typing import Any
 
 from jepa_jax.config.groups import Config
 from jepa_jax.program.config import changed_config, load_config
-from tests.runs import KillNine, Silent
 from tests.tiny import dotted
-
-
-class Killed(Silent):
-    """Ends a run in its fifth step, as `kill -9` would."""
-
-    def __init__(self):
-        super().__init__()
-        self._steps = 5
-
-    def advance(self, amount=1, note=None):
-        self._steps -= 1
-        if not self._steps:
-            raise KillNine
-
 
 DATA = {
     "data.image_size": 16, "data.max_frames": 6, "data.num_train": 96, "data.num_test": 32, "data.batch_size": 16,
