@@ -12,6 +12,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of scikit-learn that wait leave the cores to others
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", FAST_TO_COMPILE]
 )
