@@ -4,6 +4,8 @@ import grain
 import numpy as np
 from PIL import Image
 
+from tests.data.tfds_pictures import prepare
+
 SIZE = 16
 
 
@@ -87,3 +89,28 @@ KINDS = {
     "map": lambda split: map_dataset(None, split),
     "stream": lambda split: stream(None, split),
 }
+
+
+def of_tfds(folder):
+    """Returns both splits of a prepared set, as `tfds.data_source` opens them."""
+    import tensorflow_datasets as tfds
+
+    with tfds.core.registered.skip_registration():  # it may be known already
+        prepare(folder, {split: arrays(split)["image"] for split in ("train", "test")})
+    return tfds.builder("tiny_pictures", data_dir=str(folder)).as_data_source()
+
+
+def of_hugging_face(folder):
+    """Returns both splits as `datasets.Dataset`."""
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=TorchStyle.classes)})
+    return {
+        split: datasets.Dataset.from_dict(
+            {**arrays(split), "image": list(map(Image.fromarray, arrays(split)["image"]))}, features
+        )
+        for split in ("train", "test")
+    }
+
+
+LIBRARIES = {"tensorflow_datasets": of_tfds, "datasets": of_hugging_face}

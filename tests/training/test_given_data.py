@@ -5,7 +5,7 @@ import pytest
 import jepa_jax
 from jepa_jax.base.errors import UserError
 from jepa_jax.program.workdir import Workdir
-from tests.data.foreign import KINDS, arrays
+from tests.data.foreign import KINDS, LIBRARIES, arrays
 from tests.runs import Killed, KillNine, Silent, rows
 from tests.tiny import tiny_config
 
@@ -49,6 +49,18 @@ def test_every_kind_of_data_trains_and_resumes_after_a_kill(whole, tmp_path, kin
     assert any(line.startswith("resumed at step") for line in console.lines)
     assert (losses(tmp_path), summary["params_sha256"]) == whole["stream" if kind == "stream" else "arrays"]
     assert summary["probe_accuracy"] is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_data_sets_of_libraries_resume_after_a_kill(tmp_path, library):
+    pytest.importorskip(library)
+    data = LIBRARIES[library](tmp_path)
+    whole = train(tmp_path / "whole", data=data)
+    with pytest.raises(KillNine):
+        train(tmp_path / "cut", Killed(8), data)
+    assert train(tmp_path / "cut", data=data)["params_sha256"] == whole["params_sha256"]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
 @pytest.mark.slow
