@@ -13,7 +13,7 @@ with two processes one of them or their launcher is hit. In the end it is left a
 
 Then come faults that are no signals, each a case of `chaos_cases.py`: output that nobody reads, on a full disk or
 closed; data that disappear or hang; checkpoints that are swapped, renamed or of another run; damaged programs in the
-compile cache; other code in one of two processes.
+compile cache; other code or other data in one of two processes.
 
 The last line is JSON: `kills`, `equal` (whether all runs were), `leftovers` (how many), `cases` (whether each held) and
 what went wrong, by name.
