@@ -46,6 +46,15 @@ def load_object(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def import_extra(module: str, where: str, extra: str) -> Any:
+    """Imports a package that only an extra installs; UserError for what is named by `where` says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise UserError(f"{where}: needs the package {package}; pip install 'jepa_jax[{extra}]'") from None
+
+
 def find_class(key: str, name: str, known: Mapping[str, str], *, needs: str = "") -> Any:
     """Returns the class that the value of a config key names: an entry of `known`, or "package.module:Class".
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
@@ -76,6 +76,12 @@ def shortened(text: str, length: int = 300) -> str:
     """Returns the first line of a message, cut to `length` characters."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= length else line[: length - 3] + "..."
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Returns the first names of a list, and how many more there are: a, b and 3 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def parse_numbers(flag: str, text: str, kind: type = float, smallest: float = 0.0) -> list:

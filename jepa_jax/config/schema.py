@@ -237,14 +237,16 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def differing_keys(old: Any, new: Any) -> list[str]:
-    """Returns a line `config.key: old -> new` for every key in which two configs differ."""
+def differing(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the old and the new value of every dotted key in which two configs or mappings differ."""
     before, after = flatten(old), flatten(new)
-    return [
-        f"config.{name}: {before.get(name, '(absent)')} -> {after.get(name, '(absent)')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
+    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    return {name: (before.get(name, "(absent)"), after.get(name, "(absent)")) for name in names}
+
+
+def differing_keys(old: Any, new: Any, prefix: str = "config") -> list[str]:
+    """Returns a line `prefix.key: old -> new` for every key in which two configs or mappings differ."""
+    return [f"{prefix}.{name}: {before} -> {after}" for name, (before, after) in differing(old, new).items()]
 
 
 def config_hash(config: Any) -> str:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from jepa_jax.base.errors import DataLost
+from jepa_jax.base.text import first_of
 
 POLL_SECONDS = 0.1
 
@@ -31,8 +32,7 @@ def reading(name: Callable[[], str]) -> Iterator[None]:
 def took_too_long(seconds: float) -> DataLost:
     """Returns the error to raise when data are not there after so long; it names the files being read, if known."""
     names = sorted({name() for name in list(_under_way.values())})
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    what = f"{names[0]}{more}" if names else "config.data.dir"
+    what = first_of(names, 1) or "config.data.dir"
     return DataLost(
         f"{what}: not read within {seconds:g} s; check the disk or the server that it is on, or allow more by "
         "config.data.worker_timeout"

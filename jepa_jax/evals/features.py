@@ -14,6 +14,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.statistics import accuracy_interval
+from jepa_jax.base.text import first_of
 from jepa_jax.data.contract import Source, sample, spec_to_json
 from jepa_jax.data.subset import Reader, Subset, read_directly, subset
 
@@ -78,17 +79,11 @@ def held_out_split(count: int) -> tuple[np.ndarray, np.ndarray]:
     return order[held_out:], order[:held_out]
 
 
-def named(classes: Sequence[str]) -> str:
-    """Returns the first names of classes, and how many more there are."""
-    more = f" and {len(classes) - MOST_NAMED} more" if len(classes) > MOST_NAMED else ""
-    return ", ".join(classes[:MOST_NAMED]) + more
-
-
 def check_classes(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -> None:
     """Raises UserError if test images show classes that no training image shows: no probe can name those."""
     missing = np.setdiff1d(test, train)
     if len(missing):
-        names = named([classes[label] for label in missing])
+        names = first_of([classes[label] for label in missing], MOST_NAMED)
         raise UserError(
             f"linear probe: the {len(train)} training images show none of {len(missing)} classes of the test "
             f"images ({names}); use more of them (data.num_train, eval.max_images), or give both splits the same "
@@ -105,10 +100,8 @@ def class_notes(train: Split, test: Split, classes: Sequence[str]) -> list[str]:
         present = np.unique(split.labels)
         missing = [label for index, label in enumerate(classes) if index not in present]
         if missing:
-            notes.append(
-                f"The {name} images have {len(present)} of {len(classes)} classes (missing: {named(missing)}): "
-                "accuracies say nothing about the others."
-            )
+            some = f"{len(present)} of {len(classes)} classes (missing: {first_of(missing, MOST_NAMED)})"
+            notes.append(f"The {name} images have {some}: accuracies say nothing about the others.")
     return notes
 
 

@@ -4,6 +4,7 @@ import pathlib
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from jepa_jax.base.classes import import_extra
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.processes import python_path
 
@@ -22,10 +23,7 @@ def make_executor(folder: pathlib.Path, name: str, options: str, **flags: Any) -
       options: flags of sbatch as the user gives them, separated by spaces: `--partition=gpu --exclusive`.
       **flags: flags of sbatch that the options may replace.
     """
-    try:
-        import submitit
-    except ImportError:
-        raise UserError("SLURM jobs are submitted by submitit: pip install 'jepa_jax[slurm]'") from None
+    submitit = import_extra("submitit", "SLURM jobs", "slurm")
     for option in shlex.split(options):
         key, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not key:

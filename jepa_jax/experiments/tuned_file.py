@@ -13,9 +13,9 @@ from typing import Any
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json, user_path, write_json
-from jepa_jax.base.text import number
+from jepa_jax.base.text import first_of, number
 from jepa_jax.config.groups import Config
-from jepa_jax.config.schema import flatten
+from jepa_jax.config.schema import differing, flatten
 from jepa_jax.experiments.recommendation import learning_rate_advice
 from jepa_jax.experiments.settings import KNOBS, Combination
 from jepa_jax.program.config import changed_config
@@ -116,16 +116,10 @@ def doubts(config: Config, tuned: Mapping[str, Any], hardware: Mapping[str, Any]
     ]
     if other:
         found.append(f"tuned on another machine ({'; '.join(other)}): run jepa-jax tune on this one")
-    before, now = flatten(tuned.get("config") or {}), flatten(config)
-    skipped = (*KNOBS.values(), *NO_SPEED_KEYS)
-    keys = [
-        key
-        for key in sorted(before.keys() | now.keys())
-        if before and key.startswith(SPEED_KEYS) and key not in skipped and before.get(key) != now.get(key)
-    ]
-    if keys:
-        named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-        found.append(f"tuned for another config (other {named}): its speed may not be reached")
+    skipped, before = (*KNOBS.values(), *NO_SPEED_KEYS), tuned.get("config")
+    others = differing(before, config) if before else ()
+    if keys := [key for key in others if key.startswith(SPEED_KEYS) and key not in skipped]:
+        found.append(f"tuned for another config (other {first_of(keys, 4)}): its speed may not be reached")
     if tuned.get("data_source") == "dummy" and config.data.source != "shapes":  # which are drawn as well
         found.append("tuned with drawn images (--use_dummy_data): loading those of this config may be slower")
     if tuned.get("confirmed") is False:

@@ -14,11 +14,11 @@ import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import numpy as np
 
+from jepa_jax.base.classes import import_extra
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import file_digest, make_folder, user_path, write_atomically
@@ -222,20 +222,9 @@ def check_output(file: pathlib.Path) -> None:
     if not file.parent.is_dir():
         raise UserError(f"--output={file}: there is no folder {file.parent}; make it first")
     if file.suffix == ".parquet":
-        _pyarrow(file)
+        import_extra("pyarrow", f"--output={file}", "parquet")
     if file.exists() and read_features(file) is None:
         raise UserError(f"--output={file}: exists, and embed did not write it; give another file, or remove it first")
-
-
-def _pyarrow(file: pathlib.Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"--output={file}: needs the package pyarrow; pip install 'jepa_jax[parquet]', or write an .npz file"
-        ) from None
-    return pyarrow
 
 
 def write_features(file: pathlib.Path, identity: str, names: Sequence[str], features: np.ndarray) -> None:
@@ -244,7 +233,9 @@ def write_features(file: pathlib.Path, identity: str, names: Sequence[str], feat
     if file.suffix == ".npz":
         np.savez(out, names=np.array(names, str), features=features, identity=np.array(identity))
     else:
-        pyarrow = _pyarrow(file)
+        import pyarrow
+        import pyarrow.parquet
+
         lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
         table = pyarrow.table({"name": pyarrow.array(names), "features": lists})
         pyarrow.parquet.write_table(table.replace_schema_metadata({"identity": identity}), out)
@@ -259,7 +250,9 @@ def read_features(file: pathlib.Path) -> tuple[str, list[str], np.ndarray] | Non
         if file.suffix == ".npz":
             with np.load(file) as stored:
                 return str(stored["identity"]), stored["names"].tolist(), stored["features"]
-        table = _pyarrow(file).parquet.read_table(file)
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(file)
         flat = table["features"].combine_chunks().flatten().to_numpy()
         identity = (table.schema.metadata or {})[b"identity"].decode()
         return identity, table["name"].to_pylist(), flat.reshape(len(table), -1)

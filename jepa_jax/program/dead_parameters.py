@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax.custom_derivatives import SymbolicZero
 
+from jepa_jax.base.text import first_of
 from jepa_jax.methods.contract import ParamGroup
 from jepa_jax.program.optim import group_labels, path_of
 
@@ -73,7 +74,6 @@ def in_words(dead: Sequence[DeadParameter]) -> str:
     parts = []
     for reason in dict.fromkeys(one.reason for one in dead):
         paths = [one.path for one in dead if one.reason == reason]
-        more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-        parts.append(f"{', '.join(paths[:SHOWN])}{more} ({reason})")
+        parts.append(f"{first_of(paths, SHOWN)} ({reason})")
     count = "1 parameter" if len(dead) == 1 else f"{len(dead)} parameters"
     return f"{count} will not be trained: {'; '.join(parts)}"

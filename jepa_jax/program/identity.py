@@ -6,7 +6,7 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.resolve import resolve_stored
-from jepa_jax.config.schema import differing_keys, flatten
+from jepa_jax.config.schema import differing, differing_keys, flatten
 from jepa_jax.program.checksums import read_manifest
 
 PARTS = ("config", "data", "code")  # of an identity
@@ -73,12 +73,8 @@ def part_differences(part: str, stored: Any, now: Mapping[str, Any]) -> list[str
     stored = stored if isinstance(stored, Mapping) else {}
     if part == "config":
         return config_differences(stored, now)
-    before, after = flatten(stored), flatten(now)
-    return [
-        f"{part}.{name}: {before.get(name, '(absent)')} -> {after.get(name, '(absent)')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and "" not in (before.get(name), after.get(name))
-    ]
+    found = differing(stored, now).items()
+    return [f"{part}.{name}: {before} -> {after}" for name, (before, after) in found if "" not in (before, after)]
 
 
 def config_differences(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:

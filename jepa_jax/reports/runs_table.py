@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.base.text import data_size, duration, percent, short
+from jepa_jax.base.text import data_size, duration, first_of, percent, short
 from jepa_jax.config.schema import flatten
 from jepa_jax.reports.page import write_page
 from jepa_jax.reports.parts import Card, Page, Section
@@ -64,7 +64,6 @@ def run_row(name: str, run: RunFiles, usual: Mapping[str, str]) -> dict[str, Any
     """Returns what the table says of a run."""
     own = flatten(run.config)
     differing = [f"{key}={own.get(key)}" for key, value in usual.items() if str(own.get(key)) != value]
-    more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
     files = [path.stat() for path in run.workdir.rglob("*") if path.is_file()]
     steps = max((step[-1] for step, _ in run.metrics.values() if len(step)), default=None)
     return {
@@ -80,7 +79,7 @@ def run_row(name: str, run: RunFiles, usual: Mapping[str, str]) -> dict[str, Any
         "wall_seconds": run.result("wall_seconds") or run.seconds,
         "age_seconds": time.time() - max(one.st_mtime for one in files),
         "bytes": sum(one.st_size for one in files),
-        "differs_in": ", ".join(differing[:NAMED]) + more,
+        "differs_in": first_of(differing, NAMED),
     }
 
 

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from jepa_jax.base.companions import LOOPBACK
 from jepa_jax.base.errors import EXIT_INTERRUPTED, UserError
-from jepa_jax.config.schema import flatten
+from jepa_jax.config.schema import differing_keys
 from jepa_jax.runtime.gpus import count_gpus
 from jepa_jax.runtime.lifeline import BEAT_SECONDS, CONNECT_SECONDS, SILENT_BEATS, Lifeline, meet
 from jepa_jax.runtime.places import Place, find_place
@@ -140,12 +140,10 @@ def is_first() -> bool:
 
 def check_same(what: str, facts: Mapping[str, Any]) -> None:
     """Raises UserError on every process if one of them has other facts than the first, and names them."""
-    first, *others = map(flatten, _share(facts))
+    first, *others = _share(facts)
     for index, other in enumerate(others, start=1):
-        names = [name for name in sorted(first.keys() | other.keys()) if first.get(name) != other.get(name)]
-        if names:
-            values = ((f"{what}.{name}", first.get(name, "(absent)"), other.get(name, "(absent)")) for name in names)
-            listing = "\n  ".join(f"{name}: {here} -> {there}" for name, here, there in values)
+        if lines := differing_keys(first, other, what):
+            listing = "\n  ".join(lines)
             raise UserError(f"process {index} has another {what} than process 0; give all the same:\n  {listing}")
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jepa_jax.base.console import Console, QuietConsole
+from jepa_jax.base.text import first_of
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Cropping, Grouped, Source, element_names, sample
 from jepa_jax.data.facts import DataFacts
@@ -193,8 +194,7 @@ def step_warnings(config: Config, program: Program, source: Source) -> list[str]
         warnings.append(f"config.train.remat = {config.train.remat}: {ignored}; use none")
     if config.train.accum_steps > 1 and (norms := norms_of_parts(config, program)):
         part = config.data.batch_size // config.train.accum_steps
-        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
-        seen = f"batch norm ({norms[0]}{more}) sees {part:,} of {config.data.batch_size:,} elements at a time"
+        seen = f"batch norm ({first_of(norms, 1)}) sees {part:,} of {config.data.batch_size:,} elements at a time"
         warnings.append(f"config.train.accum_steps = {config.train.accum_steps}: {seen}: a smaller batch to it")
     return warnings
 

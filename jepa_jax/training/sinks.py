@@ -1,6 +1,5 @@
 """Where figures go: metrics.jsonl, TensorBoard, Weights & Biases."""
 
-import importlib
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jepa_jax.base.classes import import_extra
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import AppendedFile, disk_reason, make_folder, write_atomically
 from jepa_jax.config.groups import Config
@@ -191,11 +191,7 @@ class WandB(Sink):
 def check_sinks(config: Config) -> None:
     """Raises UserError if a sink that the config asks for cannot be opened."""
     if project := config.log.wandb_project:
-        try:
-            importlib.import_module("wandb")
-        except ImportError:
-            fix = "wandb is not installed; pip install 'jepa_jax[wandb]'"
-            raise UserError(f"config.log.wandb_project = {project!r}: {fix}") from None
+        import_extra("wandb", f"config.log.wandb_project = {project!r}", "wandb")
 
 
 class Guarded(Sink):

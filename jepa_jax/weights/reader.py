@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from jepa_jax.base.classes import import_extra
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import file_digest, read_json, user_path
 
@@ -30,14 +31,9 @@ def located(source: Path) -> pathlib.Path:
                 f"{text}: no such file or folder; for weights of the Hugging Face Hub write {HUB}OWNER/NAME"
             )
         return path
+    hub = import_extra("huggingface_hub", text, "hub")
     try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError(
-            f"{text}: needs the package huggingface_hub; pip install 'jepa_jax[hub]', or download the files yourself"
-        ) from None
-    try:
-        found = huggingface_hub.snapshot_download(text.removeprefix(HUB), allow_patterns=["*.json", "*.safetensors"])
+        found = hub.snapshot_download(text.removeprefix(HUB), allow_patterns=["*.json", "*.safetensors"])
     except Exception as error:  # of the network, of the name, of the disk: many classes of several packages
         reason = str(error).strip().partition("\n")[0]
         fix = "check the name and the network, or give a local folder"

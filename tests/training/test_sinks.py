@@ -214,5 +214,5 @@ def test_alerts_reach_wandb_as_warnings(tmp_path, monkeypatch):
 
 def test_a_missing_wandb_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="wandb is not installed; pip install"):
+    with pytest.raises(UserError, match="needs the package wandb; pip install"):
         open_sinks(Workdir(tmp_path), tiny_config(log__wandb_project="mine"), 0)

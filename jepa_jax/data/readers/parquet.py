@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jepa_jax.base.classes import import_extra
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
@@ -124,12 +125,7 @@ def image_column(file: pathlib.Path) -> str:
 
 def open_parquet(file: pathlib.Path, **options: Any) -> Any:
     """Returns an opened parquet file; raises UserError if that is not possible."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise UserError(
-            f"config.data.source = parquet: needs a package that is missing ({error}); pip install 'jepa_jax[parquet]'"
-        ) from error
+    parquet = import_extra("pyarrow.parquet", "config.data.source = parquet", "parquet")
     open_regular(file).close()
     try:
         return parquet.ParquetFile(file, **options)
