@@ -24,7 +24,12 @@ from jepa_jax.cli.flags import Arguments, Parser, planned_config_from
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
+    from jepa_jax.compiled.hlo import Instruction
     from jepa_jax.config.groups import Config
+
+
+FLOAT32 = "float32"
+OF_PARAMETERS = ("optimizer", "ema")
 
 
 class Found(NamedTuple):
@@ -45,17 +50,36 @@ def find(text: str) -> tuple[dict[Found, list[int]], int]:
     """Returns kernels and bytes of each finding, and the bytes that the whole program moves."""
     from jepa_jax.compiled.buffers import source_lines
     from jepa_jax.compiled.hlo import parse_hlo
-    from jepa_jax.compiled.moves import moves
+    from jepa_jax.compiled.moves import SMALLEST, kind_of
 
     program, lines = parse_hlo(text), source_lines(text)
     found: dict[Found, list[int]] = collections.defaultdict(lambda: [0, 0])
-    for move in moves(program):
-        frame = int(move.instruction.search(r"stack_frame_id=(\d+)") or 0)
-        scope = "/".join(move.instruction.scope.split("/")[1:3])
-        known = found[Found(move.kind, lines.get(frame, "?"), scope)]
-        known[0] += move.times
-        known[1] += move.num_bytes
+    for one, inside, times in program.runs():
+        moved = program.kernel_bytes(one, inside)
+        kind = kind_of(program, one, inside) if moved >= SMALLEST else ""
+        if moved >= SMALLEST and not kind and writes_wide_activations(one):
+            kind, moved = FLOAT32, float32_bytes(one)
+        if kind:
+            frame = int(one.search(r"stack_frame_id=(\d+)") or 0)
+            known = found[Found(kind, lines.get(frame, "?"), "/".join(one.scope.split("/")[1:3]))]
+            known[0] += times
+            known[1] += times * moved
     return found, program.bytes_moved()
+
+
+def writes_wide_activations(instruction: "Instruction") -> bool:
+    """Returns whether a kernel that computes writes arrays in float32 that are no parameters."""
+    from jepa_jax.compiled.moves import SMALLEST
+
+    of_parameters = any(f"/{part}/" in instruction.scope for part in OF_PARAMETERS)
+    return instruction.opcode == "fusion" and float32_bytes(instruction) >= SMALLEST and not of_parameters
+
+
+def float32_bytes(instruction: "Instruction") -> int:
+    """Returns the bytes of float32 arrays that a kernel writes."""
+    from jepa_jax.compiled.hlo import ARRAY, shape_bytes
+
+    return sum(shape_bytes(array[0]) for array in ARRAY.finditer(instruction.shape) if array[1] == "f32")
 
 
 def compiled_text(config: "Config", gpu: str) -> str:
@@ -80,8 +104,8 @@ def check(arguments: Arguments, console: Console) -> Result:
     console.line(f"compiling {config.data.batch_size} images per step for {arguments.gpu}")
     found, moved = find(compiled_text(config, arguments.gpu))
     ordered = sorted(found.items(), key=lambda item: -item[1][1])
-    waste = sum(size for one, (_, size) in ordered if one.kind != "float32")
-    wide = sum(size for one, (_, size) in ordered if one.kind == "float32")
+    waste = sum(size for one, (_, size) in ordered if one.kind != FLOAT32)
+    wide = sum(size for one, (_, size) in ordered if one.kind == FLOAT32)
     rows: list[dict[str, Any]] = [
         {"kind": one.kind, "line": one.line, "scope": one.scope, "kernels": kernels, "bytes": size}
         for one, (kernels, size) in ordered
