@@ -17,6 +17,10 @@ LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"  # numbers of the GPUs that a process may
 PORT_VARIABLE = "JAX_COORDINATOR_PORT"  # where the address of process 0 comes without one
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 DEFAULT_PORT = "8476"
+NODE_VARIABLES = (  # addresses of the nodes, that of process 0 first; how many there are; number of this one
+    ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK"),
+    ("DSTACK_MASTER_NODE_IP", "DSTACK_NODES_NUM", "DSTACK_NODE_RANK"),
+)
 ANY = "[::]"  # all addresses of a machine
 
 
@@ -83,7 +87,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
       UserError: a variable is missing, or is no number.
     """
     readers: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
-        _of_jax, _of_torchrun, _of_slurm, _of_skypilot, _of_dstack,
+        _of_jax, _of_torchrun, _of_slurm, _of_nodes,
     )  # fmt: skip
     place = next(filter(None, (reader(environment) for reader in readers)), None)
     bind, token = environment.get(BIND_VARIABLE, ""), environment.get(TOKEN_VARIABLE, "")
@@ -139,19 +143,13 @@ def _first_node(nodes: str) -> str:
     return name + inside if bracket else name
 
 
-def _of_skypilot(environment: Mapping[str, str]) -> Place | None:
-    addresses = environment.get("SKYPILOT_NODE_IPS", "").split()
-    if len(addresses) < 2:
-        return None
-    address = _with_port(addresses[0], environment.get(PORT_VARIABLE, DEFAULT_PORT))
-    return _place(environment, address, "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
-
-
-def _of_dstack(environment: Mapping[str, str]) -> Place | None:
-    if environment.get("DSTACK_NODES_NUM", "1") == "1" or "DSTACK_MASTER_NODE_IP" not in environment:
-        return None
-    address = _with_port(environment["DSTACK_MASTER_NODE_IP"], environment.get(PORT_VARIABLE, DEFAULT_PORT))
-    return _place(environment, address, "DSTACK_NODES_NUM", "DSTACK_NODE_RANK")
+def _of_nodes(environment: Mapping[str, str]) -> Place | None:
+    """Returns the place of a process that is the only one of its node."""
+    for addresses, count, index in NODE_VARIABLES:
+        if environment.get(count, "1") != "1" and (listed := environment.get(addresses, "").split()):
+            address = _with_port(listed[0], environment.get(PORT_VARIABLE, DEFAULT_PORT))
+            return _place(environment, address, count, index)
+    return None
 
 
 def _with_port(host: str, port: str) -> str:
