@@ -1,6 +1,7 @@
 """Parts of sources, perhaps transformed."""
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,6 @@ from jepa_jax.data.elements import StreamSource
 from jepa_jax.data.reading import Read
 
 Reader = Callable[[Read], dict[str, Any]]  # returns what a function that reads a batch returns
-
-
-def read_directly(read: Read) -> dict[str, Any]:
-    """Returns what `read` returns."""
-    return read()
 
 
 class Transforms:
@@ -104,7 +100,7 @@ class CroppingSubset(Subset):
 
 
 def subset(
-    source: Source, indices: np.ndarray, reader: Reader = read_directly, transform: Transforms | None = None
+    source: Source, indices: np.ndarray, reader: Reader = operator.call, transform: Transforms | None = None
 ) -> Subset:
     """Returns some elements of a source, with its buckets if it has any, or as photographs that can be cropped.
 

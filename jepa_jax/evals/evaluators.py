@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import enum
 import functools
+import operator
 import types
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from jepa_jax.base.console import QuietConsole
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, EvalConfig
 from jepa_jax.data.contract import Source
-from jepa_jax.data.subset import Reader, read_directly
+from jepa_jax.data.subset import Reader
 from jepa_jax.evals.features import OnCount, ignore, part_of
 from jepa_jax.evals.inference import FrozenEncoder
 from jepa_jax.program.build import Program
@@ -120,7 +121,7 @@ class EvaluationContext:
     ):
         self.config, self.program = config, program
         self.progress = progress or QuietConsole()  # where evaluators report their progress; a run sets it
-        self.reader: Reader = read_directly  # by which batches are read; a run sets it
+        self.reader: Reader = operator.call  # by which batches are read; a run sets it
         self.limits = limits or Limits()
         self.note = ""  # what a reader of the figures must know
         self._sources, self._validation = sources, validation

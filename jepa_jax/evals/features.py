@@ -4,6 +4,7 @@ import copy
 import hashlib
 import io
 import json
+import operator
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from jepa_jax.base.files import write_atomically
 from jepa_jax.base.statistics import accuracy_interval
 from jepa_jax.base.text import first_of
 from jepa_jax.data.contract import Source, sample, spec_to_json
-from jepa_jax.data.subset import Reader, Subset, read_directly, subset
+from jepa_jax.data.subset import Reader, Subset, subset
 
 HELD_OUT = 0.1
 FINGERPRINTED_ELEMENTS = 64
@@ -42,7 +43,7 @@ class Split(NamedTuple):
         return Split(*(array[chosen] if len(array) else array for array in self))
 
 
-def part_of(source: Source, count: int, reader: Reader = read_directly) -> Subset:
+def part_of(source: Source, count: int, reader: Reader = operator.call) -> Subset:
     """Returns a sample of `count` elements of a source (0 = all), whose batches are read by `reader`."""
     return subset(source, sample(len(source), count), reader)
 
