@@ -25,8 +25,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run_check(arguments: Arguments, console: Console) -> Result:
-    from jepa_jax.device_check.check import LEFT_OUT, check_device
-    from jepa_jax.device_check.parts import PARTS
+    from jepa_jax.device_check.check import LEFT_OUT, PARTS, check_device
     from jepa_jax.runtime.gpus import count_gpus
 
     names = arguments.parts.split(",") if arguments.parts else list(PARTS)

@@ -1,22 +1,52 @@
-"""Runs the parts of the check, each in a process of its own, and makes the file of the card."""
+"""Runs the parts of the check, each in a process of its own, and makes the file of the card.
 
+    python -m jepa_jax.device_check.check PART FILE MINUTES
+
+is the process of a part.
+"""
+
+import dataclasses
+import importlib
 import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jepa_jax.base.files import read_json
+from jepa_jax.base.files import read_json, write_json
 from jepa_jax.base.processes import python_path, run
-from jepa_jax.device_check.parts import PARTS
+from jepa_jax.device_check.findings import Findings
 from jepa_jax.runtime import provenance
+from jepa_jax.runtime.platforms import import_jax
 
 SCHEMA_VERSION = 1
 GRACE_SECONDS = 10.0
 MOST_MINUTES = 30.0  # of one part, after which it counts as stuck
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 Tell = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part; `least_gpus` are needed for it to make sense."""
+
+    title: str
+    module: str
+    function: str = "run"
+    least_gpus: int = 0
+
+
+PARTS: Mapping[str, Part] = {
+    "identity": Part("card, driver, clocks and rates", "rates"),
+    "numerics": Part("kernels and steps against float32 on the CPU", "numerics"),
+    "program": Part("what XLA made of a step", "program"),
+    "profiler": Part("traced time, and a sleep that was injected", "profiler"),
+    "memory": Part("the largest batch that fits, and one beyond", "commands", "run_memory", least_gpus=1),
+    "speed": Part("four fixed steps", "speed", least_gpus=1),
+    "resume": Part("kill -9, restart, same bits", "commands", "run_resume"),
+    "devices": Part("one GPU against all", "program", "run_devices", least_gpus=2),
+}
 
 
 def check_device(names: Sequence[str], minutes: float, gpus: int, tell: Tell) -> dict[str, Any]:
@@ -57,7 +87,7 @@ def check_device(names: Sequence[str], minutes: float, gpus: int, tell: Tell) ->
 def run_process(name: str, minutes: float, folder: pathlib.Path) -> dict[str, Any]:
     """Runs a part as a process; a part that dies or hangs has failed."""
     file, began = folder / f"{name}.json", time.monotonic()
-    command = [sys.executable, "-m", "jepa_jax.device_check.parts", name, str(file), f"{minutes:g}"]
+    command = [sys.executable, "-m", "jepa_jax.device_check.check", name, str(file), f"{minutes:g}"]
     environment = {"PYTHONPATH": python_path()}
     ended = run(command, folder / name, environment=environment, timeout=60 * MOST_MINUTES, grace=GRACE_SECONDS)
     seconds = time.monotonic() - began
@@ -84,3 +114,27 @@ def part_lines(name: str, part: dict[str, Any]) -> list[str]:
 
 def shown(value: float | str | None) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def run_part(name: str, minutes: float) -> dict[str, Any]:
+    """Runs a part in this process; returns its findings."""
+    part, findings = PARTS[name], Findings()
+    module = importlib.import_module(f"jepa_jax.device_check.{part.module}")
+    try:
+        getattr(module, part.function)(findings, minutes)
+    except Exception as error:  # of whatever the device, its driver or a library raises
+        findings.true("no error", False, f"{type(error).__name__}: {str(error)[:400]}")
+    return findings.to_dict()
+
+
+def main() -> None:
+    name, file, minutes = sys.argv[1:]
+    import_jax()
+    from jepa_jax.runtime.start import start_compile_cache
+
+    start_compile_cache()
+    write_json(pathlib.Path(file), run_part(name, float(minutes)))
+
+
+if __name__ == "__main__":
+    main()

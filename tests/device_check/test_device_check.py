@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import EXIT_DIVERGED, EXIT_OK, EXIT_USER_ERROR
-from jepa_jax.device_check import all_devices, check, commands, numerics, program, rates
+from jepa_jax.device_check import check, commands, numerics, program, rates
 from jepa_jax.device_check.findings import Findings
 from jepa_jax.runtime.hardware import load_table
 from tests.runtime.test_gpus import FakeNvml
@@ -118,8 +118,8 @@ ENTRY %main (a: f32[64,64]) -> f32[64,64] {
 
 def test_an_exchange_overlaps_if_a_kernel_runs_before_its_end():
     between = EXCHANGES.replace("MIDDLE", "%m = f32[64,64] multiply(%a, %a)")
-    assert all_devices.overlapped(between) == (1, 1)
-    assert all_devices.overlapped(EXCHANGES.replace("MIDDLE", "")) == (0, 1)
+    assert program.overlapped(between) == (1, 1)
+    assert program.overlapped(EXCHANGES.replace("MIDDLE", "")) == (0, 1)
 
 
 def test_a_gpu_is_identified_by_jax_and_nvml():
