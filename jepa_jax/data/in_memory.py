@@ -109,7 +109,7 @@ def _load(read: Callable[[DataConfig, str], Arrays], data: DataConfig, split: st
     if count < len(arrays["image"]):
         chosen = sample(len(arrays["image"]), count)
         arrays = {key: array[chosen] for key, array in arrays.items()}
-    return arrays | {"image": with_channels(arrays["image"], data)}
+    return arrays | {"image": with_channels(arrays["image"], data.channels)}
 
 
 def num_used(data: DataConfig, split: str, available: int) -> int:
@@ -134,7 +134,8 @@ def check_image(image: jax.ShapeDtypeStruct, data: DataConfig) -> None:
     check_image_size(height, width, data)
     if channels != data.channels:
         raise UserError(
-            f"config.data.channels = {data.channels}: images have {channels}; set data.channels = {channels}"
+            f"config.data.channels = {data.channels}: {data.source} has images of {channels} channels; set "
+            f"data.channels = {channels}"
         )
 
 
@@ -148,14 +149,6 @@ def check_image_size(height: int, width: int, data: DataConfig) -> None:
         )
 
 
-def with_channels(images: np.ndarray, data: DataConfig) -> np.ndarray:
-    """Returns images [N, H, W, C] with the configured channels: grey is repeated to RGB, nothing else is converted."""
-    stored = images.shape[-1]
-    if stored == 1 and data.channels == 3:
-        return np.repeat(images, 3, axis=-1)
-    if stored != data.channels:
-        raise UserError(
-            f"config.data.channels = {data.channels}: {data.source} has images of {stored} channels; "
-            f"set data.channels = {stored}"
-        )
-    return images
+def with_channels(images: np.ndarray, channels: int) -> np.ndarray:
+    """Returns images [N, H, W, C] with grey repeated to RGB; nothing else is converted."""
+    return np.repeat(images, 3, axis=-1) if (images.shape[-1], channels) == (1, 3) else images
