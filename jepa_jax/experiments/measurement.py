@@ -239,6 +239,7 @@ def measure_steps(
     `discarded` batches, as many as the loader may have made before, are dropped first.
     """
     workers = psutil.Process().children(recursive=True)
+    processes = [psutil.Process(), *workers]
     watch = monitor.Monitor(MONITOR_SECONDS)
     count, images = request.max_batches, request.max_batches * request.combination.batch_size
     try:
@@ -247,11 +248,18 @@ def measure_steps(
         loop.take(request.warmup_batches + 1)  # the last of them is timed: the one before it is complete now
         step_seconds = float(np.median(np.diff(loop.completed[-request.warmup_batches - 1 :])))
         print(NEEDED.format(round(time.time() - psutil.Process().create_time() + step_seconds * count)), flush=True)
-        began, waited_before, cpu_before = loop.completed[-1], loop.waited_for_data(), _cpu_seconds(workers)
+        began, waited_before, cpu_before = (
+            loop.completed[-1],
+            loop.waited_for_data(),
+            speed.cpu_seconds(processes),
+        )
         watch.start()
         loop.take(count)  # the last of them is not timed: it is under way at the end, as one was at the start
         elapsed = loop.completed[-1] - began
-        waited, cpu = loop.waited_for_data() - waited_before, _cpu_seconds(workers) - cpu_before
+        waited, cpu = (
+            loop.waited_for_data() - waited_before,
+            speed.cpu_seconds(processes) - cpu_before,
+        )
         samples = watch.take()
     finally:
         watch.close()
@@ -292,16 +300,6 @@ def measure_steps(
         data_wait_fraction=min(1.0, waited / elapsed),
         notes=tuple(notes),
     )
-
-
-def _cpu_seconds(workers: list[psutil.Process]) -> float:
-    """Returns the CPU time of this process and of the loader's workers."""
-    seconds = time.process_time()
-    for worker in workers:
-        with contextlib.suppress(psutil.Error):
-            times = worker.cpu_times()
-            seconds += times.user + times.system
-    return seconds
 
 
 def _resident(process: psutil.Process) -> int:

@@ -7,7 +7,7 @@ depends on what its neighbours do, so a figure of another hour could be half of 
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -81,11 +81,18 @@ class Usage:
         """Returns wall and CPU seconds; CPU is user + system of this process and its children, running or ended."""
         own = os.times()
         cpu = own.user + own.system + own.children_user + own.children_system
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                times = child.cpu_times()
-                cpu += times.user + times.system
+        cpu += cpu_seconds(psutil.Process().children(recursive=True))
         return {"wall_seconds": self.wall_seconds(), "cpu_seconds": self._cpu_before + cpu}
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Returns user + system seconds of those of these processes that still run."""
+    seconds = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def peak_memory_bytes() -> int:
