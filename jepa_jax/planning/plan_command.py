@@ -63,16 +63,13 @@ class PlanOptions:
     sizes_of: str = ""
 
 
-class Plans(NamedTuple):
-    """Plans of a config, the GPUs that it cannot be compiled for, and what the plans were told from outside."""
+def make_plans(
+    config: Config, options: PlanOptions, console: Console, ladder: Sequence[LadderStep] = ()
+) -> tuple[list[Plan], list[FailedPlan], PlanContext]:
+    """Returns the plans of a config, the GPUs that it cannot be compiled for, and what was known from outside.
 
-    plans: list[Plan]
-    failed: list[FailedPlan]
-    context: PlanContext
-
-
-def make_plans(config: Config, options: PlanOptions, console: Console, ladder: Sequence[LadderStep] = ()) -> Plans:
-    """Returns the plan of a config for each GPU; `ladder` are the steps of the recipe's, for `options.ladder`."""
+    `ladder` are the steps of the recipe's, for `options.ladder`.
+    """
     table = load_table(options.gpu_table or None)
     gpus = find_gpus(options.gpus, table)
     devices = num_devices(options.topology)
@@ -102,7 +99,7 @@ def make_plans(config: Config, options: PlanOptions, console: Console, ladder: S
         ladders = [make_ladder(planner, plan.request, steps, options.sizes_of) for plan in plans]
         plans = [dataclasses.replace(plan, ladder=one) for plan, one in zip(plans, ladders, strict=True)]
     rate, note = measure_loader(config) if options.loader else (None, "switched off")
-    return Plans(plans, failed, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config)))
+    return plans, failed, PlanContext(data, options.price_per_hour, prices, rate, note, feature_numbers(config))
 
 
 def each_plan(
