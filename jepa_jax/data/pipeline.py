@@ -98,8 +98,6 @@ def train_batches(
     sharding: NamedSharding,
     start_step: int = 0,
     state: State = None,
-    process_index: int = 0,
-    process_count: int = 1,
     crops: Mapping[str, Crops] | None = None,
     warn: Callable[[str], object] = logger.warning,
 ) -> TrainBatches:
@@ -111,9 +109,8 @@ def train_batches(
     check_pipeline(data, source, sharding, crops)
     if data.pipeline == "device":
         return resident_batches(source, data.batch_size, seed=seed, sharding=sharding, start_step=start_step)
-    dataset = batch_dataset(
-        source, data.batch_size, seed=seed, crops=crops, process_index=process_index, process_count=process_count
-    )
+    place = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+    dataset = batch_dataset(source, data.batch_size, seed=seed, crops=crops, **place)
     return load_batches(
         dataset,
         sharding=sharding,
@@ -351,13 +348,11 @@ def _check_room(num_bytes: int, sharding: NamedSharding) -> None:
 # --- evaluation ---
 
 
-def eval_batches(
-    source: Source, batch_size: int, sharding: NamedSharding, *, process_index: int = 0, process_count: int = 1
-) -> Iterator[tuple[DeviceBatch, int]]:
+def eval_batches(source: Source, batch_size: int, sharding: NamedSharding) -> Iterator[tuple[DeviceBatch, int]]:
     """Yields every sample once, in order, as (batch, number valid); the last batch wraps round to full size."""
-    n, local = len(source), batch_size // process_count
+    n, local = len(source), batch_size // jax.process_count()
     for first in range(0, n, batch_size):
-        own = first + process_index * local
+        own = first + jax.process_index() * local
         part = source.batch(np.arange(own, own + local) % n)
         batch = {key: jax.make_array_from_process_local_data(sharding, part[key]) for key in source.spec}
         yield batch, min(batch_size, n - first)

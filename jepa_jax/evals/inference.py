@@ -83,9 +83,7 @@ class FrozenModel:
 
         A batch is read while the next one computes.
         """
-        sharding, size = batch_sharding(self.program.mesh), self.config.eval.batch_size
-        own = {"process_index": jax.process_index(), "process_count": jax.process_count()}
-        batches = eval_batches(source, size, sharding, **own)
+        batches = eval_batches(source, self.config.eval.batch_size, batch_sharding(self.program.mesh))
         made = ((function(self.params, self.stats, batch), batch, valid) for batch, valid in batches)
         for outputs, batch, valid in delayed_by_one(made):
             yield np.asarray(outputs)[:valid], batch, valid

@@ -48,8 +48,7 @@ class ValidationLoss(Evaluator):
         exact = accumulates_exactly(self.context.program.method, config)
         size, total = config.data.batch_size // (1 if exact else config.train.accum_steps), 0.0
         self.context.progress.start("validation loss", len(source))
-        sharding, processes = batch_sharding(self.context.program.mesh), jax.process_count()
-        batches = eval_batches(source, size, sharding, process_index=jax.process_index(), process_count=processes)
+        batches = eval_batches(source, size, batch_sharding(self.context.program.mesh))
         for number, (batch, valid) in enumerate(batches):
             total += valid * float(self._loss(state, batch, jax.random.key(number)))
             self.context.progress.advance(valid)

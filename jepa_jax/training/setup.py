@@ -118,8 +118,6 @@ class Run:
             sharding=batch_sharding(self.program.mesh),
             start_step=start_step,
             state=state,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
             crops=self.config.loader_crops,
             warn=self.console.warn,
         )
