@@ -108,7 +108,7 @@ def dataset(config: "ConfigDict | Mapping[str, Any] | Config", split: str = "tra
 
     Args:
         config: what `train` takes.
-        split: "train", "test" or "validation".
+        split: "train", or "test" or "validation" for their batches in the same kind of order.
     """
     _start_quietly()
     from jepa_jax.data import dataset

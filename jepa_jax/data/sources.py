@@ -57,14 +57,7 @@ class Splits(NamedTuple):
 
 
 def dataset(config: Config | ConfigDict | Mapping[str, Any], split: str = "train") -> Any:
-    """Returns the batches of a run: element n is this process's part of what step n sees.
-
-    It is a grain.MapDataset, or a grain.IterDataset if the data are a stream.
-
-    Args:
-      config: of the run.
-      split: "train", or "test" or "validation" for their batches in the same kind of order.
-    """
+    """See `jepa_jax.dataset`; of a stream it is a grain.IterDataset."""
     config = config if isinstance(config, Config) else resolve(config)
     return batch_dataset(
         open_source(config.data, split),

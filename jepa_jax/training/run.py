@@ -38,14 +38,7 @@ def train(
     hooks: Hooks = NO_HOOKS,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Trains a config in `workdir`, from its newest checkpoint if there is one; returns the summary.
-
-    Args:
-      resume: "auto"; "never" refuses a folder that holds a run; "must" refuses one without a checkpoint.
-      allow_changed: parts (config, data, code) in which the run may differ from the one that made its checkpoints.
-      console: where progress goes; by default only warnings are shown.
-      hooks: what to do besides training.
-      data: data sets by split, for `data.source = python`.
+    """See `jepa_jax.train`; `hooks` are what to do besides training, and by default only warnings are shown.
 
     Raises:
       UserError: something to fix. A run that is refused creates no folder.
