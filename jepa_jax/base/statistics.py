@@ -192,7 +192,9 @@ def fit_speeds(rows: Sequence[Measured]) -> SpeedModel:
     points = [(row, number, math.log(speed)) for row in rows for number, speed in row.speeds.items()]
     columns = {key: i for i, key in enumerate(dict.fromkeys(row.combination for row, _, _ in points))}
     rounds = {number: len(columns) + i for i, number in enumerate(sorted({number for _, number, _ in points}))}
-    names = card_names([row.cards.get(number, "") for row, number, _ in points])
+    names = sorted({row.cards.get(number, "") for row, number, _ in points})
+    if len(names) < 2 or "" in names or len(points) < TRIALS_PER_CARD * len(names):
+        names = []  # an effect of each card cannot be fitted
     cards = {name: len(columns) + len(rounds) + i for i, name in enumerate(names)}
     design = np.zeros((len(points), len(columns) + len(rounds) + len(cards)))
     for i, (row, number, _) in enumerate(points):
@@ -208,12 +210,6 @@ def fit_speeds(rows: Sequence[Measured]) -> SpeedModel:
         effects = inverse @ logs
         variance = float(np.sum(np.square(logs - design @ effects))) / freedom if freedom > 0 else math.nan
     return SpeedModel(columns, effects, inverse @ inverse.T, inverse @ design, variance, freedom)
-
-
-def card_names(of_points: Sequence[str]) -> list[str]:
-    """Returns the cards that get an effect of their own, from the card of each repeat; [] if that cannot be fitted."""
-    names = sorted(set(of_points))
-    return names if len(names) > 1 and "" not in names and len(of_points) >= TRIALS_PER_CARD * len(names) else []
 
 
 def huber_fit(design: np.ndarray, logs: np.ndarray, freedom: int) -> tuple[np.ndarray, float]:

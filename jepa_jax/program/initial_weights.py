@@ -1,6 +1,5 @@
 """What a model starts from instead of random weights: what its method loads, and `model.init_from` for its encoder."""
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -46,13 +45,9 @@ def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, 
 
 def saved_encoder(source: str) -> LoadedModel:
     """Returns an encoder from a file or folder of weights, from the Hub, or from the folder of a run."""
-    return _of_run(source) if is_workdir(source) else load_model(source)
-
-
-def is_workdir(source: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is the folder of a run rather than of weights."""
     folder = user_path(source, "config.init_from")
-    return any((folder / part).is_dir() for part in ("checkpoints", "best"))
+    is_run = any((folder / part).is_dir() for part in ("checkpoints", "best"))
+    return _of_run(source) if is_run else load_model(source)
 
 
 def _of_run(workdir: str) -> LoadedModel:

@@ -149,7 +149,9 @@ def check_same(what: str, facts: Mapping[str, Any]) -> None:
 
 def _share(value: Any) -> list[Any]:
     """Returns what each process gives, in their order; every process must call this."""
-    state, key = _distributed_state(), f"jepa_jax/shared/{next(_agreements)}"
+    from jax._src import distributed  # the key-value store has no public name yet
+
+    state, key = distributed.global_state, f"jepa_jax/shared/{next(_agreements)}"
     if state.client is None:
         return [value]
     state.client.key_value_set(f"{key}/{state.process_id}", json.dumps(value))
@@ -160,12 +162,6 @@ def _share(value: Any) -> list[Any]:
 def hosts() -> list[str]:
     """Returns the machine of each process, by name."""
     return list(_hosts) or [socket.gethostname()] * jax.process_count()
-
-
-def _distributed_state() -> Any:
-    from jax._src import distributed  # the key-value store has no public name yet
-
-    return distributed.global_state
 
 
 def sum_over_processes(value: float) -> float:

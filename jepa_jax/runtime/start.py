@@ -13,6 +13,7 @@ from jepa_jax.runtime.mesh import make_mesh
 from jepa_jax.runtime.peers import check_same, connect
 from jepa_jax.runtime.platforms import import_jax
 
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 CACHED_FROM = "jax_persistent_cache_min_compile_time_secs"
 
 
@@ -21,19 +22,13 @@ def setup(config: Config) -> Mesh:
     import_jax()  # silences the CUDA plugin where there is no driver
     prepare_allocators(os.environ)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML's numbers and CUDA's agree
-    if config.train.deterministic:
-        make_deterministic()
+    flags = os.environ.get("XLA_FLAGS", "")
+    if config.train.deterministic and DETERMINISTIC not in flags:  # has an effect if XLA has not started yet
+        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}".strip()
     connect(os.environ)
     check_same("config", config.to_dict())
     start_compile_cache()
     return make_mesh(config.mesh.data, config.mesh.fsdp)
-
-
-def make_deterministic() -> None:
-    """Makes XLA compile for GPUs only what gives the same bits in every run, if it has not started yet."""
-    flag = "--xla_gpu_deterministic_ops=true"
-    if flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
 def start_compile_cache() -> None:

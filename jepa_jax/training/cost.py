@@ -76,10 +76,6 @@ class Cost:
         flops = self.steps * self.step_flops, sum(self.elements.values()) * self.element_flops
         return flops[0] / self.rate, flops[1] / self.rate
 
-    def evaluation_after(self, step: int) -> float:
-        """Returns how many elements are evaluated after a step."""
-        return sum(count for at, count in self.elements.items() if at > step)
-
     def left(self, step: int, step_seconds: float, element_seconds: float | None) -> tuple[float, float]:
         """Returns seconds of training and of evaluation after a step, from measured seconds.
 
@@ -88,7 +84,8 @@ class Cost:
         """
         if element_seconds is None:
             element_seconds = step_seconds * self.element_flops / max(self.step_flops, 1.0)
-        return (self.steps - step) * step_seconds, self.evaluation_after(step) * element_seconds
+        evaluated = sum(count for at, count in self.elements.items() if at > step)
+        return (self.steps - step) * step_seconds, evaluated * element_seconds
 
     def in_words(self) -> list[str]:
         """Returns lines that say how long the run takes here; none if that is unknown."""

@@ -41,7 +41,7 @@ def read_npz(data: DataConfig, split: str) -> Arrays:
             "and test.npz"
         )
     file = _file_of(place, split)
-    stored = array_names(file)
+    stored = list(_read(file, lambda name: False))
     of_split = {kind: _named(names, split) for kind, names in BOTH_SPLITS.items()}
     divided = place.is_file() and not any(name.lower() in of_split["image"] for name in stored)
     if divided and not any(name.lower() in ONE_SPLIT["image"] for name in stored):
@@ -78,11 +78,6 @@ def at_size(images: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
     if images.shape[1:3] == (size, size) and shorter_side in (0, size):
         return images
     return np.stack([centre_of(image, size, shorter_side) for image in images])
-
-
-def array_names(file: pathlib.Path) -> list[str]:
-    """Returns the names of the arrays of a .npz file; raises UserError if it cannot be read."""
-    return list(_read(file, lambda name: False))
 
 
 def read_npz_file(file: pathlib.Path, only: Collection[str] = ()) -> Arrays:
