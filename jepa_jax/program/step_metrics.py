@@ -1,5 +1,6 @@
 """The scalar metrics that a training step returns."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import jax
@@ -9,12 +10,13 @@ import numpy as np
 Metrics = dict[str, jax.Array]
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class StepMetrics(Mapping[str, jax.Array]):
     """Scalar metrics of a step by name, held in one array: to read many small arrays takes longer than to read one."""
 
-    def __init__(self, names: tuple[str, ...], packed: jax.Array):
-        self.names, self.packed = names, packed
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    packed: jax.Array
 
     @classmethod
     def of(cls, metrics: Metrics) -> "StepMetrics":
@@ -38,10 +40,3 @@ class StepMetrics(Mapping[str, jax.Array]):
         """Returns the values by name; reads them from the device in one go, faster than `jax.device_get`."""
         with jax.transfer_guard_device_to_host("allow"):
             return dict(zip(self.names, np.asarray(self.packed).tolist(), strict=True))
-
-    def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[str, ...]]:
-        return (self.packed,), self.names
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], packed: tuple[jax.Array]) -> "StepMetrics":
-        return cls(names, *packed)
