@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import math
 import os
 import pathlib
@@ -227,8 +228,6 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
 
     The system releases the lock of a process that is killed: a file that it left behind is in nobody's way.
     """
-    import fcntl
-
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(open(lock_file, "w"))
@@ -251,8 +250,6 @@ def only_one(lock_file: pathlib.Path, refusal: str) -> Iterator[None]:
 
 def lock_folder(descriptor: int) -> None:
     """Locks a folder, because a lock file can be removed; raises BlockingIOError if another process holds it."""
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -271,7 +268,7 @@ def same_file(descriptor: int, path: pathlib.Path) -> bool:
 
 def num_cores() -> int:
     """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def python_path() -> str:

@@ -1,6 +1,7 @@
 """Verifies the entries of JAX's cache of compiled programs before XLA reads them: damaged machine code crashes."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -99,24 +100,18 @@ class VerifiedCache:
         self._forget_loading()  # the one before, which JAX could not use
         with contextlib.suppress(OSError):  # a folder that cannot be written
             marker = (self._path / f"{LOADING}{secrets.token_hex(8)}").open("xb", buffering=0)
-            _lock(marker)
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
             marker.write(key.encode())
             self._loading[threading.get_ident()] = marker
 
     def _remove_crashed(self) -> None:
         for path in self._path.glob(f"{LOADING}*"):
             with contextlib.suppress(OSError), path.open("rb") as marker:
-                _lock(marker)  # raises while its process lives
+                fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its process lives
                 key = pathlib.PurePath(marker.read().decode(errors="replace")).name
                 if (self._path / (key + ENTRY)).exists():
                     self._remove(key, "crashed the process that loaded it")
                 path.unlink()
-
-
-def _lock(file: IO[bytes]) -> None:
-    import fcntl  # not on every system
-
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _digest(value: bytes) -> str:
