@@ -9,6 +9,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml, user_path
 from jepa_jax.cli.command import Command, Result
 from jepa_jax.cli.flags import Arguments, Parser, config_from, config_name, fields_from
+from jepa_jax.experiments.settings import KNOBS
 
 if TYPE_CHECKING:
     from jepa_jax.experiments.sweep import Sweep
@@ -39,17 +40,7 @@ Each trial is a process: one that runs out of memory, crashes or hangs is listed
 tune.json and tune.html. Exit codes: 0 found, 1 nothing could be measured, 2 something to fix, 130 Ctrl-C, 143 SIGTERM
 (what was measured is kept, --resume continues).
 """
-LISTS = {
-    "batch_sizes": "images per optimizer step",
-    "num_workers": "processes that load batches",
-    "grad_accum": "parts that a batch is computed in",
-    "precisions": "bfloat16, float32 or both",
-    "amp_options": "the same as on, off or both",
-    "remats": "none, light, full or several of them",
-    "pipelines": "grain, device or both",
-    "prefetch": "batches kept ready on the device",
-    "worker_threads": "batches that each worker makes at once",
-}
+LISTS = {knob.flag: knob.help for knob in KNOBS.values()} | {"amp_options": "--precisions as on, off or both"}
 PRECISIONS = {"on": "bfloat16", "off": "float32"}  # of --amp_options
 
 

@@ -3,31 +3,39 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.text import parse_numbers
 from jepa_jax.config.groups import COMMON, Config
 from jepa_jax.config.schema import entries, flatten
 
-# Knobs of a combination, and the config keys that they set.
+
+class Knob(NamedTuple):
+    """A setting that a combination has a value of."""
+
+    key: str  # of the config
+    flag: str  # that lists values
+    help: str  # of the flag
+    word: str  # for tables
+
+
+# By field of `Combination`, in the order of the grid: the last one changes fastest.
 KNOBS = {
-    "batch_size": "data.batch_size",
-    "num_workers": "data.num_workers",
-    "grad_accum_steps": "train.accum_steps",
-    "precision": "train.precision",
-    "remat": "train.remat",
-    "pipeline": "data.pipeline",
-    "prefetch": "data.prefetch",
-    "worker_threads": "data.worker_threads",
+    "batch_size": Knob("data.batch_size", "batch_sizes", "images per optimizer step", "batch"),
+    "num_workers": Knob("data.num_workers", "num_workers", "processes that load batches", "workers"),
+    "grad_accum_steps": Knob("train.accum_steps", "grad_accum", "parts that a batch is computed in", "accumulation"),
+    "precision": Knob("train.precision", "precisions", "bfloat16, float32 or both", "precision"),
+    "remat": Knob("train.remat", "remats", "none, light, full or several of them", "remat"),
+    "pipeline": Knob("data.pipeline", "pipelines", "grain, device or both", "pipeline"),
+    "prefetch": Knob("data.prefetch", "prefetch", "batches kept ready on the device", "prefetch"),
+    "worker_threads": Knob(
+        "data.worker_threads", "worker_threads", "batches that each worker makes at once", "threads per worker"
+    ),
 }
+FLAGS = {knob.flag: name for name, knob in KNOBS.items()}
 LOADER_KNOBS = ("num_workers", "prefetch", "worker_threads")  # nothing else is fed by the loader's processes
 
-# Flags that list values of each knob, in the order of the grid: the last one changes fastest.
-FLAG_NAMES = (
-    "batch_sizes", "num_workers", "grad_accum", "precisions", "remats", "pipelines", "prefetch", "worker_threads",
-)  # fmt: skip
-FLAGS = dict(zip(FLAG_NAMES, KNOBS, strict=True))
 KEYS = {name: entry.key for group, cls in COMMON.items() for name, entry in entries(cls, f"{group}.").items()}
 USUAL_PREFETCH: int = KEYS["data.prefetch"].default  # labels name another one only
 LATER_FLAGS = ("prefetch", "worker_threads")  # documents of sweeps without them say nothing of them
@@ -76,7 +84,7 @@ class Combination:
         """Returns the settings that a config has by itself."""
         flat = flatten(config)
         flat["data.num_workers"] = config.data.workers  # "auto" in numbers
-        return cls(**{name: flat[key] for name, key in KNOBS.items()})
+        return cls(**{name: flat[knob.key] for name, knob in KNOBS.items()})
 
     def without_idle_workers(self) -> "Combination":
         """Returns the combination without idle workers (data on the device need none) and idle threads (of no worker).
@@ -89,7 +97,7 @@ class Combination:
 
     def as_overrides(self) -> dict[str, Any]:
         """Returns the settings by config key."""
-        return {key: getattr(self, name) for name, key in KNOBS.items()}
+        return {knob.key: getattr(self, name) for name, knob in KNOBS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +139,7 @@ def grid_values(config: Config, texts: Mapping[str, str | None]) -> dict[str, li
     own = Combination.of(config)
     values: dict[str, list[Any]] = {}
     for flag, knob in FLAGS.items():
-        text, key = texts.get(flag), KEYS[KNOBS[knob]]
+        text, key = texts.get(flag), KEYS[KNOBS[knob].key]
         if text is None:
             values[flag] = [getattr(own, knob)]
         elif key.kind is int:

@@ -24,7 +24,7 @@ from jepa_jax.runtime.provenance import describe_hardware
 
 KIND, VERSION = "jepa_jax.tuned", 1
 MACHINE_KEYS = ("cpu", "cores", "gpu_name")
-TUNED_TYPES: dict[str, Any] = {KNOBS[field.name]: field.type for field in dataclasses.fields(Combination)}
+TUNED_TYPES: dict[str, Any] = {KNOBS[field.name].key: field.type for field in dataclasses.fields(Combination)}
 # What a file may say besides its settings, and what that must be.
 FACTS: dict[str, Callable[[Any], bool]] = {
     "samples_per_sec": lambda value: not isinstance(value, str) and (number(value) or 0) > 0,
@@ -116,7 +116,7 @@ def doubts(config: Config, tuned: Mapping[str, Any], hardware: Mapping[str, Any]
     ]
     if other:
         found.append(f"tuned on another machine ({'; '.join(other)}): run jepa-jax tune on this one")
-    skipped, before = (*KNOBS.values(), *NO_SPEED_KEYS), tuned.get("config")
+    skipped, before = {knob.key for knob in KNOBS.values()}.union(NO_SPEED_KEYS), tuned.get("config")
     others = differing(before, config) if before else ()
     if keys := [key for key in others if key.startswith(SPEED_KEYS) and key not in skipped]:
         found.append(f"tuned for another config (other {first_of(keys, 4)}): its speed may not be reached")

@@ -23,6 +23,7 @@ from jepa_jax.experiments.findings import (
 )
 from jepa_jax.experiments.recommendation import BY_CONSTRUCTION, EFFECT, NOT_MEASURABLE
 from jepa_jax.experiments.rows import StudyRow
+from jepa_jax.experiments.settings import KNOBS
 from jepa_jax.experiments.study import Study
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, line_chart
@@ -35,16 +36,6 @@ Measure = Callable[[JsonRow], float | None]
 
 MOST_LINES = 6  # of a chart: those of the fastest rows
 STATUS_WORDS = {"ok": "measured", "pending": "not yet measured"}  # others are read as they are written
-KNOB_WORDS = {
-    "batch_size": "batch",
-    "num_workers": "workers",
-    "grad_accum_steps": "accumulation",
-    "precision": "precision",
-    "remat": "remat",
-    "pipeline": "pipeline",
-    "prefetch": "prefetch",
-    "worker_threads": "threads per worker",
-}
 EFFECT_WORDS = {BY_CONSTRUCTION: "none, by construction", NOT_MEASURABLE: "none that can be measured", EFFECT: "yes"}
 
 
@@ -83,7 +74,7 @@ SWEEP_COLUMNS = {
 
 def sweep_cells(rows: Sequence[JsonRow], knobs: Iterable[str]) -> dict[str, list[Cell]]:
     """Returns settings, the figures that any measured row has, and how each row ended."""
-    columns = {KNOB_WORDS[name]: Column(operator.methodcaller("get", name)) for name in knobs}
+    columns = {KNOBS[name].word: Column(operator.methodcaller("get", name)) for name in knobs}
     shown = [{**row["combination"], **(row if row["status"] == "ok" else {})} for row in rows]
     ends = [Cell(text, text, "" if text == STATUS_WORDS["ok"] else "bad") for text in map(status_words, rows)]
     return table_cells(shown, columns | SWEEP_COLUMNS) | {"status": ends}
@@ -106,7 +97,7 @@ def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
 
 def sweep_markdown(rows: Sequence[JsonRow]) -> str:
     """Returns a table of every row, the fastest first."""
-    return cells_markdown(sweep_cells(fastest_first(rows), KNOB_WORDS))
+    return cells_markdown(sweep_cells(fastest_first(rows), KNOBS))
 
 
 def write_sweep(document: Document, output: pathlib.Path) -> str:
@@ -246,7 +237,7 @@ def knob_section(conclusion: Mapping[str, Any]) -> Section:
         for entry in knob["comparisons"]:
             interval, ratio = entry.get("interval"), entry.get("ratio")
             rows.append([
-                KNOB_WORDS.get(knob["knob"], knob["knob"]),
+                KNOBS[knob["knob"]].word,
                 f"{entry['from']} → {entry['to']}",
                 "–" if ratio is None else f"{ratio:.3f} x",
                 f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–",
@@ -263,11 +254,11 @@ def knob_section(conclusion: Mapping[str, Any]) -> Section:
 def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Section:
     """Returns every row, the fastest first, in a table that can be sorted; equal settings are named once below it."""
     rows = fastest_first(rows)
-    values = {knob: {row["combination"].get(knob) for row in rows} for knob in KNOB_WORDS}
+    values = {knob: {row["combination"].get(knob) for row in rows} for knob in KNOBS}
     columns = sweep_cells(rows, [knob for knob, found in values.items() if len(found) > 1])
     table = cells_table(columns, [i for i, row in enumerate(rows) if row is best])
     same = {knob: found.pop() for knob, found in values.items() if len(found) == 1}
-    equal = ", ".join(f"{KNOB_WORDS[knob]} {value}" for knob, value in same.items() if value not in (None, ""))
+    equal = ", ".join(f"{KNOBS[knob].word} {value}" for knob, value in same.items() if value not in (None, ""))
     note = (f"The same in all rows: {equal}. " if equal else "") + "Click a heading to sort. Blue: the choice."
     note += " Ratios above compare trials of the same round, so they may differ from the quotient of two rows."
     return Section("All combinations", [Card("", [table], note)])
