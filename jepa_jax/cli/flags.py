@@ -149,6 +149,9 @@ class Parser:
     def _near(self, name: str) -> str:
         """Returns what to write instead of an unknown flag: a key of the config that ends so, or the nearest flag."""
         if self.has_flag("config"):
+            from jepa_jax.runtime.platforms import import_jax
+
+            import_jax()
             from jepa_jax.config.schema import flatten
             from jepa_jax.program.config import load_config
 
