@@ -32,9 +32,11 @@ MUST_BE_FINITE = ("loss", "grad_norm", "update_norm")  # of the metrics, or the 
 def train_loop(run: Run) -> dict[str, Any]:
     """Trains from the newest checkpoint, or a new state, to the last step, then evaluates; returns the summary.
 
-    A signal, or data that can no longer be read, ends the run with a checkpoint of its last step; divergence ends it
-    without one. All three leave a summary, except data that one of several processes has lost, and a last save that
-    fails: these end with their message alone.
+    What ends a run early, and what it leaves:
+      a signal: a checkpoint of the last step and a summary; a signal during evaluations, too;
+      data that can no longer be read: the same; in one of several processes only the message;
+      a loss that is not finite, or a collapse: a summary, and the checkpoints before it;
+      a checkpoint of the last step that cannot be written: the message alone.
     """
     train_step = CompiledStep(run.program.train_step, run.program.useful_step)
     with StopSignals(run.program.mesh) as signals, Recorder(run, train_step) as recorder, Saver(run, recorder) as saver:
@@ -50,11 +52,11 @@ def train_loop(run: Run) -> dict[str, Any]:
             CloseEpoch(run, recorder, saver),  # writes to the profile alone; also due after the last step
         )
         try:
-            try:
+            try:  # the outer one also catches what saving the last step raises
                 train_steps(run, loop, steps, actions, recorder, saver, signals)
                 saver.save(loop)
                 saver.wait()
-                saver.load_best(loop)  # for what follows; step `loop.step` is saved already, and is not saved again
+                saver.load_best(loop)  # to evaluate; the saver does not save step `loop.step` a second time
                 results = {name: value for one in evaluations for name, value in one.final(loop).items()}
             except (Interrupted, DataLost) as error:
                 save_last_step(error, run, loop, steps, recorder, saver)
@@ -77,25 +79,31 @@ def train_loop(run: Run) -> dict[str, Any]:
 def train_steps(
     run: Run, loop: Loop, steps: Steps, actions: Actions, recorder: Recorder, saver: Saver, signals: StopSignals
 ) -> None:
-    """Takes the remaining steps, unless an evaluation ends them early, and runs the actions due between them."""
+    """Takes the remaining steps, unless an evaluation ends them early, and runs the actions due between them.
+
+    `signals` raises Interrupted where it is asked: while a batch is waited for, between actions and after each step.
+    Several processes must stop at the same step: they vote after dispatching it, and count the votes when they
+    read the metrics.
+    """
     actions.run(actions.pending(loop), run, loop, signals)  # evaluates a new model, or finishes what a signal cut short
+    # Within the loop a transfer between host and device that nobody asked for is an error: each step would wait for it.
     with run.batches(loop.step, loop.progress.data_state) as batches, jax.transfer_guard("disallow"):
         recorder.show_training(loop)
         recorder.profiler.start_loop()  # the time before the first batch is start-up
         while loop.step < run.length.total_steps and not loop.progress.stopped:
             recorder.begin_step(loop)
-            delivery = steps.wait_for(batches, signals.check)  # raises Interrupted, as at the end of a step
+            delivery = steps.wait_for(batches, signals.check)
             recorder.before_step(loop, delivery)
             steps.dispatch(loop, delivery)  # advances the loop; the metrics stay on the device
-            signals.vote()  # several processes tell each other which signals they have received
-            due = actions.due(loop.step)  # never empty after the last step
-            lag = 0 if due else 1
+            signals.vote()
+            due = actions.due(loop.step)  # never empty after the last step, so that all metrics are read
+            lag = 0 if due else 1  # actions need a state that is known to be finite
             read_metrics(steps, recorder, saver, lag=lag)
             signals.count_votes(lag=lag)
             recorder.profiler.step_done(loop.step)
             if due:
                 actions.run(due, run, loop, signals)
-            signals.check()  # raises Interrupted; in several processes once the votes that were counted agree
+            signals.check()
 
 
 def read_metrics(steps: Steps, recorder: Recorder, saver: Saver, *, lag: int) -> None:
