@@ -6,7 +6,6 @@ and noise are independent of the class: raw pixels and untrained features say li
 picture share the motif.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -25,19 +24,14 @@ MEMORY_LIMIT_BYTES = 1 << 30  # a larger set is drawn batch by batch
 SPLIT_STREAMS = {"train": 1, "test": 2}
 
 
-@dataclasses.dataclass(frozen=True)
-class Style:
-    """How hard the set is; lengths are fractions of the image, colours fractions of full scale."""
+# How hard the set is; colours are fractions of full scale.
+CELLS = (1.8, 2.8)  # motifs along one side of the picture
+RADIUS = (0.38, 0.46)  # of a figure, in cells
+CONTRAST = (0.35, 0.8)  # luminance between motif and ground, of either sign
+CHROMA = 0.1  # colour added to motif and to ground, independently
+LIGHTING = 0.1  # colour change from the centre to the edge
+NOISE = 0.03  # standard deviation per pixel
 
-    cells: tuple[float, float] = (1.8, 2.8)  # motifs along one side of the picture
-    radius: tuple[float, float] = (0.38, 0.46)  # of a figure, in cells
-    contrast: tuple[float, float] = (0.35, 0.8)  # luminance between motif and ground, of either sign
-    chroma: float = 0.1  # colour added to motif and to ground, independently
-    lighting: float = 0.1  # colour change from the centre to the edge
-    noise: float = 0.03  # standard deviation per pixel
-
-
-STYLE = Style()
 _TABLE = 4  # motif angle, size and place repeat every 4 x 4 cells, further than a picture reaches
 _CELL_DRAWS = 5  # the last one is unused; drawing it keeps the pictures of earlier versions
 
@@ -78,7 +72,7 @@ class ShapesSource:
         return {**self.__dict__, "_drawn": None}
 
 
-def render_shapes(indices: np.ndarray, *, size: int, seed: int, split: str, style: Style = STYLE) -> Arrays:
+def render_shapes(indices: np.ndarray, *, size: int, seed: int, split: str) -> Arrays:
     """Draws images uint8 [N, size, size, 3] and labels int32 [N]; each depends on (seed, split, index) alone."""
     indices = np.asarray(indices, np.int64)
     images = np.empty((len(indices), size, size, 3), np.uint8)
@@ -87,38 +81,34 @@ def render_shapes(indices: np.ndarray, *, size: int, seed: int, split: str, styl
     chunk = max(1, CHUNK_PIXELS // size**2)
     for start in range(0, len(indices), chunk):
         part = slice(start, start + chunk)
-        images[part] = _render(indices[part], labels[part], size, _stream(seed, split), bank, style)
+        images[part] = _render(indices[part], labels[part], size, _stream(seed, split), bank)
     return {"image": images, "label": labels}
 
 
-def _render(
-    indices: np.ndarray, labels: np.ndarray, size: int, stream: np.uint64, bank: np.ndarray, style: Style
-) -> np.ndarray:
+def _render(indices: np.ndarray, labels: np.ndarray, size: int, stream: np.uint64, bank: np.ndarray) -> np.ndarray:
     draws = _Draws(stream, indices)
     axis = ((np.arange(size, dtype=np.float32) + 0.5) / size - 0.5)[None]  # [1, S]
     x, y = axis[:, None, :], axis[:, :, None]
-    motif = _motif_coverage(draws, labels, x, y, size, style)  # [N, S, S]
-    ground, ink = _colours(draws, style)  # [N, 3]
+    motif = _motif_coverage(draws, labels, x, y, size)  # [N, S, S]
+    ground, ink = _colours(draws)  # [N, 3]
     # Channels first while compositing: numpy is slow on an inner axis of 3.
     image = motif[:, None] * (ink - ground)[:, :, None, None]
     image += ground[:, :, None, None]
-    image += _lighting(draws, x, y, style)
-    if style.noise:
+    image += _lighting(draws, x, y)
+    if NOISE:
         offsets = draws.integers(len(bank) - 3 * size * size)
         windows = np.lib.stride_tricks.sliding_window_view(bank, 3 * size * size)
-        image += (windows[offsets] * np.float32(style.noise)).reshape(image.shape)
+        image += (windows[offsets] * np.float32(NOISE)).reshape(image.shape)
     np.clip(image, 0, 1, out=image)
     image *= 255
     image += 0.5
     return image.astype(np.uint8).transpose(0, 2, 3, 1)
 
 
-def _motif_coverage(
-    draws: "_Draws", labels: np.ndarray, x: np.ndarray, y: np.ndarray, size: int, style: Style
-) -> np.ndarray:
+def _motif_coverage(draws: "_Draws", labels: np.ndarray, x: np.ndarray, y: np.ndarray, size: int) -> np.ndarray:
     """Returns how much of each pixel the motif covers, in [0, 1]; [N, S, S]."""
     n = len(labels)
-    cells = draws.uniform(*style.cells)
+    cells = draws.uniform(*CELLS)
     angle = draws.uniform(0, 2 * np.pi)
     cos, sin = _column(np.cos(angle) * cells), _column(np.sin(angle) * cells)
     u = cos * x + sin * y + _column(draws.uniform(0, _TABLE))
@@ -129,7 +119,7 @@ def _motif_coverage(
 
     # One row of parameters per cell, looked up by pixel.
     table = draws.table(_TABLE * _TABLE, _CELL_DRAWS)  # [N, cells, draws]
-    radius = _between(table[..., 0], style.radius)
+    radius = _between(table[..., 0], RADIUS)
     spin = table[..., 1] * np.float32(2 * np.pi)
     shift_u, shift_v = ((table[..., i] - np.float32(0.5)) * (1 - 2 * radius).clip(0) for i in (2, 3))
     tiled = np.isin(labels, [CLASSES.index(name) for name in TILED])
@@ -150,19 +140,19 @@ def _motif_coverage(
     return np.clip(np.float32(0.5) - distance * pixels_per_unit, 0, 1)
 
 
-def _colours(draws: "_Draws", style: Style) -> tuple[np.ndarray, np.ndarray]:
+def _colours(draws: "_Draws") -> tuple[np.ndarray, np.ndarray]:
     """Returns ground and ink [N, 3]: light on dark or dark on light with equal odds, independent of the class."""
     middle = draws.uniform(0.35, 0.65)
-    half = 0.5 * draws.uniform(*style.contrast) * np.where(draws.uniform(0, 1) < 0.5, -1, 1).astype(np.float32)
-    ground = np.stack([draws.uniform(-style.chroma, style.chroma) for _ in range(3)], -1)
-    ink = np.stack([draws.uniform(-style.chroma, style.chroma) for _ in range(3)], -1)
+    half = 0.5 * draws.uniform(*CONTRAST) * np.where(draws.uniform(0, 1) < 0.5, -1, 1).astype(np.float32)
+    ground = np.stack([draws.uniform(-CHROMA, CHROMA) for _ in range(3)], -1)
+    ink = np.stack([draws.uniform(-CHROMA, CHROMA) for _ in range(3)], -1)
     return ground + (middle - half)[:, None], ink + (middle + half)[:, None]
 
 
-def _lighting(draws: "_Draws", x: np.ndarray, y: np.ndarray, style: Style) -> np.ndarray:
+def _lighting(draws: "_Draws", x: np.ndarray, y: np.ndarray) -> np.ndarray:
     angle = draws.uniform(0, 2 * np.pi)
     ramp = _column(np.cos(angle)) * x + _column(np.sin(angle)) * y
-    strength = np.stack([draws.uniform(-2 * style.lighting, 2 * style.lighting) for _ in range(3)], -1)
+    strength = np.stack([draws.uniform(-2 * LIGHTING, 2 * LIGHTING) for _ in range(3)], -1)
     return ramp[:, None] * strength[:, :, None, None]
 
 

@@ -171,12 +171,12 @@ def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
     return Findings(facts, sentences or ["Too few runs have finished to compare."])
 
 
-def odd_times(rows: Iterable[StudyRow], factor: float = 2.0) -> dict[str, str]:
-    """Returns finished runs whose time per epoch is off the median of all by more than `factor`, with the reason."""
+def odd_times(rows: Iterable[StudyRow]) -> dict[str, str]:
+    """Returns finished runs whose time per epoch is off the median of all by more than a factor of 2, and how far."""
     rates = {row.name: row.wall_seconds / row.epochs for row in rows if row.status == FINISHED and row.wall_seconds}
     median = statistics.median(rates.values()) if rates else 0.0
     return {
         name: f"{rate:.3g} s per epoch, the median is {median:.3g}"
         for name, rate in rates.items()
-        if rate > factor * median or rate < median / factor
+        if not median / 2 <= rate <= 2 * median
     }

@@ -83,7 +83,6 @@ def tune_own_step(
     workers: Sequence[int],
     options: TuneOptions,
     console: Console,
-    run: RunTrial | None = None,
 ) -> tuple[int, dict[str, Any], Document]:
     """Searches as `tune` does for a step that `make` makes, around the first value of each list.
 
@@ -94,7 +93,7 @@ def tune_own_step(
     request = TrialRequest({}, given, make=make if isinstance(make, str) else reference_of(make))
     module_folder(request.make)  # refuses a module that cannot be found
     options = dataclasses.replace(options, config_name=request.make)
-    code, result, document = SearchRun(request, space, options, None, run).execute(console)
+    code, result, document = SearchRun(request, space, options, None, None).execute(console)
     names = {"batch": "batch_size", "precision": "precision", "workers": "num_workers"}
     chosen = result["chosen"] and {argument: result["chosen"][knob] for argument, knob in names.items()}
     return code, result | {"chosen": chosen}, document

@@ -5,13 +5,6 @@ import jax.numpy as jnp
 import optax
 
 
-def warmup_cosine(
-    peak: float, *, warmup_steps: int, total_steps: int, start: float = 0.0, end: float = 0.0
-) -> optax.Schedule:
-    """Returns a line from `start` to `peak` at `warmup_steps`, then half a cosine to `end` at `total_steps`."""
-    return warmed_up(cosine(peak, end, total_steps - max(warmup_steps, 0)), start, peak, warmup_steps)
-
-
 def warmed_up(schedule: optax.Schedule, start: float, peak: float, warmup_steps: int) -> optax.Schedule:
     """Returns a line from `start` to `peak` at `warmup_steps`, where `schedule` begins."""
     if warmup_steps <= 0:

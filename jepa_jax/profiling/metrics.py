@@ -108,11 +108,11 @@ def _longest_first(record: EpochRecord) -> list[EpochSection]:
     return sorted(named, key=lambda section: -record.sections[section])
 
 
-def epoch_summary(record: EpochRecord, elements: str = "images") -> list[str]:
+def epoch_summary(record: EpochRecord) -> list[str]:
     """Returns a table for the terminal: totals, then the sections that took any time, longest first, other last."""
     batch = record.batch_seconds
     speed = "" if not batch else f"  {batch:.4f} s per batch  {3600 / batch:,.0f} batches/hour"
-    images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} {elements}/s"
+    images = "" if not record.images_per_second else f"  {record.images_per_second:,.0f} images/s"
     mfu = "" if record.mfu is None else f"  MFU {100 * record.mfu:.1f} %"
     lines = [f"time of epoch {record.epoch}: {record.seconds:.1f} s{speed}{images}{mfu}"]
     percent = percentages(record.sections)

@@ -23,7 +23,7 @@ from flax import nnx
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.methods.contract import ParamGroup
-from jepa_jax.methods.schedules import cosine, linear, warmed_up, warmup_cosine
+from jepa_jax.methods.schedules import cosine, linear, warmed_up
 from jepa_jax.program.joined_leaves import SMALL_LEAF, Joined, chain
 
 PyTree = Any
@@ -150,9 +150,7 @@ def make_optimizer(
         model = optax.contrib.schedule_free(model, lambda count: rate(count - 1), b1=config.beta1)
         model = optax.chain(model, freeze_groups(groups)) if groups else model  # no rounding where nothing moves
     # The probe reads detached features: its rate is its own, and the model's clipping never sees its gradient.
-    probe = optax.adamw(
-        warmup_cosine(config.probe_lr, warmup_steps=0, total_steps=total_steps), weight_decay=config.probe_weight_decay
-    )
+    probe = optax.adamw(cosine(config.probe_lr, 0.0, total_steps), weight_decay=config.probe_weight_decay)
     return optax.partition({"model": model, "probe": probe}, lambda params: {name: name for name in params}), rate
 
 

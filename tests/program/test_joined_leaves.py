@@ -38,7 +38,7 @@ def arrays(seed):
 def rules_of(name):
     config = type(CONFIG)(**{**vars(CONFIG), "name": name, **RULES[name]})
     decays = functools.partial(optim.decay_mask, exempt=EXEMPT)
-    rate = optim.warmup_cosine(0.1, warmup_steps=2, total_steps=9)
+    rate = optim.warmed_up(optim.cosine(0.1, 0.0, 7), 0.0, 0.1, 2)
     return decays, optim._update_rule(config, rate, total_steps=9, decays=decays)
 
 

@@ -45,7 +45,7 @@ def test_twelve_larc_steps_equal_the_reference():
 @given(peak=st.floats(1e-3, 2), warmup=st.integers(1, 50), rest=st.integers(2, 200), start=st.floats(0, 1e-4))
 def test_warmup_cosine_starts_low_peaks_once_and_ends_at_its_end(peak, warmup, rest, start):
     total = warmup + rest
-    schedule = schedules.warmup_cosine(peak, warmup_steps=warmup, total_steps=total, start=start)
+    schedule = schedules.warmed_up(schedules.cosine(peak, 0.0, rest), start, peak, warmup)
     values = np.array(schedule(jnp.arange(256)))  # one shape, so that nothing compiles anew
     assert values[0] == pytest.approx(start, abs=1e-7)
     assert np.argmax(values) == warmup and values[warmup] == pytest.approx(peak, rel=1e-5)
