@@ -1,6 +1,5 @@
 """Reading files that may be damaged or hostile: no file blocks, and none takes more memory than there is."""
 
-import dataclasses
 import os
 import pathlib
 import stat
@@ -8,27 +7,12 @@ from typing import BinaryIO
 
 from jepa_jax.base.errors import UserError
 
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The most that any reader makes of a file, whatever the file claims.
-
-    Attributes:
-      values: of a decoded image, height * width * channels; Pillow refuses more pixels than a quarter of these.
-      values_per_byte: of a decoded image, for each byte of its file: more than any format packs into one.
-      values_always: of a decoded image, however small its file is.
-      file_bytes: of the file of an image.
-      classes: that labels may count.
-    """
-
-    values: int = 4 * 178_956_970
-    values_per_byte: int = 40_000
-    values_always: int = 2**26
-    file_bytes: int = 2**31
-    classes: int = 1_000_000
-
-
-BUDGET = Budget()
+# The most that any reader makes of a file, whatever the file claims.
+MOST_VALUES = 4 * 178_956_970  # of a decoded image, height * width * channels; Pillow takes a quarter as many pixels
+VALUES_PER_BYTE = 40_000  # of a decoded image, for each byte of its file: more than any format packs into one
+VALUES_ALWAYS = 2**26  # of a decoded image, however small its file is
+FILE_BYTES = 2**31  # of the file of an image
+MOST_CLASSES = 1_000_000  # that labels may count
 
 
 def open_regular(file: pathlib.Path) -> BinaryIO:
@@ -58,22 +42,22 @@ def read_image_file(file: str | os.PathLike[str]) -> bytes:
 
 def check_file_bytes(size: int) -> None:
     """Raises ValueError if the file of an image is larger than the budget."""
-    if size > BUDGET.file_bytes:
-        raise ValueError(f"{size:,} bytes, at most {BUDGET.file_bytes:,} are read")
+    if size > FILE_BYTES:
+        raise ValueError(f"{size:,} bytes, at most {FILE_BYTES:,} are read")
 
 
 def check_values(values: int, file_bytes: int) -> None:
     """Raises ValueError if a decoded image has more values than the budget allows for a file of this size."""
-    most = min(BUDGET.values, max(BUDGET.values_always, file_bytes * BUDGET.values_per_byte))
+    most = min(MOST_VALUES, max(VALUES_ALWAYS, file_bytes * VALUES_PER_BYTE))
     if values > most:
         raise ValueError(f"claims {values:,} values in {file_bytes:,} bytes; at most {most:,} are decoded")
 
 
 def check_classes(highest: int, where: object) -> None:
     """Raises UserError if labels go up to a number that cannot be that of a class."""
-    if highest >= BUDGET.classes:
+    if highest >= MOST_CLASSES:
         raise UserError(
-            f"{where}: labels go up to {highest}, and at most {BUDGET.classes:,} classes are possible; number the "
+            f"{where}: labels go up to {highest}, and at most {MOST_CLASSES:,} classes are possible; number the "
             "classes from 0 on without gaps"
         )
 

@@ -154,7 +154,7 @@ def class_names(schema: Any, label: str, labels: np.ndarray) -> tuple[str, ...]:
     """Returns the names that the files give the classes; numbers if they give none."""
     try:
         described = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
-        known = [str(name) for name in described[: bounded.BUDGET.classes]]
+        known = [str(name) for name in described[: bounded.MOST_CLASSES]]
     except (TypeError, KeyError, ValueError, RecursionError):
         known = []
     return tuple(known + [str(number) for number in range(len(known), int(labels.max()) + 1)])

@@ -149,7 +149,7 @@ class TarIterator(grain.DatasetIterator):
             self._offset = self._tar.offset if self._member is None else self._member.offset
             if images := [content for ending, content in parts.items() if f".{ending}" in EXTENSIONS]:
                 label = int(parts.get("cls", -1))
-                if not -1 <= label < bounded.BUDGET.classes:
+                if not -1 <= label < bounded.MOST_CLASSES:
                     raise ValueError(f"{name}.cls is {label}")
                 return f"{self._file}, {name}", images[0], label
         self._tar.fileobj.seek(self._offset)

@@ -14,7 +14,7 @@ from jepa_jax.data.elements import as_source
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers import bounded
-from jepa_jax.data.readers.bounded import Budget, read_image_file
+from jepa_jax.data.readers.bounded import read_image_file
 from jepa_jax.data.sources import open_source
 from tests.data.opening import config
 
@@ -22,8 +22,11 @@ from tests.data.opening import config
 @pytest.fixture
 def budget(monkeypatch):
     """Lets readers decode no more than 1,000 values, 2,000 bytes and 100 classes."""
-    small = Budget(values=1000, values_per_byte=10, values_always=1000, file_bytes=2000, classes=100)
-    monkeypatch.setattr(bounded, "BUDGET", small)
+    small = {
+        "MOST_VALUES": 1000, "VALUES_PER_BYTE": 10, "VALUES_ALWAYS": 1000, "FILE_BYTES": 2000, "MOST_CLASSES": 100,
+    }  # fmt: skip
+    for name, most in small.items():
+        monkeypatch.setattr(bounded, name, most)
 
 
 def stored(image, format="PNG", **options):
@@ -40,7 +43,8 @@ def test_images_of_more_pixels_than_the_budget_are_refused_before_they_are_decod
 
 
 def test_a_small_file_cannot_claim_many_pixels(monkeypatch):
-    monkeypatch.setattr(bounded, "BUDGET", Budget(values_always=1000, values_per_byte=100))
+    monkeypatch.setattr(bounded, "VALUES_ALWAYS", 1000)
+    monkeypatch.setattr(bounded, "VALUES_PER_BYTE", 100)
     content = stored(Image.new("RGB", (2000, 2000)), "PNG")
     with pytest.raises(ValueError, match="claims 16,000,000 values"):
         Photo(content, 3)
