@@ -1,12 +1,13 @@
-"""A flag that holds inside a `with` block."""
+"""A flag, or a value, that holds inside a `with` block."""
 
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import Any
 
 
 class Scope:
-    """A flag that is true inside `with scope():`, for the thread or task that entered the block.
+    """True inside `with scope():`, for the thread or task that entered the block; `with scope(value):` sets a value.
 
     Example:
       >>> for_gpus = Scope("for_gpus")
@@ -16,15 +17,20 @@ class Scope:
     """
 
     def __init__(self, name: str):
-        self._entered = contextvars.ContextVar(name, default=False)
+        self._current = contextvars.ContextVar[Any](name, default=None)
+
+    @property
+    def value(self) -> Any:
+        """What the innermost block has set; None outside."""
+        return self._current.get()
 
     def __bool__(self) -> bool:
-        return self._entered.get()
+        return bool(self.value)
 
     @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        token = self._entered.set(True)
+    def __call__(self, value: Any = True) -> Iterator[Any]:
+        token = self._current.set(value)
         try:
-            yield
+            yield value
         finally:
-            self._entered.reset(token)
+            self._current.reset(token)

@@ -1,8 +1,6 @@
 """What the backward pass of blocks computes again instead of keeping it (`train.remat`)."""
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -15,19 +13,9 @@ NONE, LIGHT, FULL = "none", "light", "full"
 _PRODUCT, _STATISTIC = "product", "statistic"
 # The scope in which nothing is recomputed, to count the operations of a step that are of use.
 without_remat = Scope("without_remat")
-_noted: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("noted remat", default=None)
+# `with noted_remat([]) as noted` lists what functions recompute that are traced inside, to tell who ignores `remat`.
+noted_remat = Scope("noted_remat")
 Value = TypeVar("Value", bound=jax.Array)
-
-
-@contextlib.contextmanager
-def noted_remat() -> Iterator[list[str]]:
-    """Notes in a list what the functions recompute that are traced inside the block, to tell who ignores `remat`."""
-    noted: list[str] = []
-    token = _noted.set(noted)
-    try:
-        yield noted
-    finally:
-        _noted.reset(token)
 
 
 def product(x: Value) -> Value:
@@ -51,8 +39,8 @@ def rematerialized(run: Callable[..., Any], remat: str, *, cheap_products: bool 
     """
     if remat == NONE or without_remat:
         return run
-    if (noted := _noted.get()) is not None:
-        noted.append(remat)
+    if noted_remat.value is not None:
+        noted_remat.value.append(remat)
     if remat == FULL:
         return nnx.remat(run)
     kept = (_STATISTIC,) if cheap_products else (_PRODUCT, _STATISTIC)

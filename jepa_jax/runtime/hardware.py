@@ -4,7 +4,6 @@ They are searched by key or by JAX's name of a device.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import difflib
 import math
@@ -15,6 +14,7 @@ from typing import Any
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_toml
+from jepa_jax.base.scope import Scope
 from jepa_jax.runtime.gpus import DriverCard, Gpus
 
 TABLE_FILE = pathlib.Path(__file__).with_name("hardware.toml")
@@ -41,7 +41,7 @@ KNOWN_TO_PALLAS = {
 GEFORCE = "GeForce"  # in the name of cards that run above their advertised clock
 ADVERTISED_CLOCK = 0.8  # of the highest that drivers name: GeForce RTX 3090 0.81, 4090 0.81, 5090 0.78
 SEEN_BY_CUDA = 0.985  # of the memory that drivers count: RTX 3090 0.987, T4 0.983
-_lowered_for: "contextvars.ContextVar[Gpu | None]" = contextvars.ContextVar("lowered_for", default=None)
+lowering_for = Scope("lowering_for")  # the `Gpu`, which need not be there, for which programs are traced
 _WHOLE = ("cores", "memory_bytes", "l2_bytes")
 
 
@@ -73,21 +73,11 @@ class Gpu:
 
 
 @contextlib.contextmanager
-def lowering_for(gpu: Gpu) -> Iterator[None]:
-    """Makes programs that are traced inside the block programs for this GPU, which need not be there."""
-    token = _lowered_for.set(gpu)
-    try:
-        yield
-    finally:
-        _lowered_for.reset(token)
-
-
-@contextlib.contextmanager
 def pallas_target() -> Iterator[None]:
     """Names the GPU of `lowering_for` to kernels traced inside the block: Pallas asks for it since JAX 0.11."""
     import jax
 
-    gpu = _lowered_for.get()
+    gpu = lowering_for.value
     if gpu is None or jax.__version_info__ < (0, 11):
         yield
         return
@@ -99,8 +89,8 @@ def pallas_target() -> Iterator[None]:
 
 def compute_capability() -> tuple[int, int] | None:
     """Returns that of the GPU that programs are traced for: of `lowering_for`, or of this machine; None without one."""
-    if gpu := _lowered_for.get():
-        return gpu.compute_capability
+    if lowering_for:
+        return lowering_for.value.compute_capability
     import jax
 
     device = jax.local_devices()[0]
@@ -112,7 +102,7 @@ def compute_capability() -> tuple[int, int] | None:
 
 def is_gpu_here() -> bool:
     """Returns whether programs are traced for a GPU of this machine."""
-    return _lowered_for.get() is None and compute_capability() is not None
+    return not lowering_for and compute_capability() is not None
 
 
 def load_table(extra: str | pathlib.Path | None = None) -> dict[str, Gpu]:

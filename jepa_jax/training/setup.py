@@ -183,7 +183,7 @@ def prepare(
 
 def step_warnings(config: Config, program: Program, source: Source) -> list[str]:
     """Traces the step, which raises what is wrong with a method's loss; returns what is odd about it."""
-    with noted_remat() as noted:
+    with noted_remat([]) as noted:
         batch = abstract_on(program.mesh, batch_spec(config, source.spec), config.data.batch_size)
         dead = dead_parameters(program, batch)
     warnings = [in_words(dead)] if dead else []
