@@ -248,18 +248,11 @@ def measure_steps(
         loop.take(request.warmup_batches + 1)  # the last of them is timed: the one before it is complete now
         step_seconds = float(np.median(np.diff(loop.completed[-request.warmup_batches - 1 :])))
         print(NEEDED.format(round(time.time() - psutil.Process().create_time() + step_seconds * count)), flush=True)
-        began, waited_before, cpu_before = (
-            loop.completed[-1],
-            loop.waited_for_data(),
-            speed.cpu_seconds(processes),
-        )
+        began, waited_before, cpu_before = loop.completed[-1], loop.waited_for_data(), speed.cpu_seconds(processes)
         watch.start()
         loop.take(count)  # the last of them is not timed: it is under way at the end, as one was at the start
         elapsed = loop.completed[-1] - began
-        waited, cpu = (
-            loop.waited_for_data() - waited_before,
-            speed.cpu_seconds(processes) - cpu_before,
-        )
+        waited, cpu = loop.waited_for_data() - waited_before, speed.cpu_seconds(processes) - cpu_before
         samples = watch.take()
     finally:
         watch.close()
