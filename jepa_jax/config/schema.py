@@ -178,7 +178,7 @@ def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "
 def variant_of(name: str, key: Key, choice: Any) -> "type[Group] | None":
     """Returns the further keys of a choice, if it has any; raises UserError for a function that is not there."""
     if not (key.outside and ":" in str(choice)):
-        return key.variants.get(choice)
+        return key.variants.get(str(choice))  # not yet checked: a file may hold a list here
     try:
         return getattr(find_class(name.removeprefix("config."), choice, {}), "Keys", None)
     except UserError as error:
