@@ -143,7 +143,7 @@ def test_overrides_are_read_as_the_type_of_their_key():
         ("method__name", "simclr", r"config.method.name = 'simclr': not one of image_jepa"),
         ("method__name", "nowhere.byol:Byol", r"config.method.name = .*there is no module nowhere"),
         ("method__name", "json:Byol", r"config.method.name = .*json has no class Byol"),
-        ("optim__schedule", [1], r"config.optim.schedule = \(1,\): must be of type str"),
+        ("optim__schedule", [[1]], r"config.optim.schedule = \(\[1\],\): must be of type str"),
         ("mesh__data", 0, r"config.mesh.data = 0: use -1"),
         ("train__seed", 2**40, r"config.train.seed = 1099511627776: must be at least 0 and at most 2147483647"),
         ("profile__trace_steps", "3", r"config.profile.trace_steps = '3': write the first and the last step"),
