@@ -25,9 +25,7 @@ from jepa_jax.base.scope import Scope
 from jepa_jax.config.config_dicts import chosen
 from jepa_jax.config.resolve import resolve_stored
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-# In a clone the recipes lie beside the package, in an installed wheel inside it.
-FOLDERS = (PACKAGE.parent / "configs", PACKAGE / "configs")
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"  # in a clone a link to the folder beside the package
 STATISTICS = ("data.augment.mean", "data.augment.std")
 LADDER_FORM = "a list of (name, {key: value}) or (name, {key: value}, GB or (from GB, to GB))"
 
@@ -45,8 +43,7 @@ class LadderStep(NamedTuple):
 @functools.cache
 def shipped_recipes() -> dict[str, pathlib.Path]:
     """Returns the recipes that come with the package, by name."""
-    folder = next((folder for folder in FOLDERS if (folder / "quickstart.py").exists()), FOLDERS[0])
-    return {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
+    return {path.stem: path for path in sorted(FOLDER.glob("[a-z]*.py"))}
 
 
 def recipe_path(reference: str) -> pathlib.Path:
