@@ -54,9 +54,7 @@ STATUS_STYLES = {"finished": "good", "interrupted": "warn", "diverged": "bad"}
 SectionFunction = Callable[[RunFiles], Section | None]  # None: nothing to say about this run
 
 
-def write_report(
-    workdir: str | pathlib.Path, sections: Iterable[SectionFunction] | None = None, *, refresh: int = 0
-) -> pathlib.Path:
+def write_report(workdir: str | pathlib.Path, *, refresh: int = 0) -> pathlib.Path:
     """Writes `report.html` into the workdir, from the files that are there; returns its path.
 
     Args:
@@ -66,13 +64,12 @@ def write_report(
     if not workdir.is_dir():
         raise UserError(f"workdir = {workdir}: there is no such directory; give the directory of a run")
     run = read_run(workdir)
-    chosen = SECTIONS if sections is None else sections
     page = Page(
         heading=workdir.resolve().name,
         badge=run.status,
         badge_style=STATUS_STYLES.get(run.status, "warn"),
         subtitle=" · ".join(f"{group} {name}" for group, name in run.choices.items() if name),
-        sections=[part for section in chosen if (part := _try(section, run)) is not None and part.parts],
+        sections=[part for section in SECTIONS if (part := _try(section, run)) is not None and part.parts],
         refresh=0 if run.summary else refresh,
     )
     path = workdir / "report.html"

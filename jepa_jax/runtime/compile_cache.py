@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import pathlib
@@ -125,27 +126,22 @@ def _is_whole_zlib(value: bytes) -> bool:
         return False
 
 
+@functools.cache  # once
 def verify_compile_cache() -> None:
     """Makes JAX read its cache through `VerifiedCache`, from the next program on."""
     from jax._src import compilation_cache  # the cache cannot be replaced in public
 
     open_cache = getattr(compilation_cache, "get_file_cache", None)
-    if open_cache is None or isinstance(open_cache, _Opener):
+    if open_cache is None:
         return
-    compilation_cache.get_file_cache = _Opener(open_cache)
-    compilation_cache.reset_cache()  # perhaps it is open
 
-
-class _Opener:
-    """Opens JAX's cache of a folder, verified."""
-
-    def __init__(self, open_cache: Callable[[str], Any]):
-        self._open_cache = open_cache
-
-    def __call__(self, path: str) -> Any:
-        found = self._open_cache(path)
+    def open_verified(path: str) -> Any:
+        found = open_cache(path)
         if found is None or not pathlib.Path(path).is_dir():  # a remote one
             return found
         cache = VerifiedCache(found[0], pathlib.Path(path), QuietConsole().warn)
         jax.monitoring.register_event_duration_secs_listener(cache.loaded)
         return cache, path
+
+    compilation_cache.get_file_cache = open_verified
+    compilation_cache.reset_cache()  # perhaps it is open

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.reports import run_report
 from jepa_jax.reports.parts import Section
 from jepa_jax.reports.run_files import SUMMARY_ROWS, collect_metrics, json_pairs, read_run
 from jepa_jax.reports.run_report import write_report
@@ -139,12 +140,12 @@ def test_while_training_the_last_evaluation_stands_in_for_the_summary(tmp_path):
     assert "61.2 %" in text_of(write_report(tmp_path))
 
 
-def test_one_failing_part_leaves_the_others(tmp_path):
+def test_one_failing_part_leaves_the_others(tmp_path, monkeypatch):
     def broken(run):
         raise ZeroDivisionError("by <zero>")
 
-    sections = [broken, lambda run: Section("Mine", ["here"])]
-    page = text_of(write_report(write_run(tmp_path), sections=sections))
+    monkeypatch.setattr(run_report, "SECTIONS", [broken, lambda run: Section("Mine", ["here"])])
+    page = text_of(write_report(write_run(tmp_path)))
     assert "This part failed: ZeroDivisionError: by &lt;zero&gt;" in page and "<p>here</p>" in page
 
 
