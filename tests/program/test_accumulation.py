@@ -59,7 +59,7 @@ def test_eight_parts_have_the_gradient_of_one(case):
     """Also where heads have batch norm, since they see the whole batch."""
     whole, (stats, metrics) = gradients(config_of(case), of_whole, CROPS)
     parts, (own_stats, own_metrics) = gradients(config_of(case), of_parts, CROPS)
-    assert deviation(parts, whole) < 1e-5
+    assert deviation(parts, whole) < 2e-5  # of float32; up to 1.1e-5 where batch norm divides by small deviations
     assert own_metrics.keys() == metrics.keys()
     for name, value in metrics.items():
         np.testing.assert_allclose(own_metrics[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
