@@ -45,6 +45,11 @@ def evaluations(config: Config, length: Length, evaluators: Mapping[str, Evaluat
     return found
 
 
+def all_counted(evaluators: Mapping[str, Evaluator], moment: Moment) -> bool:
+    """Returns whether all evaluators that are due at a moment say how many elements they apply the model to."""
+    return all(one.elements(moment) for one in evaluators.values() if one.due(moment))
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """The work of a run.

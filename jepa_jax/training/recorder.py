@@ -16,6 +16,7 @@ from jepa_jax.base.files import disk_reason
 from jepa_jax.base.processes import num_cores
 from jepa_jax.data.contract import words_of
 from jepa_jax.data.pipeline import Delivery
+from jepa_jax.evals.evaluators import moment_after
 from jepa_jax.profiling.bottlenecks import Setting
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.metrics import GROUP, epoch_line, epoch_metrics
@@ -25,7 +26,7 @@ from jepa_jax.profiling.speed import Speedometer, Usage, loader_balance, peak_fl
 from jepa_jax.profiling.trace import TraceWindow
 from jepa_jax.runtime.memory import pool_doubt
 from jepa_jax.runtime.peers import is_first, sum_over_processes
-from jepa_jax.training.cost import total
+from jepa_jax.training.cost import all_counted, total
 from jepa_jax.training.progress import Loop, Progress
 from jepa_jax.training.setup import Run
 from jepa_jax.training.sinks import Sink, open_sinks
@@ -150,9 +151,9 @@ class Recorder(contextlib.ExitStack):
         if self._timed <= TIMED_STEPS or rate["images_per_sec"] is None:
             return
         self._said_cost = True
-        evaluated = self._run.cost.elements[0]
-        validation = self.timeline.seconds().get(Section.VALIDATION)
-        element = validation / evaluated if self._from_start and evaluated and validation else None
+        validation, evaluated = self.timeline.seconds().get(Section.VALIDATION), self._run.cost.elements[0]
+        counted = self._from_start and evaluated and all_counted(self._run.evaluators, moment_after(0, 1))
+        element = validation / evaluated if counted and validation else None
         step_seconds = self._run.config.data.batch_size / rate["images_per_sec"]
         left = self._run.cost.left(step, step_seconds, element)
         if length.total_steps > step:

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from jepa_jax.evals.evaluators import Stage
+from jepa_jax.evals.evaluators import Stage, moment_after
 from jepa_jax.program.build import Length
-from jepa_jax.training.cost import Cost, evaluations, roughly, total
+from jepa_jax.training.cost import Cost, all_counted, evaluations, roughly, total
 from tests.tiny import tiny_config
 
 COST = Cost(steps=100, step_flops=4e9, elements={0: 10, 50: 20, 101: 70}, element_flops=1e9, rate=1e9)
@@ -28,6 +28,15 @@ def test_each_evaluation_is_counted_with_the_calibration_before_it():
     assert found == {0: 69, 4: 67, 8: 67, 11: 71}
     found = evaluations(tiny_config(eval__every_steps=3), Length(4, 6), {"all": EveryEpoch()})
     assert list(found) == [0, 3, 4, 6, 7]
+
+
+def test_an_evaluator_that_counts_nothing_is_no_measure_of_elements():
+    class Plans(EveryEpoch):
+        def elements(self, moment):
+            return 0
+
+    assert all_counted({"all": EveryEpoch()}, moment_after(0, 4))
+    assert not all_counted({"all": EveryEpoch(), "plans": Plans()}, moment_after(0, 4))
 
 
 def test_seconds_before_the_first_step_and_from_measured_steps():
