@@ -47,7 +47,7 @@ def of_runs(run: pathlib.Path) -> dict[str, Target]:
             void({one["name"] for row in earlier for one in row["bottlenecks"]})  # as a run that continues does
 
     def copy_small_files(folder: pathlib.Path) -> None:
-        shutil.copytree(run, folder / "a", ignore=shutil.ignore_patterns("checkpoints"))
+        shutil.copytree(run, folder / "a", ignore=shutil.ignore_patterns("checkpoints", "exhibits"))
 
     def pages(folder: pathlib.Path) -> None:
         write_report(folder / "a")
