@@ -70,7 +70,7 @@ class CausalKeys(Group):
 
 @dataclasses.dataclass(frozen=True)
 class ResidualKeys(Group):
-    predictor_hidden: int = key(256, "numbers of the hidden layer", least=1)
+    predictor_hidden: tuple[int, ...] = key((256, 256), "numbers of each hidden layer", least=1, nonempty=True)
 
 
 @dataclasses.dataclass(frozen=True)

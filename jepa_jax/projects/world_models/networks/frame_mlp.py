@@ -17,14 +17,35 @@ from jepa_jax.models.kernels.linear import linear
 @dataclasses.dataclass(frozen=True)
 class FrameMlpConfig(EncoderGroup):
     widths: tuple[int, ...] = key((256, 256), "numbers of each layer", least=1, nonempty=True)
+    strips: int = key(
+        0, "numbers that each row and each column of each channel is mapped to before these layers; 0 = none", least=0
+    )
 
 
 class FrameMlp(nnx.Module):
-    """Maps all pixels of an image through dense layers with ReLU."""
+    """Maps all pixels of an image through dense layers with ReLU.
+
+    With `strips`, these read rows and columns instead, as one layer with tanh maps them that all rows share, and one
+    that all columns share. It begins with weights of one sign, that is with how much there is in a strip, wherever in
+    it; so a small gap in a wall counts as much as a wall or a dot.
+    """
 
     Keys = FrameMlpConfig
 
-    def __init__(self, inputs: int, widths: tuple[int, ...], *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        size: int,
+        channels: int,
+        widths: tuple[int, ...],
+        *,
+        strips: int = 0,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.strips = nnx.List([linear(size, strips, dtype, rngs) for _ in range(2 if strips else 0)])
+        for layer in self.strips:
+            layer.kernel[...] = jnp.abs(layer.kernel[...])
+        inputs = 2 * size * channels * strips if strips else size**2 * channels
         self.layers = nnx.List([linear(i, o, dtype, rngs) for i, o in itertools.pairwise((inputs, *widths))])
         self.feature_dim = widths[-1]
 
@@ -34,10 +55,14 @@ class FrameMlp(nnx.Module):
     ) -> "FrameMlp":
         """See `jepa_jax.models.registry.Encoder`."""
         del remat  # there is little to keep
-        return cls(view_size**2 * sample.shape[-1], config.widths, dtype=dtype, rngs=rngs)
+        return cls(view_size, sample.shape[-1], config.widths, strips=config.strips, dtype=dtype, rngs=rngs)
 
     def __call__(self, images: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b f"]:
         del train  # it has no norms and no dropout
+        if self.strips:
+            rows, columns = jnp.swapaxes(images, 2, 3), jnp.transpose(images, (0, 2, 3, 1))  # [b, strip, c, along]
+            seen = [layer(way) for layer, way in zip(self.strips, (rows, columns), strict=True)]
+            images = jnp.tanh(jnp.concatenate(seen, axis=1))
         x = images.reshape(images.shape[0], -1)
         for layer in self.layers:
             x = jax.nn.relu(layer(x))
