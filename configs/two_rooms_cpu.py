@@ -1,6 +1,8 @@
 """Two Rooms on a CPU: 33-pixel frames, each action repeated four times, latents of 64 numbers.
 
 jepa-jax train --config=two_rooms_cpu --workdir=runs/two_rooms_cpu
+
+One seed: 48 % of 300 held-out tasks, 96 % with the true dynamics, in 449 CPU-seconds (docs/results/world_models.md).
 """
 
 import ml_collections
