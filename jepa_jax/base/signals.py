@@ -1,6 +1,7 @@
 """Ctrl-C (SIGINT) and SIGTERM: a flag for code that must finish a step first, an exception for code that waits."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn, Self
 from jepa_jax.base.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 Handler = Callable[[int, FrameType | None], None]
+AGAIN_SECONDS = 0.01  # until a signal that came at a bad moment is sent again
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
@@ -98,6 +100,10 @@ def signals_raise() -> contextlib.AbstractContextManager[None]:
     """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
+        if frame and any(getattr(callback, "__code__", None) is frame.f_code for callback in gc.callbacks):
+            # Python ignores what is raised in a callback of its garbage collector, and JAX has one: ask again soon.
+            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signum)).start()
+            return
         raise Interrupted(signal.Signals(signum))
 
     return _handling(interrupt)

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM as a flag and as an exception."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -23,6 +24,20 @@ def test_the_flag_waits_for_a_check_and_the_second_signal_does_not(signum, code)
             flag.check()
     assert stop.value.exit_code == code and str(stop.value) == signum.name
     assert signal.getsignal(signum) is before
+
+
+def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost():
+    def callback(phase, info):
+        if phase == "start":
+            signal.raise_signal(signal.SIGINT)
+
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(Interrupted), signals_raise():
+            gc.collect()
+            time.sleep(60)
+    finally:
+        gc.callbacks.remove(callback)
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
