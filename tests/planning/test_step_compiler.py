@@ -147,7 +147,8 @@ def test_fsdp_divides_the_arguments(eight_gpus):
     assert fsdp.argument_bytes < 0.5 * replicated.argument_bytes
     assert fsdp.alias_bytes == fsdp.state_bytes
     assert "all-gather" in fsdp.collectives
-    assert replicated.flops == fsdp.flops  # operations do not depend on the layout
+    # Operations do not depend on the layout, but for norms: they are products where leaves are joined.
+    assert replicated.flops == pytest.approx(fsdp.flops, rel=1e-4)
 
 
 @on_linux
