@@ -67,7 +67,7 @@ def test_histories_of_fires_are_written(tmp_path, monkeypatch):
 def test_arrays_train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jepa_jax, "Console", Silent)
-    arrays = {"image": RNG.integers(256, size=(64, 16, 16, 3), dtype=np.uint8), "label": np.arange(64) % 2}
+    arrays = {"image": RNG.integers(256, size=(96, 16, 16, 3), dtype=np.uint8), "label": np.arange(96) % 2}
     config = jepa_jax.get_config("quickstart", TINY | {"train.max_steps": 2, "mesh.data": 1})
     run(blocks("docs/guides/data.md")[1], config=config, train=arrays, test=arrays)
     assert pathlib.Path("runs/own/summary.json").exists()
