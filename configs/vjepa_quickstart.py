@@ -2,7 +2,8 @@
 
     jepa-jax train --config=vjepa_quickstart --workdir=runs/vjepa_quickstart
 
-The shapes are drawn on the fly. `target_r2` says how well a ridge probe reads their mean position from the features.
+The shapes are drawn on the fly. `target_r2` says how well a ridge probe reads their mean position from the features:
+no better than before training at this length (docs/results/video.md).
 """
 
 import ml_collections
