@@ -30,6 +30,7 @@ NORMAL_95 = 1.959964  # 97.5th percentile of the normal distribution
 FASTER, SLOWER, SAME = "faster", "slower", "same within noise"
 UNKNOWN = "unknown: too few repeats"
 ROUNDING = 1e-9  # log-ratios below this are rounding errors
+RANK = 1e-10  # of the largest singular value; smaller ones are rounding: rows and rounds together have no full rank
 HUBER = 1.345  # deviations from which a repeat counts less: 95 % as efficient as least squares for normal noise
 TRIALS_PER_CARD = 3  # with fewer, an effect of each card would leave nothing to estimate the noise from
 ROBUST_FREEDOM = 8  # with fewer degrees of freedom outliers cannot be told from others
@@ -203,7 +204,7 @@ def fit_speeds(rows: Sequence[Measured]) -> SpeedModel:
             design[i, cards[row.cards[number]]] = 1.0
     logs = np.array([value for _, _, value in points])
     freedom = len(points) - (int(np.linalg.matrix_rank(design)) if len(points) else 0)
-    inverse = np.linalg.pinv(design)
+    inverse = np.linalg.pinv(design, RANK)
     if freedom >= ROBUST_FREEDOM:
         effects, variance = huber_fit(design, logs, freedom)
     else:
@@ -218,7 +219,7 @@ def huber_fit(design: np.ndarray, logs: np.ndarray, freedom: int) -> tuple[np.nd
     weights = np.ones(count)
     for _ in range(30):
         root = np.sqrt(weights)
-        effects = np.linalg.pinv(design * root[:, None]) @ (root * logs)
+        effects = np.linalg.pinv(design * root[:, None], RANK) @ (root * logs)
         residuals = np.abs(logs - design @ effects)
         # The median size of a normal deviate is 1 / 1.4826; fitted effects make residuals smaller than the noise.
         limit = HUBER * 1.4826 * float(np.median(residuals)) * math.sqrt(count / freedom)

@@ -88,7 +88,7 @@ def run_embed(arguments: Arguments, console: Console) -> Result:
         image_size=arguments.image_size,
         pool=arguments.pool,
     )
-    console.line(f"images  {embedder.in_words}")
+    console.line(f"encoder  {embedder.in_words}")
     made = embed_folder(embedder, arguments.input, arguments.output, skip=arguments.on_error == "skip", console=console)
     lines = [f"{made.output}: {len(made.names):,} images, {made.features.shape[1]} features each"]
     if made.skipped:

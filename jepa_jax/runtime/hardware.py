@@ -81,8 +81,11 @@ def pallas_target() -> Iterator[None]:
     if gpu is None or jax.__version_info__ < (0, 11):
         yield
         return
-    device = jax.sharding.AbstractDevice(KNOWN_TO_PALLAS[gpu.compute_capability], None, "gpu")
     mesh = jax.sharding.get_abstract_mesh()
+    if mesh.abstract_device is not None:  # within `shard_map` it is that of the arrays, and must stay so
+        yield
+        return
+    device = jax.sharding.AbstractDevice(KNOWN_TO_PALLAS[gpu.compute_capability], None, "gpu")
     with jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device)):
         yield
 

@@ -142,7 +142,7 @@ class Run:
         return [
             f"method   {config.method.name}",
             f"{name} {alone}{total:,} parameters" + (f", {trainable:,} trainable" if trainable < total else ""),
-            f"length   {length.total_steps:,} steps, {epochs:.4g} epochs of {length.steps_per_epoch:,}",
+            f"length   {length.total_steps:,} steps, {epochs:.3g} epochs of {length.steps_per_epoch:,} steps",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
             f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
             *(f"weights  {note}" for note in self.program.factory.pretrained().notes),
