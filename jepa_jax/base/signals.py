@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn, Self
@@ -100,7 +101,8 @@ def signals_raise() -> contextlib.AbstractContextManager[None]:
     """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        if frame and any(getattr(callback, "__code__", None) is frame.f_code for callback in gc.callbacks):
+        collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+        if any(called.f_code in collecting for called, _ in traceback.walk_stack(frame)):
             # Python ignores what is raised in a callback of its garbage collector, and JAX has one: ask again soon.
             threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signum)).start()
             return

@@ -29,15 +29,18 @@ def test_the_flag_waits_for_a_check_and_the_second_signal_does_not(signum, code)
 def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost():
     left = [signal.SIGINT]
 
-    def callback(phase, info):
+    def send():
         while left:
             signal.raise_signal(left.pop())
 
-    gc.callbacks.append(callback)
+    def callback(phase, info):
+        send()
+
     try:
         with pytest.raises(Interrupted), signals_raise():
+            gc.callbacks.append(callback)
             gc.collect()
-            time.sleep(5)
+            time.sleep(60)
     finally:
         gc.callbacks.remove(callback)
 

@@ -1,5 +1,6 @@
 """Studies with a stand-in for train.py that finishes, diverges, crashes, hangs or is killed as its rate says."""
 
+import collections
 import json
 import pathlib
 import signal
@@ -90,13 +91,16 @@ def make(tmp_path):
 
 @pytest.fixture
 def leaping_clock(tmp_path, monkeypatch):
-    """The clock leaps by a minute for each run that hangs or ignores a signal: no waiting, however slow the machine."""
+    """The clock leaps by a minute for each run that hangs or ignores a signal: no waiting, however slow the machine.
+
+    It leaps in several calls, so that a time limit which begins between two of them still passes.
+    """
+    leaps: collections.Counter[pathlib.Path] = collections.Counter()
 
     def monotonic():
-        hanging = sum(
-            path.stat().st_size > 0 for path in [*tmp_path.glob("out/*/worker"), *tmp_path.glob("out/*/asked")]
-        )
-        return time.monotonic() + 60 * hanging
+        for path in [*tmp_path.glob("out/*/worker"), *tmp_path.glob("out/*/asked")]:
+            leaps[path] = min(12, leaps[path] + (path.stat().st_size > 0))
+        return time.monotonic() + 5 * sum(leaps.values())
 
     monkeypatch.setattr(processes, "time", types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
 
