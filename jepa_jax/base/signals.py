@@ -104,7 +104,9 @@ def signals_raise() -> contextlib.AbstractContextManager[None]:
         collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
         if any(called.f_code in collecting for called, _ in traceback.walk_stack(frame)):
             # Python ignores what is raised in a callback of its garbage collector, and JAX has one: ask again soon.
-            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signum)).start()
+            timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signum))
+            timer.daemon = True  # starts without the locks that the interrupted code may hold
+            timer.start()
             return
         raise Interrupted(signal.Signals(signum))
 

@@ -17,7 +17,8 @@ Spec = Mapping[str, jax.ShapeDtypeStruct]
 class Source(Protocol):
     """One split of a data set, read by index.
 
-    A source is pickled into worker processes, which open the files themselves: it must not carry its data along.
+    A source is pickled into worker processes, which open the files themselves: it must not carry its data along. With
+    data.worker_threads above 1, threads of a process call `batch` at the same time.
 
     Attributes:
       spec: shapes and dtypes of one element, e.g. {"image": uint8 [H, W, C], "label": int32 []}.

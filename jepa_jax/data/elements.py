@@ -183,6 +183,14 @@ class StreamSource:
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
         return self._head.batch(indices)
 
+    def shuffled(self, window: int, seed: int) -> "StreamSource":
+        """Returns the stream without end, shuffled within windows anew; windows of fewer than two change nothing."""
+        if window < 2:
+            return self
+        other = copy.copy(self)
+        other.stream = window_shuffled(grain.experimental.RepeatIterDataset(self.stream), window, seed)
+        return other
+
     def changed(self, change: Callable[[Source], Source]) -> "StreamSource":
         """Returns the stream with `change` applied to the sources that are made of its elements."""
         other, made = copy.copy(self), self.made

@@ -15,7 +15,7 @@ from jepa_jax.config.groups import Config, DataConfig
 from jepa_jax.config.resolve import resolve
 from jepa_jax.data.batches import batch_dataset
 from jepa_jax.data.contract import Grouped, Source, fixed_order, sample
-from jepa_jax.data.elements import StreamSource, as_source, window_shuffled
+from jepa_jax.data.elements import StreamSource, as_source
 from jepa_jax.data.in_memory import check_image, num_used, open_arrays
 from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
 from jepa_jax.data.readers.folder import FolderSource
@@ -119,9 +119,9 @@ def _open_whole(data: DataConfig, split: str, given: Mapping[str, Any] | None = 
     opener = find_opener(data)
     try:
         opened = opener(data, split) if given is None else given[split]
-        if isinstance(opened, grain.IterDataset) and split == "train":
-            opened = window_shuffled(opened, data.shuffle_window, data.seed)
         source = as_source(opened, split=split, count=data.num_train if split == "train" else data.num_test)
+        if isinstance(opened, grain.IterDataset) and isinstance(source, StreamSource) and split == "train":
+            source = source.shuffled(data.shuffle_window, data.seed)
         count = num_used(data, split, len(source))
         if count < len(source):
             source = subset(source, sample(len(source), count))

@@ -276,7 +276,7 @@ def _elements(dataset: Any, state: State, index: int, count: int, threads: int) 
     if isinstance(dataset, grain.MapDataset):
         assert state is not None
         numbers = range(state["next_index"] + index, len(dataset), count)
-        part = dataset[numbers.start :: count].to_iter_dataset(read_options(threads), allow_nones=True)
+        part = dataset.slice(slice(numbers.start, None, count)).to_iter_dataset(read_options(threads), allow_nones=True)
         for n, element in zip(numbers, part, strict=True):
             yield element, {"next_index": n + 1}
         return

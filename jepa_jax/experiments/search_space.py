@@ -127,6 +127,9 @@ def make_space(
         raise UserError(
             f"--fixed_effective_batch={fixed_batch}: write a number of images, or config for that of the config"
         )
+    shares_threads = ":" not in config.data.source.removeprefix(
+        "tfds:"
+    )  # what a user's own source does in threads is not known
     return SearchSpace(
         num_workers=tuple(sorted(values("num_workers", worker_counts(num_cores())))),
         precisions=values("precisions", ("float32", "bfloat16")),
@@ -136,9 +139,9 @@ def make_space(
         batch_sizes=tuple(sorted(values("batch_sizes"))),
         fixed_batch=own.batch_size if fixed_batch == "config" else int(fixed_batch or 0) or None,
         prefetches=values("prefetch", (own.prefetch, 2 * own.prefetch)),
-        worker_threads=values("worker_threads", (own.worker_threads, 2 * own.worker_threads)),
+        worker_threads=values("worker_threads", (own.worker_threads, (1 + shares_threads) * own.worker_threads)),
         most_workers=0 if texts.get("num_workers") else min(MOST_WORKERS, num_cores()),
-        most_threads=0 if texts.get("worker_threads") else MOST_THREADS,
+        most_threads=MOST_THREADS if shares_threads and not texts.get("worker_threads") else 0,
     )
 
 

@@ -61,9 +61,12 @@ class WholeBatchMethod(Method):
 def accumulates_exactly(method: Method, config: Config) -> TypeGuard[WholeBatchMethod]:
     """Returns whether a batch in parts has the gradient of the loss of the whole batch, by embedding all parts first.
 
-    A loss that is a mean over elements needs no such pass: its parts have that gradient anyway.
+    A loss that is a mean over elements needs no such pass: its parts have that gradient anyway. A method with a `loss`
+    of its own has not said what its parts are.
     """
-    return config.train.accum == "exact" and isinstance(method, WholeBatchMethod) and method.compares_elements
+    if not isinstance(method, WholeBatchMethod) or type(method).loss is not WholeBatchMethod.loss:
+        return False
+    return config.train.accum == "exact" and method.compares_elements
 
 
 def accumulation_effect(config: Config) -> str:

@@ -1,5 +1,6 @@
 """Data sets of other makers: what they look like as sources, and what is said about wrong ones."""
 
+import itertools
 import pickle
 
 import grain
@@ -86,7 +87,8 @@ def test_a_stream_goes_on_from_the_state_of_any_batch(workers, window):
     with load_batches(batches, sharding=sharding, start=None) as loaded:
         whole = [next(loaded) for _ in range(16)]  # 12 per epoch
     seen = [int(label) for batch, _ in whole[:12] for label in batch["label"]]
-    assert np.bincount(seen).tolist() == [24] * 4
+    if window < 0:  # windows reach across the end of the stream
+        assert np.bincount(seen).tolist() == [24] * 4
     with load_batches(batches, sharding=sharding, start=whole[4][1]["state"], num_workers=workers) as loaded:
         for batch, info in whole[5:]:
             again, position = next(loaded)
@@ -96,10 +98,12 @@ def test_a_stream_goes_on_from_the_state_of_any_batch(workers, window):
 
 def test_elements_of_a_stream_are_shuffled_within_windows():
     plain, shuffled = (opened("stream", shuffle_window=window).train.stream for window in (-1, 20))
-    plain, shuffled = ([bytes(element["image"]) for element in stream] for stream in (plain, shuffled))
-    assert plain != shuffled and len(plain) == 96
-    for first in range(0, 96, 20):
-        assert sorted(plain[first : first + 20]) == sorted(shuffled[first : first + 20])
+    plain = [bytes(element["image"]) for element in plain]
+    shuffled = [bytes(element["image"]) for element in itertools.islice(shuffled, 192)]
+    assert len(plain) == 96 and shuffled[:96] != plain
+    assert shuffled[96:] != shuffled[:96]  # the next pass has another order
+    for first in range(0, 180, 20):
+        assert sorted((2 * plain)[first : first + 20]) == sorted(shuffled[first : first + 20])
 
 
 def test_processes_read_parts_of_one_batch_of_a_stream():

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jepa_jax.methods.whole_batch import accumulation_effect
+from jepa_jax.methods.image_jepa import ImageJepa
+from jepa_jax.methods.whole_batch import accumulates_exactly, accumulation_effect
 from jepa_jax.program.accumulation import exact_gradient, join, mean_gradient, split
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.objective import Objective, statistics_of
@@ -99,6 +100,15 @@ def test_the_mean_of_parts_is_another_objective():
     _, (_, whole) = gradients(config_of("sigreg"), of_whole, CROPS)
     _, (_, parts) = gradients(config_of("sigreg"), of_mean, CROPS)
     assert parts["sigreg"] < 0.6 * whole["sigreg"]  # it is proportional to the images in a part
+
+
+def test_a_method_with_a_loss_of_its_own_is_accumulated_by_it():
+    class Own(ImageJepa):
+        def loss(self, model, target, batch, key, step):
+            return super().loss(model, target, batch, key, step)
+
+    config = config_of("vicreg")
+    assert accumulates_exactly(ImageJepa(config, 1), config) and not accumulates_exactly(Own(config, 1), config)
 
 
 @pytest.mark.slow
