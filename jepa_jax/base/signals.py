@@ -1,12 +1,10 @@
 """Ctrl-C (SIGINT) and SIGTERM: a flag for code that must finish a step first, an exception for code that waits."""
 
 import contextlib
-import gc
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn, Self
@@ -23,6 +21,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, signum: signal.Signals):
         super().__init__(signum.name)
+        self.signum = signum
         self.exit_code = EXIT_CODES[signum]
 
 
@@ -97,20 +96,27 @@ def acknowledged(say: Callable[[str], object]) -> Iterator[None]:
         os.close(writing)
 
 
-def signals_raise() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
     """Raises Interrupted inside the block as soon as SIGINT or SIGTERM arrives."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-        if any(called.f_code in collecting for called, _ in traceback.walk_stack(frame)):
-            # Python ignores what is raised in a callback of its garbage collector, and JAX has one: ask again soon.
-            timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signum))
-            timer.daemon = True  # starts without the locks that the interrupted code may hold
-            timer.start()
-            return
         raise Interrupted(signal.Signals(signum))
 
-    return _handling(interrupt)
+    def send_again(ignored: "sys.UnraisableHookArgs") -> None:
+        """Python ignores what is raised in finalizers and in callbacks of its garbage collector; JAX has one."""
+        if not isinstance(ignored.exc_value, Interrupted):
+            return before(ignored)
+        timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), ignored.exc_value.signum))
+        timer.daemon = True  # starts without the locks that the interrupted code may hold
+        timer.start()
+
+    before, sys.unraisablehook = sys.unraisablehook, send_again
+    try:
+        with _handling(interrupt):
+            yield
+    finally:
+        sys.unraisablehook = before
 
 
 def signals_exit() -> contextlib.AbstractContextManager[None]:

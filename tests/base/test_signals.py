@@ -26,15 +26,23 @@ def test_the_flag_waits_for_a_check_and_the_second_signal_does_not(signum, code)
     assert signal.getsignal(signum) is before
 
 
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_in_a_finalizer_is_not_lost():
+    with pytest.raises(Interrupted), signals_raise():
+        Finalized()
+        time.sleep(60)
+
+
 def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost():
     left = [signal.SIGINT]
 
-    def send():
+    def callback(phase, info):
         while left:
             signal.raise_signal(left.pop())
-
-    def callback(phase, info):
-        send()
 
     try:
         with pytest.raises(Interrupted), signals_raise():
