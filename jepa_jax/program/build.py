@@ -47,9 +47,7 @@ class Program:
     factory: StateFactory
     train_step: TrainStep
     reached: set[str]  # paths of the parameters that the loss depends on; filled when the step is traced
-    useful_step: (
-        TrainStep  # without what `train.remat` and `train.accum` compute twice: its operations count for MFU; never run
-    )
+    useful_step: TrainStep  # without what remat and exact accumulation compute twice: counts for MFU, is never run
     length: Length
     mesh: Mesh
     spec: Spec  # of one element of the data

@@ -14,7 +14,8 @@ PARTS = ("config", "data", "code")  # of an identity
 FREE_ON_RESUME = (
     "data.dir",
     "data.num_workers",
-    "data.worker_t",
+    "data.worker_threads",
+    "data.worker_timeout",
     "data.prefetch",
     "data.pipeline",
     "train.checkpoint_",
