@@ -18,9 +18,10 @@ from jepa_jax.base.files import make_folder, user_path, write_atomically
 from jepa_jax.evals.inference import FrozenEncoder, load_encoder
 from jepa_jax.exports.model_card import Exported, model_card
 from jepa_jax.models.kernels import without_gpu_kernels
+from jepa_jax.models.positions import sincos_positions
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
-from jepa_jax.models.vit import ViT, sincos_positions
+from jepa_jax.models.vit import ViT
 from jepa_jax.weights import resnet, vit
 from jepa_jax.weights.load import FORMAT, VERSION, Geometry
 from jepa_jax.weights.names import saved_tensors

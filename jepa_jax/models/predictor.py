@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.norm import LayerNorm
+from jepa_jax.models.positions import sincos_positions
 from jepa_jax.models.tokens import take_tokens
-from jepa_jax.models.vit import DEFAULT_OPTIONS, Block, BlockOptions, run_blocks, sincos_positions
+from jepa_jax.models.vit import DEFAULT_OPTIONS, Block, BlockOptions, run_blocks
 
 
 class Predictor(nnx.Module):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.positions import interpolated
 from jepa_jax.models.registry import encoder_kind
-from jepa_jax.models.vit import interpolated
 from jepa_jax.weights.load import LoadedModel
 
 # Keys that a name such as vit_tiny or resnet18 stands for, by the name that takes any values of them.

@@ -14,8 +14,8 @@ from jepa_jax.losses.jepa import prediction_loss, smooth_l1, standardised
 from jepa_jax.methods.hjepa import level_side, resample
 from jepa_jax.methods.masking import BlockMasks
 from jepa_jax.models.pooling import area_weights
+from jepa_jax.models.positions import sincos_positions
 from jepa_jax.models.tokens import patchify, unpatchify
-from jepa_jax.models.vit import sincos_positions
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.describe import describe
 from tests.arrays import normal

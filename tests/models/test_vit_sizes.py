@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jepa_jax.models.vit import BlockOptions, ViT, VitConfig, interpolated, sincos_positions
+from jepa_jax.models.positions import interpolated, sincos_positions
+from jepa_jax.models.vit import BlockOptions, ViT, VitConfig
 from tests.arrays import create, normal
 
 

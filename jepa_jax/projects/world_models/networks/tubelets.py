@@ -9,9 +9,10 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.norm import LayerNorm
+from jepa_jax.models.positions import sincos_positions
 from jepa_jax.models.predictor import Predictor
 from jepa_jax.models.tokens import patchify, take_tokens
-from jepa_jax.models.vit import Block, BlockOptions, run_blocks, sincos_positions
+from jepa_jax.models.vit import Block, BlockOptions, run_blocks
 
 Videos = Float[Array, "b t h w c"]
 Tokens = Float[Array, "b n d"]
