@@ -21,7 +21,7 @@ PLACE_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_
 TOKEN_VARIABLE = "JEPA_JAX_TOKEN"  # a secret that all processes of a run share; others are not let in
 LOOPBACK = "127.0.0.1"
 ASKED_AFTER = 0.25  # of the grace time: then those that are left are asked to stop
-PR_SET_PDEATHSIG = 1  # the signal that a process gets when the one that started it is gone
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when the one that started it is gone
 
 
 @contextlib.contextmanager
@@ -91,8 +91,12 @@ def _start(command: Sequence[str], environment: Mapping[str, str], *, shown: boo
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches only this process, which passes it on once
-        preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _show(stream: IO[str], index: int) -> None:

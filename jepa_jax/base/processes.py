@@ -268,7 +268,7 @@ def same_file(descriptor: int, path: pathlib.Path) -> bool:
 
 def num_cores() -> int:
     """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def python_path() -> str:

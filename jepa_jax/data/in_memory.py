@@ -79,6 +79,8 @@ class SharedArrays:
             close(self._file)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if not hasattr(os, "memfd_create"):
+            return SharedArrays, (self._arrays,)
         table = {name: (array.shape, array.dtype) for name, array in self._arrays.items()}
         return _mapped, (f"/proc/{os.getpid()}/fd/{self._file}", table)
 

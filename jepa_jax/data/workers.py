@@ -9,6 +9,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -215,8 +216,13 @@ class _Memory:
 
     def __init__(self, inherited: Any = None):
         self._mapped: mmap.mmap | None = None
-        made = inherited is None
-        self._descriptor = os.memfd_create("jepa_jax-batch", os.MFD_CLOEXEC) if made else inherited.detach()
+        if inherited is not None:
+            self._descriptor = inherited.detach()
+        elif hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("jepa_jax-batch", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._descriptor = os.dup(file.fileno())
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
         """Returns the array at an offset in bytes; it is only valid until the memory is used again."""

@@ -7,6 +7,7 @@ step). Three settings keep the blocks in the process. What compilation leaves fr
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Mapping, MutableMapping
 
 from jepa_jax.base.errors import UserError
@@ -39,17 +40,21 @@ class MallocAccount(ctypes.Structure):
 
 
 def malloc_account() -> MallocAccount | None:
-    """Returns what malloc has handed out; None before glibc 2.33."""
-    libc = glibc()
-    if not hasattr(libc, "mallinfo2"):
+    """Returns what malloc has handed out; None unless the C library is glibc 2.33 or newer."""
+    libc = _libc()
+    if libc is None or not hasattr(libc, "mallinfo2"):
         return None
     libc.mallinfo2.restype = MallocAccount
     return libc.mallinfo2()
 
 
-def glibc() -> ctypes.CDLL:
-    """Returns the C library, which is glibc wherever jaxlib runs."""
-    return ctypes.CDLL("libc.so.6")
+def _libc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        return ctypes.CDLL("libc.so.6")
+    except OSError:
+        return None
 
 
 def prepare_allocators(environment: MutableMapping[str, str]) -> None:
@@ -63,13 +68,18 @@ def prepare_allocators(environment: MutableMapping[str, str]) -> None:
 
 
 def keep_freed_memory(keep: bool = True) -> bool:
-    """Keeps freed memory in the process, or restores the defaults, before JAX starts; returns whether that worked."""
-    return all([glibc().mallopt(key, value) == 1 for key, value in (_KEEP if keep else _STOCK).items()])
+    """Keeps freed memory in the process, or restores the defaults, before JAX starts; returns False without glibc."""
+    libc = _libc()
+    if libc is None or not hasattr(libc, "mallopt"):
+        return False
+    return all([libc.mallopt(key, value) == 1 for key, value in (_KEEP if keep else _STOCK).items()])
 
 
 def return_freed_memory() -> None:
     """Returns to the system what is free now, once: after a large array that no step will need again."""
-    glibc().malloc_trim(0)
+    libc = _libc()
+    if libc is not None and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def set_gaps_aside() -> int:
@@ -79,10 +89,10 @@ def set_gaps_aside() -> int:
     search the gaps each time, one thread after the other (`ijepa_cifar10`: a third of the step).
 
     Returns:
-        The bytes set aside; 0 if there are few gaps, or their number is not known.
+        The bytes set aside; 0 if there are few gaps or no glibc.
     """
-    libc, account = glibc(), malloc_account()
-    if account is None or account.ordblks < MANY_GAPS:
+    libc, account = _libc(), malloc_account()
+    if libc is None or account is None or account.ordblks < MANY_GAPS:
         return 0
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]

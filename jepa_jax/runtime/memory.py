@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import re
 import resource
+import sys
 from typing import Any
 
 import psutil
@@ -82,7 +83,7 @@ def peak_bytes() -> int:
         found = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
         if found:
             return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def reset_peak() -> bool:
