@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -23,6 +24,16 @@ class Doomed(SequenceSource):
         if multiprocessing.parent_process() is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().batch(indices)
+
+
+class Numbers(grain.MapDataset):
+    """Takes integers alone, no slices."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return {"x": np.full(2, int(index))}
 
 
 def dataset(kind=SequenceSource):
@@ -70,6 +81,11 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
         assert victim not in pids().values() and len(pids()) == 2
     [warning] = warnings
     assert f"data worker 2 of 2 (pid {victim}) was ended by SIGKILL" in warning
+
+
+def test_a_dataset_that_takes_integers_alone_is_divided_among_workers():
+    with pool(Numbers()) as (workers, _):
+        assert_batches(workers, Numbers(), range(5, 9))
 
 
 def test_threads_in_workers_make_the_same_batches_in_order():
