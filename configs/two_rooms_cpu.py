@@ -2,7 +2,7 @@
 
 jepa-jax train --config=two_rooms_cpu --workdir=runs/two_rooms_cpu
 
-One seed: 48 % of 300 held-out tasks, 96 % with the true dynamics, in 449 CPU-seconds (docs/results/world_models.md).
+One seed: 48 % of 300 held-out tasks, 96 % with the true dynamics, in 508 CPU-seconds (docs/results/world_models.md).
 """
 
 import ml_collections
