@@ -10,6 +10,7 @@ recipe. Never trained to its end here: no accuracy is claimed. ijepa_cifar10 tra
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.configs.ijepa_cifar10 import of_masked_images, of_patches
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -17,24 +18,18 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.predictor_width = 192
     config.method.predictor_heads = 6
     config.model.patch_size = 4
-    config.model.cls_token = False
-    config.model.positions = "sincos"
     config.data.source = "cifar10"
     config.data.dir = "data/cifar10"
     config.data.pipeline = "device"
     config.data.batch_size = 512
-    config.data.augment.crop.scale = (0.3, 1.0)
     config.data.augment.flip.probability = 0.0
     config.optim.epochs = 300.0
     config.optim.warmup_epochs = 15.0
     config.optim.warmup_lr = 1e-4
-    config.optim.end_lr = 1e-6
     config.optim.weight_decay = 0.04
     config.optim.weight_decay_end = 0.4
     config.optim.lr = 1e-3
-    config.optim.reference_batch = config.data.batch_size
     config.train.precision = "bfloat16"
-    config.eval.weights = "target"
     config.eval.every_epochs = 10
     config.eval.knn_every_epochs = 50
-    return config
+    return of_masked_images(of_patches(config))

@@ -9,6 +9,7 @@ mae_quickstart trains in minutes on a CPU.
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.configs.ijepa_cifar10 import of_masked_images
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -16,16 +17,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.patch_size = 4
     config.data.source = "cifar10"
     config.data.batch_size = 512
-    config.data.augment.crop.scale = (0.3, 1.0)
     config.optim.lr = 1.5e-3
-    config.optim.reference_batch = config.data.batch_size
     config.optim.epochs = 200.0
     config.optim.warmup_epochs = 10.0
-    config.optim.end_lr = 1e-6
     config.optim.beta2 = 0.95
     config.train.precision = "bfloat16"
-    config.eval.weights = "target"
     config.eval.every_epochs = 10
     config.eval.knn_every_epochs = 50
     config.log.pictures_every_epochs = 10
-    return config
+    return of_masked_images(config)

@@ -9,6 +9,7 @@ one seed, 12 CPU-minutes on two busy cores (docs/results/masked.md).
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.configs.ijepa_cifar10 import of_masked_images
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -23,18 +24,14 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.patch_size = 4
     config.data.num_train = 4096
     config.data.num_test = 1024
-    config.data.augment.crop.scale = (0.3, 1.0)
     config.data.augment.crop.probability = 0.0
     config.data.batch_size = 16
     config.data.augment.mean = (0.5, 0.5, 0.5)
     config.data.augment.std = (0.25, 0.25, 0.25)
     config.optim.epochs = 30.0
-    config.optim.end_lr = 1e-6
     config.optim.beta2 = 0.95
     config.optim.lr = 2e-3
-    config.optim.reference_batch = config.data.batch_size
-    config.eval.weights = "target"
     config.eval.every_epochs = 10
     config.log.every_steps = 32
     config.log.pictures_every_epochs = 10
-    return config
+    return of_masked_images(config)

@@ -20,17 +20,22 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.projector = ()
     config.method.loss.variance = 10.0
     config.method.loss.covariance = 10.0
+    config.data.num_train = 8192
+    config.data.batch_size = config.optim.reference_batch = 16
+    config.optim.lr = 2e-3
+    config.optim.weight_decay = 1e-4
+    config.eval.pool = "grid2"
+    return of_moving_shapes(config)
+
+
+def of_moving_shapes(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns the config with what moving_shapes_cpu and vjepa_quickstart share: 8 frames of 32 pixels, one epoch."""
     config.data.source = "moving_shapes"
     config.data.image_size = 32
     config.data.channels = 1
     config.data.max_frames = 8
-    config.data.num_train = 8192
     config.data.num_test = 512
-    config.data.batch_size = config.optim.reference_batch = 16
     config.optim.epochs = 1.0
-    config.optim.lr = 2e-3
     config.optim.warmup_epochs = 0.1
-    config.optim.weight_decay = 1e-4
-    config.eval.pool = "grid2"
     config.eval.max_images = 512
     return config

@@ -15,12 +15,8 @@ from jepa_jax.config import default_config
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("world_model", "impala")
     config.method.latent_width = 512
-    config.method.unroll = 8
-    config.method.clip_norm = 2.0
-    config.method.pixel_scaling = "frame"
     config.method.pixel_mean = (0.0026, 0.0989)
     config.method.pixel_std = (0.0369, 0.2986)
-    config.method.control.environment = "two_rooms"
     config.method.control.planner = "cem"
     config.method.control.energy = "sum"
     config.method.control.horizon = 90
@@ -29,9 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.control.elites = 20
     config.method.control.spread = 0.83
     config.method.control.smoothness = 0.0
-    config.data.source = "two_rooms"
     config.data.image_size = 65
-    config.data.channels = 2
     config.data.num_train = 100_000
     config.data.num_test = 4096
     config.data.max_frames = 17
@@ -40,7 +34,18 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim.lr = 1e-3
     config.optim.epochs = 12.0
     config.optim.warmup_epochs = 1.2
+    config.train.precision = "bfloat16"
+    return of_two_rooms(config)
+
+
+def of_two_rooms(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns the config with what two_rooms and two_rooms_cpu share: the task, eight predicted steps, the end."""
+    config.method.unroll = 8
+    config.method.clip_norm = 2.0
+    config.method.pixel_scaling = "frame"
+    config.method.control.environment = "two_rooms"
+    config.data.source = "two_rooms"
+    config.data.channels = 2
     config.optim.end_lr = 1e-5
     config.optim.weight_decay = 1e-5
-    config.train.precision = "bfloat16"
     return config

@@ -8,21 +8,18 @@ One seed: 48 % of 300 held-out tasks, 96 % with the true dynamics, in 508 CPU-se
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.configs import two_rooms
 
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("world_model", "frame_mlp", method__predictor="residual")
     config.method.latent_width = 64
     config.method.predictor_hidden = (256, 256)
-    config.method.unroll = 8
     config.method.starts = "all"
-    config.method.clip_norm = 2.0
     config.method.loss.prediction = 6.0
     config.method.loss.similarity = 4.0
     config.method.loss.inverse_dynamics = 6.0
     config.method.loss.covariance = 0.0
-    config.method.pixel_scaling = "frame"
-    config.method.control.environment = "two_rooms"
     config.method.control.energy = "last"
     config.method.control.horizon = 24
     config.method.control.executed = 2
@@ -30,9 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.control.iterations = 3
     config.model.widths = (256, 256)
     config.model.strips = 16
-    config.data.source = "two_rooms"
     config.data.image_size = 33
-    config.data.channels = 2
     config.data.num_train = 48 * 8000
     config.data.num_test = 1024
     config.data.validation = 0.02
@@ -42,8 +37,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim.lr = 2e-3
     config.optim.epochs = 1.0
     config.optim.warmup_epochs = 0.05
-    config.optim.end_lr = 1e-5
-    config.optim.weight_decay = 1e-5
     config.eval.every_epochs = 0
     config.train.checkpoint_every_steps = 500
-    return config
+    return two_rooms.of_two_rooms(config)

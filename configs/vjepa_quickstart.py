@@ -9,6 +9,7 @@ no better than before training at this length (docs/results/video.md).
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.configs import ijepa_cifar10, moving_shapes_cpu
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -17,24 +18,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.depth = 3
     config.model.heads = 2
     config.model.patch_size = 4
-    config.model.cls_token = False
-    config.model.positions = "sincos"
     config.method.tubelet_frames = 4
     config.method.predictor_width = 48
     config.method.predictor_depth = 2
     config.method.predictor_heads = 3
     config.method.ema_start = 0.99
     config.method.ema_end = 1.0
-    config.data.source = "moving_shapes"
-    config.data.image_size = 32
-    config.data.channels = 1
-    config.data.max_frames = 8
     config.data.num_train = 6144
-    config.data.num_test = 512
     config.data.batch_size = config.optim.reference_batch = 32
-    config.optim.epochs = 1.0
     config.optim.lr = 1e-3
-    config.optim.warmup_epochs = 0.1
-    config.eval.weights = "target"
-    config.eval.max_images = 512
-    return config
+    return moving_shapes_cpu.of_moving_shapes(ijepa_cifar10.of_patches(config))

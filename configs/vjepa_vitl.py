@@ -10,6 +10,7 @@ sines instead of rotary, masks have fixed counts of patches. Never trained here:
 import ml_collections
 
 from jepa_jax.config import default_config
+from jepa_jax.configs import ijepa_cifar10
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -17,8 +18,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.method.mean = (0.485, 0.456, 0.406)
     config.method.std = (0.229, 0.224, 0.225)
     config.model.patch_size = 16
-    config.model.cls_token = False
-    config.model.positions = "sincos"
     config.data.source = "clips"
     config.data.image_size = 256
     config.data.max_frames = 16
@@ -33,6 +32,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim.warmup_epochs = 40.0
     config.train.precision = "bfloat16"
     config.train.remat = "light"
-    config.eval.weights = "target"
     config.eval.batch_size = 32
-    return config
+    return ijepa_cifar10.of_patches(config)
