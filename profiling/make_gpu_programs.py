@@ -2,20 +2,26 @@
 
     python profiling/make_gpu_programs.py [--part=matrix|comparison|page] [--only=rapid,full]
 
-The matrix says for each recipe and card whether the step compiles, whether it fits, and how fast it is predicted to be;
-the comparison repeats the figures of an earlier commit (profiling/results/gpu_programs.json). A cell of the matrix is
-one compilation; it is kept in profiling/results/gpu_matrix.json at once, so that a script that was stopped goes on with
-the next cell. Cells that could not be compiled are tried again. `page` compiles nothing: it predicts the speeds of all
-kept programs anew and writes the page.
+Figures come from whole steps, which XLA optimizes, schedules and gives memory; then it is stopped, since the code of
+kernels takes three quarters of the time and changes no figure. One program without a limit of memory stands for all
+cards of like multiprocessors that it fits; others are optimized for their own memory. That the code of a card can be
+made is shown by compiling steps to the end, with one block, eight images and all else as in the recipe.
+
+What is found is kept in profiling/results/gpu_matrix.json at once, so that a script that was stopped goes on with the
+next program; what failed is tried again. `comparison` repeats the figures of an earlier commit
+(profiling/results/gpu_programs.json). `page` compiles nothing: it predicts speeds anew and writes the page.
 """
 
 import dataclasses
+import os
 import pathlib
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from programs_page import CARDS, key_of, page
+from optimized_programs import compile_apart, read_notes
+from programs_page import CARDS, SAME_CODE, key_of, page
 
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
@@ -25,25 +31,26 @@ from jepa_jax.cli.flags import Arguments, Parser
 from jepa_jax.runtime import platforms
 
 if TYPE_CHECKING:
-    from jepa_jax.planning.planner import Estimate, Planner
+    from jepa_jax.planning.planner import Estimate
     from jepa_jax.planning.step_compiler import Request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT, ROWS = ROOT / "docs/results/gpu_programs.md", ROOT / "profiling/results/gpu_matrix.json"
 COMPARISON = ROOT / "profiling/results/gpu_programs.json"
-SAME = {"a6000": "rtx3090", "l4": "rtx4090"}  # cards of one compute capability run the same program
-# Cards whose multiprocessors have the same threads and (nearly) the same shared memory: until a cell is compiled, it is
-# predicted from the program of this card.
-RELATED = {"rtx3090": "rtx4090", "a6000": "rtx4090", "rtx5090": "rtx4090", "h100": "a100-80", "v100-16": "t4"}
-ROUNDS = (("a100-80",), ("rtx4090", "l4"), ("t4",), ("rtx3090", "a6000"), ("h100",), ("v100-16",), ("rtx5090",))
+# The card whose program stands for others: before Ampere attention is XLA's and there is no bfloat16, and A100 and H100
+# have more shared memory for larger blocks of attention than the rest.
+STANDS_FOR = {"t4": ("t4", "v100-16"), "rtx3090": ("rtx3090", "rtx4090", "rtx5090", "a6000", "l4"),
+              "a100-80": ("a100-80", "h100")}  # fmt: skip
+UNLIMITED = "unlimited"  # in place of a topology: the program that keeps everything
+NO_CHANCE = 2.5  # times the pool: XLA halves the need of some programs, but no more
 FIRST = (
-    "rapid", "quickstart", "lejepa_in1k", "ijepa_in1k_vitb", "emberformer", "mae_cifar10", "hjepa_quick_val",
-    "ijepa_cifar10_gpu", "full", "image_jepa", "jepa_pretrain_gpu", "emp_ssl_cifar10", "vjepa_vitl", "two_rooms",
-    "lejepa_imagenette", "image_jepa_sigreg", "hjepa_20epoch", "hjepa_100epoch", "emberformer_small", "vicreg_cifar10",
+    "rapid", "quickstart", "ijepa_cifar10_gpu", "mae_cifar10", "hjepa_quick_val", "emberformer", "lejepa_imagenette",
+    "full", "image_jepa", "vjepa_quickstart", "two_rooms", "photos_ijepa", "photos_lejepa", "dino_quickstart",
 )  # fmt: skip
-HOPELESS = 1.5  # times the pool: programs that need so much on another card come last, XLA tries long to shrink them
+SMALL = {"model.depth": 1, "method.predictor_depth": 1, "method.decoder_depth": 1, "method.depth": 1,
+         "data.batch_size": 8, "optim.reference_batch": 8, "eval.batch_size": 8, "train.accum_steps": 1}  # fmt: skip
 
-Row = dict[str, Any]  # what the page says of a recipe on a card
+Row = dict[str, Any]  # what is known of a recipe on a card
 
 
 def add_flags(parser: Parser) -> None:
@@ -61,66 +68,91 @@ def make_page(arguments: Arguments, console: Console) -> Result:
     wanted = arguments.only.split(",") if arguments.only else names
     if unknown := set(wanted) - set(names):
         raise UserError(f"--only={arguments.only}: {', '.join(unknown)} is not one of {', '.join(names)}")
-    rows, compared = read_json_or_empty(arguments.rows), read_json(COMPARISON, "it is part of the repository")
+    found = {"figures": {}, "code": {}, **read_json_or_empty(arguments.rows)}
+    compared = read_json(COMPARISON, "it is part of the repository")
+
+    def write() -> None:
+        write_json(arguments.rows, found)
+        write_json(COMPARISON, compared)
+        write_atomically(arguments.out, page(names, found, compared))
+
+    ordered = [name for name in FIRST if name in wanted] + [name for name in wanted if name not in FIRST]
     if arguments.part == "matrix":
-        for key in cells(wanted, rows):
-            rows[key] = row_of(key, console)
-            rows |= related_rows(key, rows)
-            write_json(arguments.rows, rows)
-            write_atomically(arguments.out, page(names, rows, compared))
+        for step in steps(ordered, found):
+            console.line(step())
+            write()
     elif arguments.part == "comparison":
         for key in (key for key in compared["rows"] if key.split()[0] in wanted):
-            compared.setdefault("now", {})[key] = row_of(key, console)
-            write_json(COMPARISON, compared)
+            compared.setdefault("now", {})[key] = row_of(key)
+            write()
     else:
-        predict_anew(rows), predict_anew(compared.get("now", {}))
-        write_json(arguments.rows, rows)
-        write_json(COMPARISON, compared)
-    write_atomically(arguments.out, page(names, rows, compared))
-    failed = [key for key, row in rows.items() if "error" in row]
-    compiled = sum("from" not in row for row in rows.values()) - len(failed)
-    count = {"cells": len(names) * len(CARDS), "compiled": compiled, "related": len(rows) - compiled - len(failed)}
-    return Result([{**count, "failed": failed}], pathlib.Path(arguments.out).name)
+        predict_anew(found["figures"]), predict_anew(compared.get("now", {}))
+    write()
+    failed = [key for rows in found.values() for key, row in rows.items() if "error" in row]
+    return Result([{part: len(rows) for part, rows in found.items()} | {"failed": failed}], arguments.out)
 
 
-def cells(names: list[str], rows: dict[str, Row]) -> Iterator[str]:
-    """Yields the cells that are not compiled, the most wanted first; `rows` may grow meanwhile."""
-    from jepa_jax.runtime.hardware import load_table
+def steps(names: list[str], found: dict[str, dict[str, Row]]) -> Iterator[Callable[[], str]]:
+    """Yields what is left to do, the most wanted first; each adds to `found` and returns a line about it."""
+    figures, code = found["figures"], found["code"]
 
-    table, later = load_table(), []
-    order = [name for name in FIRST if name in names] + [name for name in names if name not in FIRST]
-    for key in (key_of(name, card) for cards in ROUNDS for name in order for card in cards):
-        if key in rows and not {"error", "from"} & rows[key].keys():
-            continue
-        name, card, _ = key.split()
-        needs = [row["peak_gib"] for row in rows.values() if row.get("recipe") == name]
-        if needs and min(needs) * 2**30 > HOPELESS * table[card].memory_bytes:
-            later.append(key)
-        else:
-            yield key
-    yield from later
+    def is_open(rows: dict[str, Row], key: str) -> bool:
+        return key not in rows or "error" in rows[key]
 
-
-def row_of(key: str, console: Console) -> Row:
-    """Returns what the compilation of a recipe for a card shows."""
-    from jepa_jax.planning.planner import Planner
-    from jepa_jax.planning.step_compiler import StepCompiler, default_folder
-    from jepa_jax.runtime.hardware import load_table
-
-    request, data = request_of(key)
-    compiler = StepCompiler(data, default_folder(), on_compile=lambda what: console.line(f"{key}: {what}"))
-    planner = Planner(compiler, load_table())
-    try:
-        estimate = estimate_of(planner, request)
-    except Exception as error:  # whatever it is: the other cells count too
-        return {"recipe": key.split()[0], "error": f"{type(error).__name__}: {str(error)[:300]}"}
-    facts_file(key).parent.mkdir(parents=True, exist_ok=True)
-    write_json(facts_file(key), dataclasses.asdict(estimate.facts))
-    return as_row(estimate, key)
+    for rank in range(max(map(len, STANDS_FOR.values()))):
+        for group in ("rtx3090", "t4") if rank == 0 else ():
+            for name in names:
+                if any(is_open(figures, key_of(name, card)) for card in STANDS_FOR[group]):
+                    yield lambda name=name, group=group: add_unlimited(name, group, figures)
+        for cards in STANDS_FOR.values():
+            for name in names:
+                if cards[rank:] and (cards[rank] not in SAME_CODE) and is_open(code, f"{name} {cards[rank]}"):
+                    yield lambda name=name, card=cards[rank]: add_code(name, card, code)
+        if rank == 0:
+            for name in names:
+                if any(is_open(figures, key_of(name, card)) for card in STANDS_FOR["a100-80"]):
+                    yield lambda name=name: add_unlimited(name, "a100-80", figures)
+    for key in (key_of(name, card) for name in names for card in CARDS):
+        if "unlimited" in figures.get(key, {}) and figures[key]["verdict"] == "does not fit":
+            if figures[key]["peak_gib"] < NO_CHANCE * figures[key]["pool_gib"]:
+                yield lambda key=key: add_limited(key, figures)
 
 
-def request_of(key: str) -> "tuple[Request, Any]":
-    """Returns the request of a cell, and the facts of its data."""
+def add_unlimited(name: str, group: str, figures: dict[str, Row]) -> str:
+    """Adds the rows of all cards for which one program stands."""
+    request, program = request_of(key_of(name, group)), key_of(name, group, UNLIMITED)
+    began = cpu_seconds()
+    error = keep_program(dataclasses.replace(request, unlimited=True), program)
+    for card in STANDS_FOR[group]:
+        key = key_of(name, card)
+        row = {"recipe": name, "error": error} if error else as_row(kept_estimate(program, key), key)
+        figures[key] = {**row, "unlimited": group}
+    return f"{program}: {error or figures[key]['peak_gib']}, {cpu_seconds() - began:.0f} CPU s"
+
+
+def add_limited(key: str, figures: dict[str, Row]) -> str:
+    began = cpu_seconds()
+    figures[key] = row_of(key)
+    return f"{key}: {figures[key].get('error') or figures[key]['peak_gib']}, {cpu_seconds() - began:.0f} CPU s"
+
+
+def add_code(name: str, card: str, code: dict[str, Row]) -> str:
+    """Adds whether a small step of a recipe is compiled to the end for a card."""
+    from jepa_jax.runtime.provenance import git_commit
+
+    began = cpu_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        error = compile_apart(lambda: lowered_step(small_request(name, card)), pathlib.Path(folder), whole=True)
+    code[f"{name} {card}"] = {"commit": git_commit(), **({"error": error} if error else {})}
+    return f"{name} {card}: {error or 'compiles'}, {cpu_seconds() - began:.0f} CPU s"
+
+
+def cpu_seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def request_of(key: str) -> "Request":
+    """Returns the request of a cell."""
     from jepa_jax.config.recipe import assume_gpus
     from jepa_jax.data.facts import data_facts
     from jepa_jax.planning.step_compiler import Request
@@ -130,32 +162,64 @@ def request_of(key: str) -> "tuple[Request, Any]":
     name, card, topology = key.split()
     with assume_gpus():
         config = load_config(name)
-    data = data_facts(config.data, assume=True)
-    return Request(config, load_table()[card], topology, data), data
+    return Request(config, load_table()[card], topology, data_facts(config.data, assume=True))
 
 
-def estimate_of(planner: "Planner", request: "Request") -> "Estimate":
-    """Returns the estimate of a request, from the program of a card like its own if XLA does not recompute there."""
-    other = SAME.get(request.gpu.key)
-    if other is None:
-        return planner.estimate(request)
-    found = planner.estimate(request.changed({"gpu": planner.table[other]}))
-    return planner.estimate(request) if found.facts.recomputed else planner.with_facts(request, found.facts)
+def small_request(name: str, card: str) -> "Request":
+    """Returns the request of a step with few blocks and images; what a kernel of attention computes is the same."""
+    request = request_of(key_of(name, card))
+    groups = {key: getattr(request.config, key.split(".")[0]) for key in SMALL}
+    changes = {key: value for key, value in SMALL.items() if hasattr(groups[key], key.split(".")[1])}
+    return request.changed(changes)
 
 
-def related_rows(key: str, rows: dict[str, Row]) -> dict[str, Row]:
-    """Returns rows of cards for which a program stands until theirs is compiled: it fits them, or is far too large."""
-    name, card, topology = key.split()
-    found: dict[str, Row] = {}
-    if "error" in rows[key]:
-        return found
-    for other in CARDS:
-        if (cell := key_of(name, other)) not in rows:
-            row = as_row(estimate := kept_estimate(key, f"{name} {other} {topology}"), key)
-            runs = RELATED.get(other) == card and row["verdict"] == "fits" and not row["recomputed"]
-            if runs or estimate.facts.peak_bytes > HOPELESS * estimate.capacity:
-                found[cell] = {**row, "from": card}
-    return found
+def lowered_step(request: "Request") -> Any:
+    """Returns the step of a request, lowered for its GPUs."""
+    from jepa_jax.data.contract import abstract_batch
+    from jepa_jax.data.photos.crops import batch_spec
+    from jepa_jax.planning.absent_gpus import absent_devices
+    from jepa_jax.planning.step_compiler import program_for, trace_step
+    from jepa_jax.runtime.hardware import lowering_for
+
+    devices = absent_devices(request.gpu, request.topology, request.unlimited, request.memory_fraction)
+    batch = abstract_batch(batch_spec(request.config, request.data.spec), request.config.data.batch_size)
+    with lowering_for(request.gpu):
+        return trace_step(program_for(request.config, request.data, devices), batch).lower()
+
+
+def row_of(key: str) -> Row:
+    """Returns what the program of a cell shows, optimized for the memory of its card."""
+    if error := keep_program(request_of(key), key):
+        return {"recipe": key.split()[0], "error": error}
+    return as_row(kept_estimate(key, key), key)
+
+
+def keep_program(request: "Request", name: str) -> str:
+    """Keeps what XLA's notes about the program of a request show; returns an error, "" without one."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not (error := compile_apart(lambda: lowered_step(request), pathlib.Path(folder))):
+            facts_file(name).parent.mkdir(parents=True, exist_ok=True)
+            write_json(facts_file(name), facts_of(request, pathlib.Path(folder)))
+    return error
+
+
+def facts_of(request: "Request", folder: pathlib.Path) -> dict[str, Any]:
+    """Returns `StepFacts` of an optimized program, as far as the page needs them."""
+    from jepa_jax.compiled.kernels import read_kernels
+    from jepa_jax.compiled.moves import transposed_share
+    from jepa_jax.data.contract import element_bytes
+    from jepa_jax.planning.step_compiler import StepFacts
+
+    hlo, peak = read_notes(folder)
+    unknown = {field.name: 0 for field in dataclasses.fields(StepFacts) if field.type is int}
+    batch = request.config.data.batch_size // request.devices
+    facts = StepFacts(**unknown | {
+        "devices": request.devices, "batch_bytes": batch * element_bytes(request.data.spec), "peak_bytes": peak,
+        "largest_convolution_bytes": hlo.largest_convolution_bytes(), "kernels": read_kernels(hlo),
+        "collectives": hlo.collectives(), "encoder_float32_products": [], "host_calls": hlo.host_calls(),
+        "transposed_share": transposed_share(hlo),
+    })  # fmt: skip
+    return dataclasses.asdict(facts)
 
 
 def facts_file(key: str) -> pathlib.Path:
@@ -174,15 +238,14 @@ def kept_estimate(program: str, key: str) -> "Estimate":
 
     kept = read_json(facts_file(program), "compile it again")
     facts = StepFacts(**{**kept, "kernels": [Kernel(*one) for one in kept["kernels"]]})
-    request, data = request_of(key)
-    return Planner(StepCompiler(data, None), load_table()).with_facts(request, facts)
+    request = request_of(key)
+    return Planner(StepCompiler(request.data, None), load_table()).with_facts(request, facts)
 
 
 def predict_anew(rows: dict[str, Row]) -> None:
     """Predicts the speeds of rows whose programs are kept on this machine, with the factors of now."""
     for key, row in rows.items():
-        name, _, topology = key.split()
-        program = f"{name} {row['from']} {topology}" if "from" in row else key
+        program = key_of(row["recipe"], row["unlimited"], UNLIMITED) if "unlimited" in row else key
         if "error" not in row and facts_file(program).exists():
             row |= {**as_row(kept_estimate(program, key), key), "commit": row["commit"]}
 
@@ -199,6 +262,7 @@ def as_row(estimate: "Estimate", key: str) -> Row:
         "images_per_sec": round(estimate.speed.images_per_sec, 1),
         "gigabytes": round(facts.bytes_moved / 1e9, 3),
         "peak_gib": round(facts.peak_bytes / 2**30, 3),
+        "pool_gib": round(estimate.capacity / 2**30, 3),
         "kernels": sum(kernel.runs for kernel in facts.kernels),
         "update_kernels": sum(k.runs for k in facts.kernels if any(part in k.scope for part in updates)),
         "transposed_percent": round(100 * facts.transposed_share, 2),

@@ -1,10 +1,9 @@
 """The page of programs for GPUs, as Markdown, from what profiling/make_gpu_programs.py has compiled."""
 
-import collections
-import textwrap
 from typing import Any
 
 CARDS = ("t4", "v100-16", "rtx3090", "rtx4090", "rtx5090", "a6000", "a100-80", "h100", "l4")
+SAME_CODE = {"a6000": "rtx3090", "l4": "rtx4090"}  # cards of one compute capability run the same kernels
 ONE = "1x1x1"
 MISSING, FAILS = "-", "does not compile"
 FIGURES = (
@@ -12,8 +11,20 @@ FIGURES = (
     ("of the update", "update_kernels", ",d"), ("transposes, %", "transposed_percent", ".2f"),
     ("per second", "images_per_sec", ",.0f"),
 )  # fmt: skip
+MEANING = """\
+Predicted elements (images, clips) per second where the step fits the 90 % of the memory that JAX takes; else *no*,
+and what it needs. Batches are those of the recipes. Compiled, not measured: no GPU took part. Speeds are predicted
+([how well](predictions.md)).
 
-Row = dict[str, Any]  # what the page says of a recipe on a card
+*Figures* are of whole steps as XLA has optimized, scheduled and laid them out in memory, stopped before it makes the
+code of kernels. A program without a limit of memory stands for several cards of like multiprocessors, if it fits them:
+that of a T4 for the V100, that of an RTX 3090 for the 4090, 5090, A6000 and L4, that of an A100 for the H100. A need
+marked + is that of this program, of which XLA could recompute a part to save memory.
+
+*Code*: upright cells have compiled to the end, assembler included, as a step with one block, eight images and all else
+as in the recipe, for this compute capability (A6000 as RTX 3090, L4 as RTX 4090). Slanted ones were not, or not yet."""
+
+Row = dict[str, Any]  # what is known of a recipe on a card
 
 
 def key_of(name: str, card: str, topology: str = ONE) -> str:
@@ -21,57 +32,57 @@ def key_of(name: str, card: str, topology: str = ONE) -> str:
     return f"{name} {card} {topology}"
 
 
-def page(names: list[str], rows: dict[str, Row], compared: Row) -> str:
+def page(names: list[str], found: dict[str, dict[str, Row]], compared: Row) -> str:
     """Returns the page; `compared` has the rows of an earlier commit and, as "now", those of the newest."""
-    return "\n".join([*matrix(names, rows), "", *comparison(compared), ""])
+    return "\n".join([*matrix(names, found), "", *comparison(compared), ""])
 
 
-def matrix(names: list[str], rows: dict[str, Row]) -> list[str]:
-    """Returns the table of every recipe on every card, and which cells are not compiled."""
+def matrix(names: list[str], found: dict[str, dict[str, Row]]) -> list[str]:
+    """Returns the table of every recipe on every card, and how much of it is compiled."""
     from jepa_jax.runtime.hardware import load_table
 
     table = load_table()
     titles = [table[card].name.removeprefix("NVIDIA ").removeprefix("GeForce ") for card in CARDS]
-    missing = {name: [c for c in CARDS if "from" in rows.get(key_of(name, c), {"from": ""})] for name in names}
-    compiled = len(names) * len(CARDS) - sum(map(len, missing.values()))
-    commits = collections.Counter(row["commit"] for row in rows.values() if "commit" in row and "from" not in row)
-    lines = [
+    cells = [[cell_text(name, card, found) for card in CARDS] for name in names]
+    every = [cell for row in cells for cell in row]
+    counts = {
+        "have figures": sum(cell.strip("*") != MISSING for cell in every),
+        "are compiled to the end": sum(cell[0] != "*" and cell != MISSING for cell in every),
+        "failed": sum(FAILS in cell for cell in every),
+    }
+    rows = [row for part in found.values() for row in part.values()]
+    commits = sorted({row["commit"] for row in rows if row.get("commit")})
+    return [
         "# Programs for GPUs",
         "",
         "```",
         "python profiling/make_gpu_programs.py",
         "```",
         "",
-        "Compiled, not measured: no GPU took part. Speeds are predicted ([how well](predictions.md)).",
-        "",
         "## Every recipe on nine cards",
         "",
-        "Predicted elements (images, clips) per second where the step fits the 90 % of the memory that JAX takes;",
-        "else **no**, and what it needs at least. Batches are those of the recipes. *Slanted*: not compiled for this",
-        "card yet, predicted from the program of a card with like multiprocessors. -: not compiled yet.",
+        MEANING,
         "",
         f"| recipe | {' | '.join(titles)} |",
         "|---|" + "---:|" * len(CARDS),
-        *(f"| `{name}` | {' | '.join(cell_text(rows.get(key_of(name, card))) for card in CARDS)} |" for name in names),
+        *(f"| `{name}` | {' | '.join(row)} |" for name, row in zip(names, cells, strict=True)),
         "",
-        f"{compiled} of {len(names) * len(CARDS)} cells are compiled, "
-        f"{sum('error' in row for row in rows.values())} of them failed (commits: {', '.join(sorted(commits))}).",
+        f"Of {len(every)} cells {', '.join(f'{count} {what}' for what, count in counts.items())} "
+        f"(commits: {', '.join(commits)}).",
     ]
-    if any(missing.values()):
-        absent = [f"{card} {sum(card in cards for cards in missing.values())}" for card in CARDS]
-        lines += ["", *textwrap.wrap(f"Not compiled yet, by card: {', '.join(absent)}.", 120)]
-    return lines
 
 
-def cell_text(row: Row | None) -> str:
-    if row is None:
-        return MISSING
-    if "error" in row:
+def cell_text(name: str, card: str, found: dict[str, dict[str, Row]]) -> str:
+    row, code = found["figures"].get(key_of(name, card)), found["code"].get(f"{name} {SAME_CODE.get(card, card)}", {})
+    if "error" in code or "error" in (row or {}):
         return f"**{FAILS}**"
-    if row["verdict"] == "does not fit":
-        return "*no*" if "from" in row else f"**no** ({row['peak_gib']:.1f} GiB)"
-    text = f"{row['images_per_sec']:,.0f}" + (" (tight)" if row["verdict"] == "tight" else "")
-    return f"*{text}*" if "from" in row else text
+    if row is None:
+        text = "compiles" if code else MISSING
+    elif row["verdict"] == "does not fit":
+        text = f"no ({row['peak_gib']:.1f}{'+' if 'unlimited' in row else ''} GiB)"
+    else:
+        text = f"{row['images_per_sec']:,.0f}" + (" (tight)" if row["verdict"] == "tight" else "")
+    return text if code or row is None else f"*{text}*"
 
 
 def comparison(compared: Row) -> list[str]:

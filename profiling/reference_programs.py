@@ -8,6 +8,7 @@ folder by program and target.
 import dataclasses
 import hashlib
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,20 +17,19 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
+from optimized_programs import compile_apart, read_notes
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
-from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, read_kernels
 from jepa_jax.models import resnet, vit
-from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered, target_config
+from jepa_jax.planning.absent_gpus import absent_devices, target_config
 from jepa_jax.planning.step_compiler import code_digest
-from jepa_jax.runtime.hardware import Gpu
+from jepa_jax.runtime.hardware import Gpu, lowering_for
 from jepa_jax.runtime.start import cache_folder
 
 CLASSES = 1000
 VITS = {f"{name}_patch16_224": name for name in vit.SIZES}  # timm's names
-READERS = ("compiled/hlo.py", "compiled/kernels.py")  # the code that makes facts of a program
 
 
 class Case(NamedTuple):
@@ -51,33 +51,30 @@ class CaseFacts:
 
 
 def case_facts(case: Case, gpu: Gpu, on_compile: Callable[[str], None] = lambda what: None) -> CaseFacts:
-    """Returns the facts of a case on a GPU, compiling it if they are not kept."""
-    target = [target_config(gpu), code_digest(*READERS), jax.__version__]
-    by_case = _kept_at(repr(case), code_digest("models/**/*.py"), pathlib.Path(__file__).read_text(), *target)
-    kept = read_json_or_empty(by_case)
-    if not kept:
-        program, arguments = step_of(case, SingleDeviceSharding(absent_devices(gpu, "1x1x1")[0]))
-        lowered = program.trace(*arguments).lower()
-        by_program = _kept_at(lowered.as_text(), *target)
-        kept = read_json_or_empty(by_program)
-        if not kept:
-            what = f"{case.model} at {case.image_size}, batch {case.batch_size}, {case.mode}, for {gpu.name}"
-            on_compile(f"compiling {what}")
-            kept = _compiled_facts(lowered)
-        by_case.parent.mkdir(parents=True, exist_ok=True)
-        for path in (by_case, by_program):
-            write_json(path, kept)
+    """Returns the facts of a case on a GPU, optimizing its program if they are not kept."""
+    code = code_digest("models/**/*.py", "compiled/*.py") + pathlib.Path(__file__).read_text()
+    path = _kept_at(repr(case), code, target_config(gpu), jax.__version__)
+    if not (kept := read_json_or_empty(path)):
+        what = f"{case.model} at {case.image_size}, batch {case.batch_size}, {case.mode}, for {gpu.name}"
+        on_compile(f"compiling {what}")
+        kept = _facts_of(case, gpu)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, kept)
     return CaseFacts(**{**kept, "kernels": [Kernel(*one) for one in kept["kernels"]]})
 
 
-def _compiled_facts(lowered: Any) -> dict[str, Any]:
-    compiled = compile_lowered(lowered)
-    hlo = parse_hlo(compiled.as_text())
-    return {
-        "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
-        "largest_convolution_bytes": hlo.largest_convolution_bytes(),
-        "kernels": read_kernels(hlo),
-    }
+def _facts_of(case: Case, gpu: Gpu) -> dict[str, Any]:
+    def lower() -> Any:
+        program, arguments = step_of(case, SingleDeviceSharding(absent_devices(gpu, "1x1x1")[0]))
+        with lowering_for(gpu):
+            return program.trace(*arguments).lower()
+
+    with tempfile.TemporaryDirectory() as folder:
+        if error := compile_apart(lower, pathlib.Path(folder)):
+            raise UserError(f"{case} for {gpu.name}: {error}")
+        hlo, peak = read_notes(pathlib.Path(folder))
+    convolution = hlo.largest_convolution_bytes()
+    return {"peak_bytes": peak, "largest_convolution_bytes": convolution, "kernels": read_kernels(hlo)}
 
 
 def _kept_at(*parts: str) -> pathlib.Path:
