@@ -11,19 +11,22 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jepa_jax.data.contract import image_spec
-from jepa_jax.data.facts import DataFacts
+from jepa_jax.data.contract import abstract_batch, image_spec
+from jepa_jax.data.facts import DataFacts, data_facts
+from jepa_jax.device_check.program import overlapped
 from jepa_jax.models.kernels.conv import conv2d
 from jepa_jax.planning import step_compiler
+from jepa_jax.planning.absent_gpus import absent_devices, compile_lowered
 from jepa_jax.planning.estimate import FITS
 from jepa_jax.planning.factors import predict
 from jepa_jax.planning.planner import Planner
-from jepa_jax.planning.step_compiler import Request, StepCompiler
+from jepa_jax.planning.step_compiler import Request, StepCompiler, program_for, trace_step
 from jepa_jax.program.config import load_config
+from jepa_jax.runtime.hardware import lowering_for
 from profiling.fuzz_json import some_facts
 from tests.planning.line_compiler import CIFAR, GIB, TABLE, LineCompiler
 from tests.sequences import SequenceSource
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_masked_config
 
 PLANS = pathlib.Path(__file__).parents[2] / ".cache" / "test_plans"
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheels of the compiler are for Linux")
@@ -159,6 +162,19 @@ def test_every_device_sends_its_gradients_around_the_ring_once(eight_gpus):
     sent = sum(wire for _, wire in facts.collectives.values())
     covariances = 2 * 4 * 1024**2
     assert 2 * 7 / 8 * facts.parameter_bytes / 2 < sent < 2 * 7 / 8 * 1.05 * (facts.parameter_bytes + covariances)
+
+
+@on_linux
+@pytest.mark.slow
+def test_eight_gpus_gather_nothing_and_exchange_gradients_while_they_compute():
+    config = tiny_masked_config("mae", model__width=64, model__depth=2, data__batch_size=64)
+    gpu, data = TABLE["a100-80"], data_facts(config.data)
+    with lowering_for(gpu):
+        step = program_for(config, data, absent_devices(gpu, "1x1x8"))
+        text = compile_lowered(trace_step(step, abstract_batch(data.spec, 64)).lower()).as_text()
+    assert "all-gather" not in text
+    apart, total = overlapped(text)
+    assert total == apart > 0
 
 
 @on_linux

@@ -84,7 +84,7 @@ def _fused_formulation(shape: tuple[Any, ...], dtype: Any, implementation: str) 
     if implementation != KERNEL and _cudnn_applies(shape, dtype):
         return functools.partial(_per_device, _by_cudnn)
     if implementation == CUDNN and is_gpu_here():
-        heads = f"heads of {shape[-1]} numbers in {dtype}"
+        heads = f"{shape[1]} tokens with heads of {shape[-1]} numbers in {dtype}"
         raise UserError(f"config.model.attention = cudnn: cuDNN is not there or does not take {heads}; use auto")
     block = fused_block(shape[1], shape[-1], dtype.itemsize)
     # A new function for each call: JAX would reuse the trace of another GPU.
@@ -92,13 +92,17 @@ def _fused_formulation(shape: tuple[Any, ...], dtype: Any, implementation: str) 
 
 
 def _cudnn_applies(shape: tuple[Any, ...], dtype: Any) -> bool:
-    """Returns whether cuDNN takes such heads on the GPU of this process; plans cannot ask it."""
+    """Returns whether cuDNN takes such heads, and gives their gradients, on the GPU of this process.
+
+    Plans cannot ask it. JAX refuses gradients of odd lengths alone.
+    """
     width, halves = shape[-1], dtype in (jnp.bfloat16, jnp.float16)
     if not is_gpu_here() or not halves or width > CUDNN_WIDTH or width % CUDNN_GRAIN:
         return False
     heads = jax.ShapeDtypeStruct((*shape[:2], shape[2] // 3, width), dtype)
+    by_cudnn = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
     try:
-        jax.eval_shape(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads)
+        jax.eval_shape(lambda *heads: jax.vjp(by_cudnn, *heads)[0], heads, heads, heads)
     except (RuntimeError, NotImplementedError, ValueError):  # cuDNN is missing, too old, or refuses the shape
         return False
     return True

@@ -9,9 +9,11 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.kernels import attention as formulations
 from jepa_jax.models.kernels.attention import attention, fused_block, self_attention
 from jepa_jax.models.kernels.fused_attention import fused_attention
 from jepa_jax.models.kernels.linear import row_major
@@ -181,6 +183,56 @@ def test_the_implementation_is_the_one_that_is_named(implementation):
     with lowering_for(card):  # cuDNN cannot be asked about a GPU that is not there
         program = str(jax.make_jaxpr(functools.partial(self_attention, implementation=implementation))(x))
     assert ("attention_forward" in program) == (implementation != "xla")
+
+
+@pytest.fixture
+def a100_with_cudnn(monkeypatch):
+    """An A100 with cuDNN in this machine, as far as tracing and lowering ask for it."""
+    monkeypatch.setattr(formulations, "is_gpu_here", lambda: True)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda least: float(least) <= 8.0)
+    with lowering_for(load_table()["a100-80"]):
+        yield
+
+
+def lowered_for_gpus(implementation, dtype, width, length=64):
+    step = jax.grad(lambda x: jnp.sum(self_attention(x, implementation).astype(jnp.float32)))
+    x = jax.ShapeDtypeStruct((2, length, 6, width), dtype)
+    return jax.jit(step).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    "implementation, dtype, width, length, by_cudnn",
+    [
+        ("auto", jnp.bfloat16, 8, 64, True),
+        ("auto", jnp.float16, 80, 78, True),
+        ("cudnn", jnp.bfloat16, 128, 64, True),
+        ("auto", jnp.bfloat16, 64, 65, False),  # JAX refuses gradients of odd lengths
+        ("auto", jnp.bfloat16, 136, 64, False),
+        ("auto", jnp.bfloat16, 36, 64, False),
+        ("auto", jnp.float32, 64, 64, False),
+        ("kernel", jnp.bfloat16, 64, 64, False),
+    ],
+)
+def test_cudnn_attends_on_a_gpu_of_this_machine_to_the_heads_that_it_takes(
+    a100_with_cudnn, implementation, dtype, width, length, by_cudnn
+):
+    program = lowered_for_gpus(implementation, dtype, width, length)
+    calls = ("__cudnn$fmhaSoftmax(", "__cudnn$fmhaSoftmaxBackward("), ("attention_forward", "attention_backward")
+    assert all(call in program for call in calls[not by_cudnn])
+    assert not any(call in program for call in calls[by_cudnn])
+
+
+def test_heads_that_cudnn_was_asked_for_and_does_not_take_are_named(a100_with_cudnn):
+    with pytest.raises(UserError, match="does not take 64 tokens with heads of 64 numbers in float32; use auto"):
+        lowered_for_gpus("cudnn", jnp.float32, 64)
+
+
+def test_what_cudnn_computes_has_the_values_and_gradients_of_the_plain_form(a100_with_cudnn):
+    arrays = heads(18, 18, jnp.bfloat16)
+    mixed = functools.partial(jnp.concatenate, axis=2)
+    got = values_and_gradients(lambda *heads: self_attention(mixed(heads)), *arrays)
+    assert_close(got, values_and_gradients(plain_attention, *arrays), 0.02)
 
 
 def test_tokens_have_one_layout_on_gpus_and_none_is_asked_for_on_cpus():
