@@ -41,10 +41,12 @@ class DataConfig(Group):
     num_test: int = key(0, "test images: how many to generate (synthetic sources) or use (0 = all)", least=0)
     validation: float = key(
         0.0,
-        "fraction of the train split used for validation instead of training; groups stay together; 0 = none",
+        "fraction of the train split used for validation instead of training; groups stay together; 0 = none; a set "
+        "with a validation split of its own uses that for any other",
         least=0,
         most=0.5,
     )
+    fold: int = key(0, "which of the splits that a data set defines; no effect on sets with one split", least=0)
     max_frames: int = key(20, "frames to which a sequence is padded; no effect on images", least=1)
     frame_stride: int = key(
         1, "steps of a recording or of a simulation from one frame of a sequence to the next", least=1

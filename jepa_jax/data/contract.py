@@ -100,6 +100,13 @@ class Synthetic(Protocol):
 
 
 @runtime_checkable
+class OwnValidation(Protocol):
+    """The class of a source whose data set has a validation split, which it opens as "validation"."""
+
+    own_validation: ClassVar[bool]
+
+
+@runtime_checkable
 class ExpectsSpecs(Protocol):
     """The class of a source that knows the shapes of its unlabelled elements without its files."""
 

@@ -14,7 +14,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, DataConfig
 from jepa_jax.config.resolve import resolve
 from jepa_jax.data.batches import batch_dataset
-from jepa_jax.data.contract import Grouped, Source, fixed_order, sample
+from jepa_jax.data.contract import Grouped, OwnValidation, Source, fixed_order, sample
 from jepa_jax.data.elements import StreamSource, as_source
 from jepa_jax.data.in_memory import check_image, num_used, open_arrays
 from jepa_jax.data.readers.cifar import CLASSES, read_cifar10
@@ -76,7 +76,7 @@ def open_source(data: DataConfig, split: str) -> Source:
     """
     if split == "test":
         return _open_whole(data, split)
-    train, validation = hold_out(_open_whole(data, "train"), data.validation)
+    train, validation = _divided(_open_whole(data, "train"), data)
     if split == "train":
         return train
     if validation is None:
@@ -102,7 +102,7 @@ def open_data(data: DataConfig, given: Mapping[str, Any] | None = None) -> Split
             f"test: {_described(test)}); give both the same arrays, labels to both or to none, and the test split no "
             "class that train lacks"
         )
-    train, validation = hold_out(whole, data.validation)
+    train, validation = _divided(whole, data)
     return Splits(train, test, validation)
 
 
@@ -138,6 +138,13 @@ def _open_whole(data: DataConfig, split: str, given: Mapping[str, Any] | None = 
             f"config.data.dir = {data.dir}: the {split} split does not fit into memory ({error}); use less of it, or "
             "data.source = folder, which reads batch by batch"
         ) from error
+
+
+def _divided(whole: Source, data: DataConfig) -> tuple[Source, Source | None]:
+    """Returns what is trained on and what is held out: the validation split of the data set, if it has one."""
+    if data.validation and isinstance(find_opener(data), OwnValidation):
+        return whole, _open_whole(data, "validation")
+    return hold_out(whole, data.validation)
 
 
 def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:

@@ -18,6 +18,7 @@ __all__ = ["load_predictor"]
 SOURCES = {
     "wildfire": "jepa_jax.projects.wildfire.data.simulated:WildfireSource",
     "fire_sequences": "jepa_jax.projects.wildfire.data.sequences:FireSequences",
+    "wsts": "jepa_jax.projects.wildfire.data.wsts:WstsSource",
     "ndws": "jepa_jax.projects.wildfire.data.ndws:NdwsSource",
 }
 METHODS = {"emberformer": "jepa_jax.projects.wildfire.method:EmberFormerMethod"}

@@ -1,10 +1,10 @@
-"""What needs no network: persistence, dilation of the front, and logistic regression of each pixel.
+"""What needs no network: persistence, dilation of the front, logistic regression and boosted trees of each pixel.
 
 They see training data alone. Scores rank pixels; a threshold chosen on validation data turns them into masks, which is
 how the radius of the dilation is chosen.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from jepa_jax.projects.wildfire.evals.predictor import same_shape_parts
 from jepa_jax.projects.wildfire.evals.truth import Truth, last_frame
 
 PERSISTENCE = "persistence"
-BASELINES = (PERSISTENCE, "dilation", "logistic")
+BASELINES = (PERSISTENCE, "dilation", "logistic", "boosting")
 NEIGHBOURHOODS = (3, 7)  # pixels per side
 FARTHEST, FARTHEST_SHARE = 8, 0.1  # distance that features tell apart: pixels, or a share of the side if that is more
 FITTED_PIXELS, FITTED_ELEMENTS = 2**18, 2048  # at most, of training data
@@ -25,6 +25,7 @@ PIXELS_AT_ONCE = 2**20  # whose features are in memory
 PENALTY = 1e-5  # a dozen weights from thousands of pixels need hardly any
 
 Arrays = Mapping[str, np.ndarray]
+Scorer = Callable[[Arrays], np.ndarray]  # gives each pixel of a batch a score [B, H, W]
 
 
 class Logistic(NamedTuple):
@@ -44,23 +45,24 @@ class Reference(NamedTuple):
     """What does not depend on the model of a set: the truth, and the scores of the baselines."""
 
     truth: Truth
-    fitted: dict[str, np.ndarray]  # [N, H, W] by name, of all but persistence, which the truth tells
+    fitted: dict[str, np.ndarray]  # scores [N, H, W] by name, of all but persistence, which the truth tells
 
     def scores(self, name: str) -> np.ndarray:
         """Returns the scores [N, H, W] of a baseline in float32; those of unknown pixels mean nothing."""
         return (~self.truth.new).astype(np.float32) if name == PERSISTENCE else self.fitted[name]
 
 
-def read_reference(source: Source, logistic: Logistic, on_elements: OnCount = ignore) -> Reference:
-    """Reads a set once and scores its pixels with all baselines."""
+def read_reference(source: Source, fitted: Mapping[str, Scorer], on_elements: OnCount = ignore) -> Reference:
+    """Reads a set once and scores its pixels by dilation and by the baselines that were fitted."""
     truth = Truth.empty(source.spec, len(source))
-    fitted = {name: np.empty(truth.target.shape, np.float32) for name in BASELINES if name != PERSISTENCE}
+    scorers: dict[str, Scorer] = {"dilation": lambda batch: -distance(last_frame(batch)), **fitted}  # minus the radius
+    scores = {name: np.empty(truth.target.shape, np.float32) for name in scorers}
     for indices, batch in host_batches(source):
         truth.fill(indices, batch)
-        fitted["dilation"][indices] = -distance(last_frame(batch))  # a threshold is minus the radius
-        fitted["logistic"][indices] = logistic(batch)
+        for name, scorer in scorers.items():
+            scores[name][indices] = scorer(batch)
         on_elements(len(indices))
-    return Reference(truth, fitted)
+    return Reference(truth, scores)
 
 
 def distance(burning: np.ndarray) -> np.ndarray:

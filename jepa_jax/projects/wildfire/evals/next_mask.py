@@ -20,14 +20,15 @@ from jepa_jax.evals.evaluators import (
 )
 from jepa_jax.evals.features import part_of
 from jepa_jax.program.step import TrainState
-from jepa_jax.projects.wildfire.evals.baselines import BASELINES, Logistic, Reference, fit_logistic, read_reference
+from jepa_jax.projects.wildfire.evals.baselines import BASELINES, Reference, Scorer, fit_logistic, read_reference
+from jepa_jax.projects.wildfire.evals.boosting import fit_boosting, import_boosting
 from jepa_jax.projects.wildfire.evals.exhibits import mask_exhibits
 from jepa_jax.projects.wildfire.evals.predictor import Change, FrozenPredictor, same_shape_parts
 from jepa_jax.projects.wildfire.evals.spread import fire_figures, fire_spread, interval_95, resampled_average_precisions
 from jepa_jax.projects.wildfire.evals.truth import chosen_threshold, mask_figures, ranking_figures
 
 EVEN_LOGIT = 0.0  # probability 1/2: the threshold where validation data cannot choose one
-MOST_PIXELS = 2**28  # of a split that is evaluated: 3 GB of truth and baselines, and 1 GB for each model that is scored
+MOST_PIXELS = 2**28  # of a split that is evaluated: 4 GB of truth and baselines, and 1 GB for each model that is scored
 THRESHOLD_ELEMENTS = 512  # of training data, by which baselines choose their threshold without validation data
 FEWEST_FIRES = 30  # with fewer, what differs between two models is mostly which fires were drawn
 RANKINGS = ("average_precision", "new_average_precision")
@@ -55,8 +56,9 @@ class NextMask(Evaluator):
         if missing := {"fire", "valid", "wind", "static", "target", "known", "fire_id"} - context.test.spec.keys():
             raise UserError(
                 f"config.data.source = {context.config.data.source}: next_mask needs histories of masks, and elements "
-                f"have no {', '.join(sorted(missing))}; use wildfire, fire_sequences or ndws"
+                f"have no {', '.join(sorted(missing))}; use wildfire, fire_sequences, ndws or wsts"
             )
+        import_boosting()  # before anything is compiled
         self.predictor = FrozenPredictor(context.config, context.program, None, None)  # gets weights in `run`
         most = max(1, MOST_PIXELS // context.test.spec["target"].size)
         self.test = whole_groups(context.test, most)
@@ -156,14 +158,17 @@ class NextMask(Evaluator):
     # What does not depend on the model.
 
     @functools.cached_property
-    def _logistic(self) -> Logistic:
-        self.context.progress.start("logistic regression", len(self.context.train))
-        return fit_logistic(self.context.train, self.context.progress.advance)
+    def _fitted(self) -> dict[str, Scorer]:
+        fitted: dict[str, Scorer] = {}
+        for name, fit in (("logistic", fit_logistic), ("boosting", fit_boosting)):
+            self.context.progress.start(f"fitting {name}", len(self.context.train))
+            fitted[name] = fit(self.context.train, self.context.progress.advance)
+        return fitted
 
     def _read(self, source: Source, what: str) -> Reference:
-        logistic = self._logistic
+        fitted = self._fitted
         self.context.progress.start(f"baselines, {what}", len(source))
-        return read_reference(source, logistic, self.context.progress.advance)
+        return read_reference(source, fitted, self.context.progress.advance)
 
     @functools.cached_property
     def _test(self) -> Reference:

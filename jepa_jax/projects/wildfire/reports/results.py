@@ -14,6 +14,7 @@ ROWS = {  # of whom, and how the keys of the summary begin
     "persistence": "persistence_",
     "dilation": "dilation_",
     "logistic": "logistic_",
+    "boosting": "boosting_",
     "untrained model": "untrained_",
     "model, other wind": "shuffled_wind_",
     "model": "",

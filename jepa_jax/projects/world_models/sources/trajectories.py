@@ -21,6 +21,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import ElementNames
 from jepa_jax.data.in_memory import Arrays
+from jepa_jax.data.readers.hdf5 import open_hdf5
 from jepa_jax.data.readers.npz import read_npz_file
 from jepa_jax.data.readers.undivided import drawn_part
 from jepa_jax.projects.world_models.sources.cut import CutSequences
@@ -115,15 +116,3 @@ def check_arrays(file: pathlib.Path, stored: Any, data: DataConfig) -> np.ndarra
     ):
         raise UserError(f"{file}: ends must be ascending integers, the last one {len(frames)}, the number of frames")
     return ends.astype(np.int64)
-
-
-def open_hdf5(file: pathlib.Path) -> Any:
-    """Opens an HDF5 file for reading."""
-    try:
-        import h5py
-    except ImportError:
-        raise UserError(f"{file}: needs h5py; pip install 'jepa_jax[hdf5]', or use an .npz file") from None
-    try:
-        return h5py.File(file, "r")
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read as HDF5 ({error}); write it again") from error

@@ -23,7 +23,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def reference(data):
-    return read_reference(data.test, fit_logistic(data.train))
+    return read_reference(data.test, {"logistic": fit_logistic(data.train)})
 
 
 def test_the_truth_is_in_the_order_of_the_source(data, reference):
@@ -78,7 +78,7 @@ def test_pixels_downwind_of_a_fire_differ_from_those_upwind(comes_from, downwind
 
 def test_wind_and_distance_help_on_newly_burning_pixels():
     data = open_data(fire_config(data__num_train=512, data__num_test=512, data__validation=0.0).data)
-    reference = read_reference(data.test, fit_logistic(data.train))
+    reference = read_reference(data.test, {"logistic": fit_logistic(data.train)})
     kept = np.delete(np.arange(11), [3, 7])  # without distance and the front's side of the wind
     x, y = (np.concatenate(parts) for parts in zip(*(
         (pixel_features(batch)[..., kept].reshape(-1, 9), batch["target"].ravel())

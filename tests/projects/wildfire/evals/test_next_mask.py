@@ -1,6 +1,7 @@
 """The evaluator of the next mask: what it measures when, what it chooses by, and what it tells."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from jepa_jax.data.contract import fixed_order
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Moment, Stage, build_evaluators
 from jepa_jax.projects.wildfire.evals import next_mask
+from jepa_jax.projects.wildfire.evals.baselines import BASELINES
 from jepa_jax.projects.wildfire.evals.next_mask import NextMask
 from jepa_jax.training.run import train
 from tests.projects.wildfire.evals.pixel_method import context_of, fire_config
@@ -84,9 +86,9 @@ def test_final_figures_are_those_of_scikit_learn_over_the_whole_test_split(built
 
 def test_final_figures_have_baselines_shuffled_wind_and_spread_beside_them(built):
     *_, figures = built
-    for name in ("persistence", "dilation", "logistic"):
+    for name in BASELINES:
         assert {f"{name}_{figure}" for figure in AT_A_THRESHOLD} <= figures.keys()
-    best = max(figures[f"{name}_new_average_precision"] for name in ("persistence", "dilation", "logistic"))
+    best = max(figures[f"{name}_new_average_precision"] for name in BASELINES)
     assert figures["baseline_new_average_precision"] == best
     assert figures["new_average_precision_gain"] == pytest.approx(figures["new_average_precision"] - best)
     low, high = figures["new_average_precision_gain_interval_95"]
@@ -177,11 +179,13 @@ def test_baselines_are_fitted_on_training_data_alone(built):
     sources = [Relabelled(source, flipped) for source in (context.train, context.test, context.validation)]
     other = with_sources(built, *sources[1:])
     other.run(state, LAST)
-    np.testing.assert_array_equal(other._logistic.kernel, evaluator._logistic.kernel)
+    batch = context.test.batch(np.arange(8))
+    for name, scorer in evaluator._fitted.items():
+        np.testing.assert_array_equal(other._fitted[name](batch), scorer(batch), name)
     other = NextMask(
         EvaluationContext(context.config, context.program, (sources[0], context.test), validation=context.validation)
     )
-    assert not np.allclose(other._logistic.kernel, evaluator._logistic.kernel)
+    assert all(not np.allclose(other._fitted[name](batch), scorer(batch)) for name, scorer in evaluator._fitted.items())
 
 
 def test_of_a_large_split_whole_fires_are_evaluated_and_a_caveat_says_so(built, monkeypatch):
@@ -277,6 +281,13 @@ def test_words_name_the_best_baseline_and_few_fires_are_a_caveat(built):
     assert evaluator.in_words(evaluator.run(state, FIRST)).startswith("validation:  AP ")
     assert evaluator.caveat(figures).startswith("6 test fires prove nothing")
     assert evaluator.caveat({**figures, "test_fires": 30}) is None
+
+
+def test_without_scikit_learn_there_is_one_error_before_anything_is_compiled(built, monkeypatch):
+    context, *_ = built
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    with pytest.raises(UserError, match=r"next_mask: .* needs scikit-learn; pip install 'jepa_jax\[sklearn\]'"):
+        NextMask(context)
 
 
 def test_data_without_masks_are_refused():
