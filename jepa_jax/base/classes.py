@@ -96,21 +96,13 @@ def refuse_untrusted(values: Mapping[str, Any], trusted: Collection[str] = ()) -
     """Raises UserError if the values of a config that was read from a file name a class: importing it runs its code.
 
     Modules of the user's own that this program has imported already may be named.
-
-    Args:
-      values: by dotted key.
-      trusted: classes that the user has named in this command.
     """
     for key, value in values.items():
         for name in references([value]):
-            if not trust_files and name not in trusted and not _is_imported(name):
+            module = name.partition(":")[0]
+            is_imported = module in sys.modules and module.partition(".")[0] not in sys.stdlib_module_names
+            if not trust_files and name not in trusted and not is_imported:
                 raise UserError(
                     f"config.{key} = {name!r}: is named by a file, and importing it runs its code; add --trust if you "
                     "know where the file comes from (in Python: with jepa_jax.trust_files())"
                 )
-
-
-def _is_imported(reference: str) -> bool:
-    """Returns whether a class is of a module that was imported for its sake: neither Python's own nor missing."""
-    module = reference.partition(":")[0]
-    return module in sys.modules and module.partition(".")[0] not in sys.stdlib_module_names

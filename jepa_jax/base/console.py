@@ -86,10 +86,7 @@ def drop_output(descriptor: int) -> None:
 
 
 def print_result(text: str) -> None:
-    """Prints the result of a command on standard output; a reader that does not wait for it is no error.
-
-    Raises UserError if it cannot be written.
-    """
+    """Prints the result of a command on standard output; a reader that does not wait for it is no error."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -87,7 +87,6 @@ class AppendedFile:
 
 
 def file_digest(path: pathlib.Path, algorithm: str) -> str:
-    """Returns the checksum of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
@@ -111,7 +110,6 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes a value as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 

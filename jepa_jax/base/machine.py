@@ -6,5 +6,4 @@ DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # 
 
 
 def has_nvidia_driver() -> bool:
-    """Returns whether this machine has an NVIDIA driver."""
     return any(pathlib.Path(path).exists() for path in DRIVER_FILES)

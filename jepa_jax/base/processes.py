@@ -174,7 +174,6 @@ def is_gone(process: "psutil.Process") -> bool:
 
 
 def wait_until(happened: Callable[[], bool], seconds: float) -> None:
-    """Waits for an event, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not happened():
         time.sleep(POLL_SECONDS)

@@ -48,7 +48,6 @@ class InterruptFlag:
         self._handlers.close()
 
     def check(self) -> None:
-        """Raises Interrupted if a signal has arrived."""
         if self.raised is not None:
             raise Interrupted(self.raised)
 

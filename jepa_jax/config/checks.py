@@ -12,10 +12,7 @@ from jepa_jax.config.schema import Entry, Key, entries, listed_names
 
 
 def checked_value(name: str, value: Any, known: Mapping[str, Entry], given: Mapping[str, Any]) -> Any:
-    """Returns a value as the type of its dotted key; raises UserError for an unknown key or a value it cannot have.
-
-    `known` are the keys that there are; `given` are all values that are set, for the message about an unknown key.
-    """
+    """Returns a value as the type of its dotted key; raises UserError for an unknown key or a value it cannot have."""
     if name not in known:
         raise UserError(unknown_key(name, known, given))
     return checked(name, value, known[name].key)

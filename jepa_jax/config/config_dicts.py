@@ -10,7 +10,7 @@ from ml_collections.config_dict import RequiredValueError
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.checks import checked_value
 from jepa_jax.config.owners import GROUPS, dropped_keys, known_keys, needs_encoder, structure
-from jepa_jax.config.schema import Entry, Key, flatten
+from jepa_jax.config.schema import Entry, flatten
 
 FORMER = "former name of "  # how the meaning of a key begins that only configs of earlier versions have
 
@@ -87,7 +87,6 @@ def filled(values: Mapping[str, Any] | ConfigDict, prefix: str = "") -> tuple[di
 
 
 def set_values(config: ConfigDict, values: Mapping[str, Any]) -> None:
-    """Sets values by dotted key; creates the groups that they are in."""
     for name, value in values.items():
         *groups, last = name.split(".")
         inner = config
@@ -99,20 +98,17 @@ def set_values(config: ConfigDict, values: Mapping[str, Any]) -> None:
 
 
 def holds(config: ConfigDict, name: str) -> bool:
-    """Returns whether there is a key of this dotted name."""
     group, _, last = name.partition(".")
     return group in config and (not last or holds(config[group], last))
 
 
 def find_group(config: ConfigDict, path: str) -> ConfigDict:
-    """Returns the group of a dotted path."""
     for group in filter(None, path.split(".")):
         config = config[group]
     return config
 
 
 def delete(config: ConfigDict, name: str) -> None:
-    """Deletes a key, and the groups that are empty without it."""
     group, _, last = name.rpartition(".")
     del find_group(config, group)[last]
     if group and not find_group(config, group):
@@ -120,11 +116,7 @@ def delete(config: ConfigDict, name: str) -> None:
 
 
 def overridden(config: ConfigDict, overrides: Mapping[str, Any]) -> tuple[ConfigDict, list[str]]:
-    """Returns a complete copy with other values, and a complaint about each of them that cannot be set.
-
-    Args:
-      overrides: values by dotted key; texts are read as the type of their key.
-    """
+    """Returns a complete copy with other values, and a complaint about each of them that cannot be set."""
     values, known, complaints = checked_overrides(config, overrides)
     result = with_choices_of(config, values, known)
     set_values(result, values)
@@ -172,7 +164,12 @@ def unread_former_names(
 
 def with_choices_of(config: ConfigDict, values: Mapping[str, Any], known: Mapping[str, Entry]) -> ConfigDict:
     """Returns a complete copy in which those of the values are set that decide which keys there are."""
-    return chosen(config, {name: value for name, value in values.items() if is_choice(name, known[name].key)})
+    choices = {}
+    for name, value in values.items():
+        key = known[name].key
+        if key.variants or key.members is not None or name in ("method.name", "model.name"):
+            choices[name] = value
+    return chosen(config, choices)
 
 
 def dropped_values(config: ConfigDict, overrides: Mapping[str, Any]) -> list[str]:
@@ -185,8 +182,3 @@ def dropped_values(config: ConfigDict, overrides: Mapping[str, Any]) -> list[str
         if name in dropped and name.startswith("method.")
         if value not in (known[name].key.default, given.get(known[name].key.default_from))
     ]
-
-
-def is_choice(name: str, key: Key) -> bool:
-    """Returns whether the value of a key decides which other keys there are."""
-    return bool(key.variants) or key.members is not None or name in ("method.name", "model.name")

@@ -21,14 +21,6 @@ def parse_config(
 
     Keys that decide which keys there are (`--config.method.loss=sigreg`) are set before config_flags looks up the types
     of the others, so that the keys of the new choice exist.
-
-    Args:
-      reference: what `read_recipe` takes.
-      override_flags: flags such as `--config.optim.lr=0.1`.
-      warn: called with a sentence if `--config.method.name` drops values of the recipe.
-
-    Raises:
-      UserError: lists every key and value that is wrong.
     """
     recipe = read_recipe(reference)
     given = [key_and_text(flag) for flag in override_flags]

@@ -95,7 +95,6 @@ class DataConfig(Group):
 
     @property
     def view_size(self) -> int:
-        """Pixels per side of a view."""
         return self.augment.crop.size or self.image_size
 
     @property

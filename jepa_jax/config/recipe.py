@@ -42,12 +42,10 @@ class LadderStep(NamedTuple):
 
 @functools.cache
 def shipped_recipes() -> dict[str, pathlib.Path]:
-    """Returns the recipes that come with the package, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("[a-z]*.py"))}
 
 
 def recipe_path(reference: str) -> pathlib.Path:
-    """Returns the file of a recipe: a shipped name, or the path of a file."""
     recipes = shipped_recipes()
     if reference in recipes:
         return recipes[reference]
@@ -73,7 +71,6 @@ assume_gpus = Scope("assume_gpus")  # in which recipes are read for plans, which
 
 
 def summary_of(path: pathlib.Path) -> str:
-    """Returns the first line of a recipe's docstring, without running the file."""
     return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
 
@@ -120,7 +117,6 @@ def statistics_problems(config: ConfigDict, given: Mapping[str, Any]) -> list[st
 
 
 def read_ladder(reference: str) -> list[LadderStep]:
-    """Returns the `LADDER` of a recipe; empty if it has none."""
     ladder = _from_file(reference, lambda module: getattr(module, "LADDER", ()))
     try:
         return [_ladder_step(*step) for step in ladder]
@@ -134,7 +130,6 @@ def _ladder_step(name: str, changes: Mapping[str, Any], claimed: Any = ()) -> La
 
 
 def _from_file(reference: str, read: Callable[[ModuleType], T]) -> T:
-    """Returns what `read` finds in the file of a recipe."""
     path = recipe_path(split_argument(reference)[0])
     spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
     if spec is None or spec.loader is None:  # by its name, Python does not know what to do with it

@@ -16,14 +16,7 @@ from jepa_jax.config.schema import Entry, Group, Problem, all_problems, entries,
 
 
 def resolve_stored(values: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Config:
-    """Returns the config that a file holds, perhaps of an earlier version: keys that are no longer read are dropped.
-
-    Args:
-      beside: the config of the command; a class that is named there may be named in the file.
-
-    Raises:
-      UserError: the file names another class, and the user does not trust files.
-    """
+    """Returns the config that a file holds, perhaps of an earlier version: keys that are no longer read are dropped."""
     refuse_untrusted(filled(values)[0], set(references(flatten(beside or {}).values())))
     return resolve(values, lenient=True)
 
@@ -35,9 +28,6 @@ def resolve(values: Mapping[str, Any] | ConfigDict, *, lenient: bool = False, re
       values: what is given; keys that are missing get their defaults, texts are read as the type of their key.
       lenient: drops keys that are not read instead of refusing them.
       refused: complaints about values that could not be set; they are listed with the others.
-
-    Raises:
-      UserError: lists every unknown key, wrong value and impossible combination.
     """
     given, complaints = filled(values)
     found, unknown = structure(given)

@@ -72,21 +72,16 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 def subgroup(group: "type[Group]") -> Any:
-    """Declares a group inside a group."""
     return dataclasses.field(default_factory=group)
 
 
 class Problem(NamedTuple):
-    """Something wrong with a key, and the fix."""
-
     key: str  # dotted, without "config."
     why: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Base of all groups."""
-
     def problems(self, config: "Config") -> Iterator[Problem]:
         """Yields combinations of values that cannot work; single values have been checked already."""
         del config
@@ -152,11 +147,7 @@ def entries(group: type[Group], prefix: str) -> dict[str, Entry]:
 
 
 def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "") -> type[Group]:
-    """Returns the group with the keys of the variants and with the members that `values` (or the defaults) choose.
-
-    Raises:
-      UserError: a choice is not there, or a member cannot have its name; the message starts with `prefix`.
-    """
+    """Returns the group with the keys of the variants and with the members that `values` (or the defaults) choose."""
     chosen: list[Any] = []
     for name, declared, _ in declarations(group):
         if isinstance(declared, Key) and declared.variants:
@@ -250,6 +241,5 @@ def differing_keys(old: Any, new: Any, prefix: str = "config") -> list[str]:
 
 
 def config_hash(config: Any) -> str:
-    """Returns twelve hexadecimal digits that identify a config."""
     text = json.dumps(flatten(config), sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -144,7 +144,6 @@ class ReadBatch:
 
     @property
     def local_size(self) -> int:
-        """Elements of a batch that this process reads."""
         return self.batch_size // self.process_count
 
     def __call__(self, n: int, chosen: Any) -> Batch:

@@ -76,8 +76,6 @@ class ElementNames(NamedTuple):
 
 @runtime_checkable
 class Named(Source, Protocol):
-    """A source that says what its elements are called."""
-
     @property
     def element_names(self) -> ElementNames: ...
 
@@ -147,13 +145,11 @@ def target_names(source: Source) -> tuple[str, ...]:
 
 
 def image_spec(size: int, channels: int = 3, *, labelled: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the spec of square uint8 images, with labels or without."""
     spec = {"image": jax.ShapeDtypeStruct((size, size, channels), np.uint8)}
     return spec | ({"label": jax.ShapeDtypeStruct((), np.int32)} if labelled else {})
 
 
 def abstract_batch(spec: Spec, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of a batch of elements."""
     return {key: jax.ShapeDtypeStruct((batch_size, *one.shape), one.dtype) for key, one in spec.items()}
 
 
@@ -166,10 +162,6 @@ def sample(length: int, count: int) -> np.ndarray:
     """Returns which `count` of `length` elements to use where a limit applies; all of them, in order, if none does.
 
     The first elements of a data set are no sample of it: files are often sorted by class.
-
-    Args:
-      length: elements that there are.
-      count: the limit; 0 = none.
     """
     return fixed_order(length)[:count] if 0 < count < length else np.arange(length)
 
@@ -191,7 +183,6 @@ def known_labels(source: Source) -> np.ndarray | None:
 
 
 def spec_to_json(spec: Spec) -> dict[str, list[Any]]:
-    """Returns the dtype and the shape of each array, for JSON."""
     return {name: [str(np.dtype(one.dtype)), *one.shape] for name, one in spec.items()}
 
 
@@ -206,5 +197,4 @@ def spec_from_json(stored: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]
 
 
 def element_bytes(spec: Spec) -> int:
-    """Returns the size of one element in bytes."""
     return sum(one.size * one.dtype.itemsize for one in spec.values())

@@ -33,7 +33,6 @@ class DummySource:
         return {key: self._draw(key, one, np.asarray(indices), rng) for key, one in self.spec.items()}
 
     def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> "DummySource":
-        """Returns as many elements with random pixels for the crops."""
         del seed, epoch
         return DummySource(
             cropped_spec(self.spec, crops), self._count, num_classes=len(self.classes), split=self._split

@@ -32,12 +32,7 @@ def window_shuffled(stream: grain.IterDataset, window: int, seed: int) -> grain.
 
 
 def as_source(given: Any, *, split: str = "train", count: int = 0) -> Source:
-    """Returns anything that holds a data set as a source; raises UserError if it is none of what is known.
-
-    Args:
-      split: what messages call it.
-      count: elements of a stream to keep in memory.
-    """
+    """Returns anything that holds a data set as a source; raises UserError if it is none of what is known."""
     if isinstance(given, Source):
         return given
     if isinstance(given, Mapping):
@@ -64,7 +59,6 @@ def as_source(given: Any, *, split: str = "train", count: int = 0) -> Source:
 
 
 def element_arrays(element: Any) -> Arrays:
-    """Returns an element as arrays by name."""
     if not isinstance(element, Mapping):
         parts = element if isinstance(element, tuple | list) else (element,)
         if not 1 <= len(parts) <= 2:
@@ -91,8 +85,6 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 class Kind(NamedTuple):
-    """What all elements of a data set have in common."""
-
     spec: Spec
     classes: tuple[str, ...]
 

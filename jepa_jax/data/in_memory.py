@@ -109,15 +109,13 @@ def _load(read: Callable[[DataConfig, str], Arrays], data: DataConfig, split: st
     if count < len(arrays["image"]):
         chosen = sample(len(arrays["image"]), count)
         arrays = {key: array[chosen] for key, array in arrays.items()}
-    return arrays | {"image": with_channels(arrays["image"], data.channels)}
+    if (arrays["image"].shape[-1], data.channels) == (1, 3):  # nothing else is converted
+        arrays = arrays | {"image": np.repeat(arrays["image"], 3, axis=-1)}
+    return arrays
 
 
 def num_used(data: DataConfig, split: str, available: int) -> int:
-    """Returns how many of the available samples of a split the config uses.
-
-    Raises:
-      UserError: it asks for more than there are.
-    """
+    """Returns how many of the available samples of a split the config uses."""
     count = data.num_train if split == "train" else data.num_test
     if count > available:
         raise UserError(
@@ -127,7 +125,6 @@ def num_used(data: DataConfig, split: str, available: int) -> int:
 
 
 def check_image(image: jax.ShapeDtypeStruct, data: DataConfig) -> None:
-    """Raises UserError unless images have the configured size and channels."""
     if len(image.shape) != 3:
         raise UserError(f"data: 'image' has shape {list(image.shape)}; images are [height, width, channels]")
     height, width, channels = image.shape
@@ -147,8 +144,3 @@ def check_image_size(height: int, width: int, data: DataConfig) -> None:
         raise UserError(
             f"config.data.image_size = {size}: {data.source} has images of {height} x {width} pixels; {fix}"
         )
-
-
-def with_channels(images: np.ndarray, channels: int) -> np.ndarray:
-    """Returns images [N, H, W, C] with grey repeated to RGB; nothing else is converted."""
-    return np.repeat(images, 3, axis=-1) if (images.shape[-1], channels) == (1, 3) else images

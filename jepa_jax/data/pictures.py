@@ -28,7 +28,6 @@ def view_grid(views: np.ndarray, mean: Sequence[float], std: Sequence[float]) ->
 
 
 def denormalised(views: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Returns normalised pixels as uint8."""
     return np.clip((np.asarray(views) * np.asarray(std) + np.asarray(mean)) * 255 + 0.5, 0, 255).astype(np.uint8)
 
 
@@ -56,7 +55,6 @@ def rgb(image: np.ndarray) -> np.ndarray:
 
 
 def png(image: np.ndarray) -> bytes:
-    """Returns a uint8 image as the content of a PNG file."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

@@ -108,7 +108,10 @@ def train_batches(
     """
     check_pipeline(data, source, sharding, crops)
     if data.pipeline == "device":
-        return resident_batches(source, data.batch_size, seed=seed, sharding=sharding, start_step=start_step)
+        order = SampleOrder(
+            len(source), data.batch_size, seed, source.buckets if isinstance(source, Bucketed) else None
+        )
+        return TrainBatches(_gathered(order, source, sharding, start_step))
     place = {"process_index": jax.process_index(), "process_count": jax.process_count()}
     dataset = batch_dataset(source, data.batch_size, seed=seed, crops=crops, **place)
     return load_batches(
@@ -211,7 +214,6 @@ def _loaded(
 
 
 def _to_device(sharding: NamedSharding, iterator: grain.DatasetIterator) -> Delivery:
-    """Takes the next element of an iterator and copies it to the device."""
     start = time.perf_counter()
     element = next(iterator)
     supplied = time.perf_counter()
@@ -279,17 +281,10 @@ class _Prefetcher:
 # --- device: the whole set stays on the accelerator, a batch is one jitted gather ---
 
 
-def resident_batches(
-    source: Source, batch_size: int, *, sharding: NamedSharding, seed: int = 0, start_step: int = 0
-) -> TrainBatches:
-    """Returns the batches that `batch_dataset` has, of a whole set that is read once and stays on the device."""
-    order = SampleOrder(len(source), batch_size, seed, source.buckets if isinstance(source, Bucketed) else None)
-    return TrainBatches(_gathered(order, source, sharding, start_step))
-
-
 def _gathered(
     order: grain.MapDataset, source: Source, sharding: NamedSharding, start_step: int
 ) -> Generator[Delivery | None, None, None]:
+    """Yields the batches that `batch_dataset` has."""
     start = time.perf_counter()
     numbers = iter(order.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
     numbers.set_state({"next_index": start_step})
@@ -337,7 +332,6 @@ def _read_all(source: Source) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _check_room(num_bytes: int, sharding: NamedSharding) -> None:
-    """Raises UserError if the set would take too much of the device's memory."""
     device: Any = next(iter(sharding.addressable_devices))
     limit = (device.memory_stats() or {}).get("bytes_limit")  # unknown on CPU
     if limit and num_bytes > DEVICE_SET_FRACTION * limit:

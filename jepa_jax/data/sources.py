@@ -90,11 +90,7 @@ def open_splits(data: DataConfig) -> tuple[Source, Source]:
 
 
 def open_data(data: DataConfig, given: Mapping[str, Any] | None = None) -> Splits:
-    """Opens all splits and checks that they hold the same kind of elements.
-
-    Args:
-      given: data sets by split, for `data.source = python`.
-    """
+    """Opens all splits and checks that they hold the same kind of elements."""
     whole, test = (_open_whole(data, split, given) for split in ("train", "test"))
     if whole.spec != test.spec or len(test.classes) > len(whole.classes):
         raise UserError(
@@ -107,7 +103,6 @@ def open_data(data: DataConfig, given: Mapping[str, Any] | None = None) -> Split
 
 
 def find_opener(data: DataConfig) -> Callable[[DataConfig, str], Source]:
-    """Returns what opens `data.source`; raises UserError for a name that nobody knows."""
     name = "tfds:<name>" if data.source.startswith("tfds:") else data.source
     return OPENERS.get(name) or find_class("data.source", name, SOURCES)
 

@@ -68,13 +68,13 @@ def set_statistics(data: DataConfig) -> Statistics:
 
     A place that cannot be written is no error: the numbers are the same each time.
     """
-    source = open_set(data)
-    file = statistics_file(data)
-    if found := kept_statistics(file, set_identity(data, source)):
+    source, file = open_set(data), statistics_file(data)
+    identity = set_identity(data, source)
+    if found := kept_statistics(file, identity):
         return found
     computed = channel_statistics(source, IMAGES)
     with contextlib.suppress(OSError, UserError):
-        keep_statistics(file, computed, set_identity(data, source))
+        keep_statistics(file, computed, identity)
     return computed
 
 
@@ -89,7 +89,6 @@ def set_identity(data: DataConfig, source: Source) -> dict[str, Any]:
 
 
 def keep_statistics(file: pathlib.Path, statistics: Statistics, identity: Mapping[str, Any]) -> None:
-    """Writes statistics with the identity of their set."""
     write_json(file, dataclasses.asdict(statistics) | {"set": dict(identity)})
 
 

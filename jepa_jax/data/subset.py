@@ -78,8 +78,6 @@ class Subset:
 
 
 class BucketedSubset(Subset):
-    """Some elements of a source that has buckets."""
-
     _source: Bucketed
 
     @functools.cached_property
@@ -91,8 +89,6 @@ class BucketedSubset(Subset):
 
 
 class CroppingSubset(Subset):
-    """Some photographs of a source."""
-
     _source: Cropping
 
     def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Subset:
@@ -115,7 +111,6 @@ def subset(
 
 
 def transformed(source: Source, transform: Transforms) -> Source:
-    """Returns all elements of a source, transformed."""
     if isinstance(source, StreamSource):
         return source.changed(functools.partial(transformed, transform=transform))
     return subset(source, np.arange(len(source)), transform=transform)

@@ -68,11 +68,7 @@ class SupervisedPool(grain.IterDataset):
 
 
 class PoolIterator(grain.DatasetIterator):
-    """Iterates over what the workers make; they start with the first element that is asked for.
-
-    Attributes:
-      seconds: that the newest element took to make.
-    """
+    """Iterates over what the workers make; they start with the first element that is asked for."""
 
     def __init__(self, parent: Any, count: int, threads: int, timeout: float, warn: Callable[[str], object]):
         super().__init__()
@@ -161,8 +157,6 @@ class _Lost(Exception):
 
 
 class _Worker:
-    """One worker as the main process sees it."""
-
     def __init__(self, index: int, dataset: bytes, state: State, count: int, threads: int):
         context = multiprocessing.get_context("spawn")
         self.index = index
@@ -174,10 +168,7 @@ class _Worker:
         theirs.close()  # so that the end of the worker ends the connection
 
     def receive(self, timeout: float, ended: threading.Event) -> tuple[Any, State, float] | None:
-        """Returns the worker's next element, copied, with the state after it and the seconds it took; None at the end.
-
-        Raises what the dataset raised, or _Lost.
-        """
+        """Returns the worker's next element, copied, the state after it and the seconds it took; None at the end."""
         waited = 0.0  # while this process runs: Ctrl-Z stops all of them
         while not self.connection.poll(POLL_SECONDS):
             waited += POLL_SECONDS

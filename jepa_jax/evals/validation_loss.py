@@ -9,7 +9,7 @@ from jepa_jax.data.pipeline import eval_batches
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, Figures, Moment, Stage
 from jepa_jax.methods.contract import Batch
 from jepa_jax.methods.whole_batch import accumulates_exactly
-from jepa_jax.program.objective import loss_function, statistics_of
+from jepa_jax.program.objective import Objective, statistics_of
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import batch_sharding
 
@@ -26,7 +26,7 @@ class ValidationLoss(Evaluator):
 
     def __init__(self, context: EvaluationContext):
         super().__init__(context)
-        loss = loss_function(context.program.method, context.program.factory, dropout=False)
+        loss = Objective(context.program.method, context.program.factory, dropout=False).loss
 
         def loss_of(state: TrainState, batch: Batch, key: jax.Array) -> jax.Array:
             return loss(state.params, statistics_of(state), state, batch, key)[1][1]["loss"]

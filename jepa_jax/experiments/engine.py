@@ -78,12 +78,10 @@ class TaskProgress(ProgressBar):
         self.done, self.best = 0.0, ""
 
     def tick(self, label: str, reached: float = 0.0) -> None:
-        """Updates the bar while a task runs."""
         done = self.done + reached
         self.show(done, label, f"{done:.3g} of {self.total:g} {self.unit}", self.best)
 
     def report(self, label: str, status: str, detail: str) -> None:
-        """Prints the line of a finished task."""
         self.line(f"{self.done:g}/{self.total:g} · {label} · {status} · {detail}")
 
 
@@ -147,11 +145,7 @@ class Experiment:
     def load(
         self, header: Header, parse: Callable[[dict[str, Any]], Parsed], differences: Differences, *, resume: bool
     ) -> Parsed | None:
-        """Returns the parsed document of an earlier call, or None if there is none.
-
-        Raises:
-          UserError: there is one and `resume` is False, or it belongs to another experiment.
-        """
+        """Returns the parsed document of an earlier call, or None if there is none."""
         where, another = f"{self.flag} = {self.place}", f"choose another {self.flag}"
         if not self.results.exists():
             return None

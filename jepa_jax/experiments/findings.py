@@ -21,11 +21,6 @@ class Selection:
     form: str  # of a value, with what it is
     difference: str  # of two values
 
-    @property
-    def point_keys(self) -> tuple[str, ...]:
-        """Figures whose means a tradeoff compares."""
-        return (self.key, *(("probe_accuracy",) if self is ACCURACY else ()), "wall_seconds")
-
 
 ACCURACY = Selection(SELECTION_KEY, 1, "{:.2f} % of held-out train images", "{:+.2f}{} points")
 LOSS = Selection(VALIDATION_LOSS, -1, "validation loss {:.5g}", "{:+.4g}{} of validation loss")
@@ -40,8 +35,6 @@ def selection_of(rows: Iterable[StudyRow]) -> Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What was found, as a JSON object and as sentences."""
-
     facts: dict[str, Any]
     sentences: list[str]
 
@@ -67,7 +60,6 @@ class RowGroup:
 
 
 def group_rows(rows: Iterable[StudyRow], key: str) -> list[RowGroup]:
-    """Groups rows by a field, in the order of its values."""
     rows = list(rows)
     values = sorted({getattr(row, key) for row in rows})
     return [RowGroup(value, tuple(row for row in rows if getattr(row, key) == value)) for value in values]
@@ -79,7 +71,6 @@ def seed_noise(groups: Iterable[RowGroup], key: str) -> PooledNoise | None:
 
 
 def find_in_rows(kind: str, rows: Sequence[StudyRow]) -> Findings:
-    """Returns the findings of a kind of study: lr_search or epoch_tradeoff."""
     return {"lr_search": find_best_lr, "epoch_tradeoff": find_tradeoff}[kind](sort_rows(rows))
 
 
@@ -144,11 +135,9 @@ def find_tradeoff(rows: Sequence[StudyRow]) -> Findings:
     groups = [group for group in group_rows(rows, "epochs") if group.numbers(key)]
     noise = seed_noise(groups, key)
     flagged = odd_times(rows)
+    compared = (key, *(["probe_accuracy"] if chosen_by is ACCURACY else []), "wall_seconds")
     points = [
-        {
-            "epochs": group.value,
-            **{one: group.mean(one) if group.numbers(one) else None for one in chosen_by.point_keys},
-        }
+        {"epochs": group.value, **{one: group.mean(one) if group.numbers(one) else None for one in compared}}
         for group in groups
     ]
     facts = {"points": points, "flagged": list(flagged), "time_grows": True}

@@ -213,12 +213,10 @@ class TimedSteps:
             self._on_step(delivery[0], metrics)
 
     def discard(self, batches: int) -> None:
-        """Takes batches from the loader and does nothing with them."""
         for _ in range(batches):
             next(self._batches)
 
     def drain(self) -> None:
-        """Waits until no step is under way."""
         self._read(lag=0)
 
     def waited_for_data(self) -> float:

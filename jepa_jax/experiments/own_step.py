@@ -35,7 +35,6 @@ class Loss:
 
 
 def measure_own_step(request: TrialRequest) -> TrialFigures:
-    """Measures one repeat of the step that `request.make` makes."""
     check_device(request)
     chosen = request.combination
     with contextlib.closing(DeviceClock()) as device, CompilationCounter() as compilations:

@@ -182,10 +182,6 @@ class SweepRow:
         prints = ("program_fingerprint", "pipeline_fingerprint")
         return all(self.shared(name) and self.shared(name) == other.shared(name) for name in prints)
 
-    def is_open(self, repeats: int) -> bool:
-        """Returns whether more repeats are to be measured."""
-        return self.status in (PENDING, OK) and len(self.repeats) < repeats
-
     def with_repeat(self, repeat: TrialResult) -> "SweepRow":
         """Returns the row with one more repeat; the first that failed decides for the whole row."""
         repeats = (*self.repeats, repeat)

@@ -66,7 +66,6 @@ class Study:
         return Experiment("study", "--output_dir", place, results=place / "results.json", folder=place)
 
     def run_overrides(self, run: StudyRow) -> list[str]:
-        """Returns the overrides that set what varies between runs."""
         overrides = [f"--config.optim.epochs={run.epochs}", f"--config.train.seed={run.seed}"]
         if run.lr is not None:
             overrides.append(f"--config.optim.lr={run.lr!r}")
@@ -216,7 +215,6 @@ def finite(value: Any) -> Any:
 
 
 def reached_epoch(workdir: pathlib.Path, most: float) -> float:
-    """Returns the epoch that a run has reached, at most `most`."""
     return min(finite(last_metric(workdir, "epoch")) or 0.0, most)
 
 

@@ -18,7 +18,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
 from jepa_jax.experiments.engine import EXIT_NO_RESULT, Document, Experiment, TaskProgress, run_on_cards
 from jepa_jax.experiments.recommendation import recommend
-from jepa_jax.experiments.rows import OK, REFUSED, SweepRow, TrialResult, rows_to_json, skip_larger
+from jepa_jax.experiments.rows import OK, PENDING, REFUSED, SweepRow, TrialResult, rows_to_json, skip_larger
 from jepa_jax.experiments.settings import LATER_FLAGS, Combination, TrialRequest, all_combinations
 from jepa_jax.experiments.slurm import make_executor
 from jepa_jax.experiments.trial import CACHE, RESULT, STOP_SECONDS, finished_result, run_trial
@@ -204,7 +204,6 @@ def next_job(
 
 
 def trial_name(index: int, number: int) -> str:
-    """Returns the name of the folder of a repeat."""
     return f"{index:03d}_round{number}"
 
 
@@ -216,7 +215,8 @@ def open_trials(rows: Sequence[SweepRow], repeats: int) -> Iterator[Job]:
     for number in range(repeats):
         start = number * len(rows) // repeats
         for index in [*range(start, len(rows)), *range(start)]:
-            if rows[index].is_open(repeats) and all(repeat.round != number for repeat in rows[index].repeats):
+            done = [repeat.round for repeat in rows[index].repeats]
+            if rows[index].status in (PENDING, OK) and len(done) < repeats and number not in done:
                 yield index, number
 
 

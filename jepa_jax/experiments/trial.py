@@ -25,18 +25,9 @@ from jepa_jax.base import processes
 from jepa_jax.base.errors import EXIT_OK, UserError
 from jepa_jax.base.files import write_json
 from jepa_jax.base.text import shortened
+from jepa_jax.experiments import rows
 from jepa_jax.experiments.engine import explain_exit
-from jepa_jax.experiments.rows import (
-    CRASHED,
-    FINISHED,
-    NEEDED,
-    OK,
-    OUT_OF_MEMORY,
-    REFUSED,
-    TIMED_OUT,
-    TrialFigures,
-    TrialResult,
-)
+from jepa_jax.experiments.rows import TrialFigures, TrialResult
 from jepa_jax.experiments.settings import TrialRequest
 from jepa_jax.runtime.allocator import pool_fraction, pool_variables
 from jepa_jax.runtime.gpus import only_gpu
@@ -69,7 +60,7 @@ def run_trial(
             request.configuration()
         environment = child_environment(request, folder.parent)
     except UserError as error:
-        return TrialResult(REFUSED, str(error))
+        return TrialResult(rows.REFUSED, str(error))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / REQUEST, request.to_dict())
@@ -79,7 +70,7 @@ def run_trial(
     ended = processes.run(command, folder, **options)
     result = finished_result(folder, request)
     # A trial that was done and hung while it closed was measured all the same.
-    if result is None or (ended.timed_out and result.status != OK):
+    if result is None or (ended.timed_out and result.status != rows.OK):
         result = result_of_end(ended, time_limit, limit_flag)
     return dataclasses.replace(result, trial_seconds=round(time.monotonic() - began, 3))
 
@@ -87,13 +78,13 @@ def run_trial(
 def result_of_end(ended: processes.Ended, time_limit: float, limit_flag: str = "") -> TrialResult:
     """Returns the result of a trial whose process left none."""
     status, reason = explain_exit(ended, time_limit, limit_flag)
-    if status == FINISHED:
+    if status == rows.FINISHED:
         reason = f"ended without a result; its last message: {ended.message}"
-    if status == TIMED_OUT and not limit_flag:  # the limit is what the budget of a search allows
-        needed = re.findall(NEEDED.format(r"(\d+)"), ended.log)
+    if status == rows.TIMED_OUT and not limit_flag:  # the limit is what the budget of a search allows
+        needed = re.findall(rows.NEEDED.format(r"(\d+)"), ended.log)
         about = f"about {max(int(needed[-1]), round(1.1 * time_limit))}" if needed else f"more than {time_limit:.0f}"
         reason = f"too slow to judge in this budget: one trial needs {about} s"
-    return TrialResult(status if status in (OUT_OF_MEMORY, TIMED_OUT) else CRASHED, reason)
+    return TrialResult(status if status in (rows.OUT_OF_MEMORY, rows.TIMED_OUT) else rows.CRASHED, reason)
 
 
 def device_options(hardware: Mapping[str, Any], memory_fraction: float | None) -> dict[str, Any]:
@@ -156,13 +147,13 @@ def measure_request(request: TrialRequest) -> TrialFigures:
 def attempt(request: TrialRequest, measure: MeasureRequest = measure_request) -> TrialResult:
     """Measures a request in this process; an exception becomes a result with its reason."""
     try:
-        return TrialResult(OK, figures=measure(request))
+        return TrialResult(rows.OK, figures=measure(request))
     except UserError as error:
-        return TrialResult(REFUSED, str(error))
+        return TrialResult(rows.REFUSED, str(error))
     except Exception as error:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".strip()
-        return TrialResult(OUT_OF_MEMORY if is_out_of_memory(text) else CRASHED, shortened(text))
+        return TrialResult(rows.OUT_OF_MEMORY if is_out_of_memory(text) else rows.CRASHED, shortened(text))
 
 
 def main(arguments: list[str], measure: MeasureRequest = measure_request) -> int:

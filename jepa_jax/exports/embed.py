@@ -172,7 +172,6 @@ def embed_arrays(workdir: str, file: str | pathlib.Path, output: str | pathlib.P
 
 
 def list_images(root: pathlib.Path) -> list[str]:
-    """Returns the paths of all images below a folder, sorted, with forward slashes."""
     if not root.is_dir():
         raise UserError(f"--input={root}: no such folder; give a folder of images")
     found = []
@@ -228,7 +227,6 @@ def check_output(file: pathlib.Path) -> None:
 
 
 def write_features(file: pathlib.Path, identity: str, names: Sequence[str], features: np.ndarray) -> None:
-    """Writes names and features as .npz or .parquet."""
     out = io.BytesIO()
     if file.suffix == ".npz":
         np.savez(out, names=np.array(names, str), features=features, identity=np.array(identity))

@@ -128,13 +128,11 @@ class Ledger:
         self.total = Spent()
 
     def watch(self) -> None:
-        """Watches the device from now on."""
         self.update()
         self._busy_until(self._timeline.clock())  # forgets what it did before
         self._watched, self._timeline.keep_segments = Spent(), True
 
     def rest(self) -> None:
-        """Does not watch the device from now on."""
         self.update()
         self._timeline.keep_segments = False
 

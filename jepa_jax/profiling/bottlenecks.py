@@ -80,7 +80,6 @@ def batch_share(record: EpochRecord, *sections: EpochSection) -> float:
 
 
 def epoch_share(record: EpochRecord, *sections: EpochSection) -> float:
-    """Returns the share of sections in the time of the epoch."""
     return _share(sum(record.sections[section] for section in sections), record.seconds)
 
 
@@ -196,7 +195,6 @@ def _of_machine(record: EpochRecord) -> Iterator[Bottleneck]:
 
 
 def _leaks(history: Sequence[monitor.Sample]) -> Iterator[Bottleneck]:
-    """Looks for leaks in the process and in each GPU's allocator."""
     host = [s for s in history if s["process_ram_gb"] is not None and s["ram_available_gb"] is not None]
     points = [(s["step"], s["process_ram_gb"], s["process_ram_gb"] + s["ram_available_gb"]) for s in host]
     yield from _leak("memory_leak", "the process", points)

@@ -43,8 +43,6 @@ class CompilationCounter(contextlib.AbstractContextManager):
 
 @dataclasses.dataclass
 class _Program:
-    """The step for one shape of batch."""
-
     compiled: Any
     flops: int
     text: str | None = None

@@ -96,11 +96,7 @@ def read_program(hlo_text: str, platform: str) -> NamedProgram:
 
 
 def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str = "cpu") -> DeviceTime | None:
-    """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program.
-
-    Raises:
-      NoDevicePlanes: `platform` is an accelerator, of which the recording has nothing.
-    """
+    """Reads a `jax.profiler.ProfileData` of `steps` steps; None if it contains nothing of the program."""
     module, names, kernels = read_program(hlo_text, platform)
     seconds, calls, copied = traced_ops(profile, module, steps, platform)
     busy = sum(seconds.values())

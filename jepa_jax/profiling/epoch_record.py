@@ -32,7 +32,6 @@ class Loading:
     transfer: float = 0.0  # copying batches to the device
 
     def add(self, info: Mapping[str, Any]) -> None:
-        """Adds one more batch; `info` is what the pipeline reports of it."""
         self.batches += 1
         self.generation += info["generation_seconds"]
         self.supply += info["supply_seconds"]
@@ -137,7 +136,6 @@ def make_record(
 
 
 def system_figures(samples: Sequence[monitor.Sample]) -> dict[str, float | None]:
-    """Returns processor and memory use over the samples of an epoch."""
     return {
         "cpu_percent": monitor.mean(samples, "cpu_percent"),
         "process_cpu_percent": monitor.mean(samples, "process_cpu_percent"),

@@ -71,7 +71,6 @@ class Usage:
         self._since = time.perf_counter()
 
     def continue_from(self, wall_seconds: float, cpu_seconds: float) -> None:
-        """Adds what earlier sessions have used."""
         self._wall_before, self._cpu_before = wall_seconds, cpu_seconds
 
     def wall_seconds(self) -> float:

@@ -37,11 +37,9 @@ class TraceWindow:
         self.recording = False
 
     def begins_at(self, step: int) -> bool:
-        """Returns whether this is the first of its steps."""
         return step == self._first
 
     def start(self) -> None:
-        """Starts to record."""
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = int(self._with_python)
         jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True, profiler_options=options)
@@ -68,7 +66,6 @@ class TraceWindow:
             self._step = None
 
     def ends_at(self, done: int) -> bool:
-        """Returns whether its last step is the last of `done` steps."""
         return self.recording and done == self.end
 
     def overlaps(self, first: int, end: int) -> bool:

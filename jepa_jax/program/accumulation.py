@@ -30,7 +30,6 @@ Gradient = tuple[PyTree, tuple[PyTree, Metrics]]  # by the parameters; then stat
 
 
 def mean_gradient(gradient: Callable, state: "TrainState", batch: Batch, key: jax.Array, parts: int) -> Gradient:
-    """Returns the mean of the gradients and metrics of the parts of a batch."""
     stats = statistics_of(state)
 
     def one_part(grads: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:

@@ -27,8 +27,6 @@ INITIAL_BYTES = 2**28  # that they may take; elements of 400 x 400 pixels and 20
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """How long a run is."""
-
     steps_per_epoch: int
     total_steps: int
 

@@ -112,12 +112,6 @@ class Checkpoints:
 
         A save that fails leaves the earlier checkpoints as they are. `warn_if_failed` and the next `save` warn of it,
         `wait` raises it.
-
-        Args:
-          step: of the state; nothing happens if the newest checkpoint is of this step.
-          state: what training continues from.
-          progress: any JSON object.
-          evaluated_stats: batch statistics that evaluations read, if they differ from those of training.
         """
         if step == self.latest_step():
             return
@@ -192,7 +186,6 @@ class Checkpoints:
         _of_first_process(0)  # has removed them
 
     def is_saving(self) -> bool:
-        """Returns whether something is still being written."""
         return self._writer is not None and self._writer.is_writing()
 
     def warn_if_failed(self) -> None:
@@ -299,11 +292,7 @@ def no_whole_checkpoint(opened: Sequence[Checkpoints]) -> UserError:
 
 
 def open_whole(directories: Sequence[pathlib.Path]) -> Checkpoints:
-    """Returns, for reading only, the first of these folders that holds a whole checkpoint; warns of damaged ones.
-
-    Raises:
-      UserError: there is no whole checkpoint in any of them.
-    """
+    """Returns, for reading only, the first of these folders that holds a whole checkpoint; warns of damaged ones."""
     opened = []
     for directory in directories:
         opened.append(checkpoints := Checkpoints(directory, read_only=True))

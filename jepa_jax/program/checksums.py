@@ -36,7 +36,6 @@ class Verdict:
         return not self.damage
 
     def in_words(self) -> str:
-        """Returns which file of which checkpoint is damaged."""
         more = f", and {len(self.damage) - 1} more" if len(self.damage) > 1 else ""
         return f"{self.folder} is damaged: {self.damage[0]}{more}"
 

@@ -26,9 +26,6 @@ def load_config(reference: str | Mapping[str, Any] | ConfigDict, overrides: Mapp
     Args:
       reference: what `read_recipe` takes, or a config as nested values.
       overrides: values by dotted key, e.g. {"optim.lr": 0.1}; texts are read as the type of their key.
-
-    Raises:
-      UserError: says everything that is wrong.
     """
     given = flatten(overrides or {})
     config, refused = overridden(read_recipe(reference) if isinstance(reference, str) else reference, given)
@@ -49,11 +46,7 @@ def grey_statistics(config: Config) -> Config:
 
 
 def with_set_statistics(config: Config, *, needs_data: bool) -> Config:
-    """Returns the config with mean and standard deviation of its data set, if `data.statistics` is "set".
-
-    Args:
-      needs_data: raises UserError if the set is not there, as training must; a plan can do without.
-    """
+    """Returns the config with mean and standard deviation of its data set, if `data.statistics` is "set"."""
     if config.data.statistics != "set":
         return config
     if user_path(config.data.dir, "config.data.dir").exists():

@@ -68,7 +68,6 @@ def encoder_flops(program: Program, batch: Mapping[str, Any], rules: Rules | Non
 
 
 def model_shapes(program: Program) -> nnx.Module:
-    """Returns the model of a program with shapes instead of arrays."""
     state = program.factory.abstract
     return nnx.eval_shape(program.factory.merge, state.params["model"], state.stats)
 
@@ -88,5 +87,4 @@ def parameter_table(params: Any) -> dict[str, int]:
 
 
 def count(tree: Any) -> int:
-    """Returns how many numbers a tree holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

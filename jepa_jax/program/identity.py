@@ -38,16 +38,7 @@ def check_parts(allowed: Sequence[str]) -> None:
 def check_identities(
     folders: Iterable[pathlib.Path], identity: Mapping[str, Any], allowed: Sequence[str] = ()
 ) -> list[str]:
-    """Compares what checkpoints were made with; returns what to tell the user of those that may be used all the same.
-
-    Args:
-      folders: of the checkpoints; those of earlier versions do not say what they were made with.
-      identity: what the run that continues is made with, by part.
-      allowed: parts that may differ.
-
-    Raises:
-      UserError: another part differs.
-    """
+    """Refuses checkpoints that were made with other parts than the `allowed` ones; returns notes about the rest."""
     notes = []
     manifests = {folder: read_manifest(folder) for folder in folders}
     for folder, manifest in manifests.items():

@@ -18,15 +18,7 @@ from jepa_jax.weights.load import Geometry, LoadedModel, load_model
 
 
 def initial_weights(config: Config, of_method: Pretrained, params: Mapping[str, Any]) -> Pretrained:
-    """Returns the variables that replace those of a fresh model, with sentences for the user.
-
-    Args:
-      of_method: what the method itself loads.
-      params: shapes of the model's trained variables.
-
-    Raises:
-      UserError: `model.init_from` cannot be read, or its weights do not fit the config.
-    """
+    """Returns the variables that replace those of a fresh model, with sentences for the user."""
     source = config.init_from
     if not source:
         return of_method

@@ -29,7 +29,6 @@ class Joined:
     decays: tuple[tuple[bool, ...], tuple[bool, ...]] = dataclasses.field(metadata={"static": True})
 
     def mask(self) -> "Joined":
-        """Returns which arrays decay, as a tree of the same structure."""
         large, small = self.decays
         return Joined(list(large), list(small), self.decays)
 
@@ -51,7 +50,6 @@ class Layout:
         self.decays = tuple(labels[i] for i in self.large), tuple(labels[group[0]] for group in self.groups)
 
     def join(self, tree: PyTree) -> Joined:
-        """Returns the joined form of a tree of the layout's structure."""
         leaves = jax.tree.leaves(tree)
         small = [jnp.concatenate([leaves[i].ravel() for i in group]) for group in self.groups]
         return Joined([leaves[i] for i in self.large], small, self.decays)

@@ -21,11 +21,7 @@ FETCHED = "fetched-"  # in the names of folders that are being fetched
 
 
 def open_mirror(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL and the path in it.
-
-    Raises:
-      UserError: fsspec, or its driver for such URLs, is not installed, or does not know the URL.
-    """
+    """Returns the file system of a URL and the path in it."""
     try:
         import fsspec
 
@@ -102,11 +98,7 @@ class Mirror:
             self._files.put_file(str(path), target)
 
     def fetch(self) -> str:
-        """Fills a workdir without checkpoints; returns what was fetched in words, "" if there is nothing.
-
-        Raises:
-          UserError: the mirror cannot be read, or all of its checkpoints are damaged.
-        """
+        """Fills a workdir without checkpoints; returns what was fetched in words, "" if there is nothing."""
         try:
             fetched = [self._fetch_newest(path) for path in (self._folder.checkpoints, self._folder.best)]
             if any(fetched):

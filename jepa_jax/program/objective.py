@@ -1,7 +1,6 @@
 """The function whose gradient a step takes: a method's loss of a batch, and the online probe on its features."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -64,13 +63,6 @@ class Objective:
         return loss, (statistics_after(model, slow, stats), metrics)
 
 
-def loss_function(
-    method: Method, factory: "StateFactory", *, dropout: bool = True, reached: set[str] | None = None
-) -> Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]:
-    """Returns the function of (params, statistics, state, batch, key) whose gradient a step takes; see `Objective`."""
-    return Objective(method, factory, dropout, reached).loss
-
-
 def with_probe(params: PyTree, output: Output, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Returns what is minimised, the method's loss and that of the online probe if there is one, and the metrics."""
     loss, metrics = output.loss, {"loss": output.loss, **output.terms}
@@ -86,7 +78,6 @@ def statistics_of(state: "TrainState") -> dict[str, PyTree]:
 
 
 def statistics_after(model: Any, slow: Any, stats: PyTree) -> dict[str, PyTree]:
-    """Returns the statistics of models that have seen a batch."""
     new: dict[str, PyTree] = {"model": variables_of(model), "target": {}}
     if slow is not None:
         new["target"] = {name: variables_of(slow)[name] for name in stats["target"]}

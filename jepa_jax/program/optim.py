@@ -188,7 +188,12 @@ def _clip(config: Any, groups: Sequence[ParamGroup] = ()) -> list[optax.Gradient
 
 def clip_by_norm(clip_norm: float) -> optax.GradientTransformation:
     """Returns the rule that scales updates so that their norm together is at most `clip_norm`."""
-    return optax.stateless(lambda updates, params: clipped(updates, clip_factor(updates, clip_norm)))
+
+    def clip(updates: PyTree, params: PyTree) -> PyTree:
+        factor = clip_factor(updates, clip_norm)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+
+    return optax.stateless(clip)
 
 
 def global_norm(tree: PyTree) -> jax.Array:
@@ -222,13 +227,7 @@ def _norm_by_leaves(*leaves: jax.Array) -> jax.Array:
 
 
 def clip_factor(updates: PyTree, clip_norm: float) -> jax.Array:
-    """Returns what to multiply updates by so that their norm is at most `clip_norm`."""
     return clip_norm / jnp.maximum(global_norm(updates), clip_norm)
-
-
-def clipped(updates: PyTree, factor: jax.Array) -> PyTree:
-    """Returns the updates times a factor, each in its own precision."""
-    return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
 
 def clip_what_moves(clip_norm: float, groups: Sequence[ParamGroup]) -> optax.GradientTransformation:

@@ -17,7 +17,6 @@ from jepa_jax.runtime.start import start_compile_cache
 
 
 def run_config(workdir: str | pathlib.Path) -> Config:
-    """Returns the config of a run that has a checkpoint."""
     folder = Workdir(workdir)
     if not folder.path.is_dir():
         raise UserError(f"{folder.path}: there is no such folder; give the folder of a run")

@@ -85,7 +85,6 @@ def shapes_of(batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def abstract_model(method: Method, sample: Mapping[str, Any]) -> nnx.Module:
-    """Returns the model of a method with shapes instead of arrays."""
     return nnx.eval_shape(lambda batch: method.init(jax.random.key(0), batch), shapes_of(sample))
 
 

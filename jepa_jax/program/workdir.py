@@ -76,7 +76,6 @@ class Workdir:
         return is_longer(resolve_stored(self.read_config(), config).to_dict(), config)
 
     def every_checkpoint(self) -> list[pathlib.Path]:
-        """Returns the folders of all checkpoints, damaged ones included."""
         return [folder for parent in (self.checkpoints, self.best) for _, folder in step_folders(parent)]
 
     def create(self) -> None:
@@ -123,7 +122,6 @@ class Workdir:
         return [folder for folder in (self.best, self.checkpoints) if step_folders(folder)]
 
     def read_config(self) -> dict[str, Any]:
-        """Returns the config of the run as a nested dict."""
         return read_json(self.config, "is this the folder of a run?")
 
     def read_spec(self) -> Spec:
@@ -138,5 +136,4 @@ class Workdir:
             raise UserError(f"{self.elements}: not the arrays of an element ({error}); {fix}") from None
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Returns the summary, or None if the run has none yet."""
         return read_json(self.summary, "delete it and start again") if self.summary.exists() else None

@@ -29,8 +29,6 @@ _FINER = 1.2  # ratio of the sizes that are asked for one after the other
 
 
 class MallocAccount(ctypes.Structure):
-    """struct mallinfo2 of glibc."""
-
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (
@@ -87,9 +85,6 @@ def set_gaps_aside() -> int:
 
     Compilation leaves tens of thousands of gaps. Threads that run a step allocate thousands of times, and malloc would
     search the gaps each time, one thread after the other (`ijepa_cifar10`: a third of the step).
-
-    Returns:
-        The bytes set aside; 0 if there are few gaps or no glibc.
     """
     libc, account = _libc(), malloc_account()
     if libc is None or account is None or account.ordblks < MANY_GAPS:

@@ -73,7 +73,6 @@ class Gpus:
         return handle if parent is None else parent
 
     def keep(self, places: Sequence[int]) -> None:
-        """Leaves only the GPUs at these places, in this order."""
         self._handles = [self._handles[place] for place in places]
 
     def __len__(self) -> int:
@@ -126,14 +125,12 @@ class Gpus:
         )
 
     def close(self) -> None:
-        """Releases NVML; afterwards there are no GPUs."""
         if self._nvml is not None:
             ask(self._nvml, "nvmlShutdown")
             self._nvml, self._handles = None, []
 
 
 def jax_gpus(devices: Sequence[Any], nvml: Any = None) -> Gpus:
-    """Returns the GPUs behind JAX's local devices, in their order."""
     gpus = Gpus(nvml)
     places = [device.local_hardware_id for device in devices if device.platform in ("gpu", "cuda")]
     if places and max(places) < len(gpus):

@@ -104,7 +104,6 @@ def compute_capability() -> tuple[int, int] | None:
 
 
 def is_gpu_here() -> bool:
-    """Returns whether programs are traced for a GPU of this machine."""
     return not lowering_for and compute_capability() is not None
 
 
@@ -155,7 +154,6 @@ def find_gpus(names: Sequence[str], table: Mapping[str, Gpu]) -> list[Gpu]:
 
 
 def gpu_here(table: Mapping[str, Gpu], gpus: Gpus | None = None) -> Gpu:
-    """Returns the entry of the first GPU of this machine."""
     gpus = Gpus() if gpus is None else gpus
     name, memory, *_ = gpus.first_card()
     if name is None:

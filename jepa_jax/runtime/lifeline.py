@@ -145,11 +145,7 @@ def _lines(connection: socket.socket) -> Iterator[bytes]:
 
 
 def meet(place: Place) -> Lifeline:
-    """Waits until all processes of a run are there; the port is free again afterwards, for JAX's own service.
-
-    Raises:
-      UserError: a process did not come, came twice, or something else answers at the address.
-    """
+    """Waits until all processes of a run are there; the port is free again afterwards, for JAX's own service."""
     return Lifeline(place.index, _accept_others(place) if place.index == 0 else {0: _join_first(place)})
 
 
@@ -190,11 +186,7 @@ def _listen(place: Place) -> socket.socket:
 
 
 def _greet(connection: socket.socket, caller: str, place: Place, come: dict[int, socket.socket]) -> int | None:
-    """Returns the number of a process that belongs to the run, or None; what does not is told so and dropped.
-
-    Raises:
-      UserError: it belongs to the run, but the run cannot be: two processes have one number.
-    """
+    """Returns the number of a process that belongs to the run, or None; what does not is told so and dropped."""
     said = _hear(connection, ANSWER_SECONDS)
     index, token = said.get("process"), said.get("token")
     known = isinstance(token, str) and hmac.compare_digest(token.encode(), place.token.encode())

@@ -58,11 +58,7 @@ def _machine(device: Any) -> Any:
 
 
 def mesh_warnings(mesh: Mesh, visible_gpus: int) -> Iterator[str]:
-    """Yields what wastes devices, or their connections, though it works.
-
-    Args:
-        visible_gpus: how many GPUs this process may see.
-    """
+    """Yields what wastes devices, or their connections, though it works."""
     used = [device for device in mesh.devices.flat if _machine(device) == _machine(jax.local_devices()[0])]
     if used and used[0].platform == "gpu" and len(used) < visible_gpus:
         fix = "check config.mesh, and the processes and GPUs per machine that SLURM or the launcher was asked for"
@@ -93,7 +89,6 @@ def whole_array(array: Any) -> np.ndarray:
 
 
 def check_batch(config: Config, mesh: Mesh) -> None:
-    """Raises UserError unless batches of training and evaluation divide evenly over the devices."""
     part = config.data.batch_size // config.train.accum_steps
     if part % mesh.size:
         raise UserError(

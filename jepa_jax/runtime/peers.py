@@ -34,11 +34,7 @@ _agreements = itertools.count()  # the same on all processes: they agree on the 
 
 
 def connect(environment: Mapping[str, str]) -> None:
-    """Connects this process to the others of its run, if the environment says that there are any.
-
-    Raises:
-      UserError: a variable is missing or wrong, or not every process came to the address.
-    """
+    """Connects this process to the others of its run, if the environment says that there are any."""
     if jax.distributed.is_initialized() or (place := find_place(environment)) is None:
         return
     if not _own_name_resolves():
@@ -104,11 +100,7 @@ def _own_name_resolves() -> bool:
 
 
 def _do_without_own_name(place: Place, environment: Mapping[str, str]) -> None:
-    """Lets Gloo listen at 127.0.0.1 if all processes are on this machine; NCCL needs no name.
-
-    Raises:
-      UserError: CPUs of several machines need the name.
-    """
+    """Lets Gloo listen at 127.0.0.1 if all processes are on this machine; NCCL needs no name."""
     if place.host in (LOOPBACK, "localhost", "::1"):
         from jaxlib import _jax  # JAX has no option for the name
 
@@ -160,7 +152,6 @@ def _share(value: Any) -> list[Any]:
 
 
 def hosts() -> list[str]:
-    """Returns the machine of each process, by name."""
     return list(_hosts) or [socket.gethostname()] * jax.process_count()
 
 

@@ -62,11 +62,7 @@ class Place:
         return self.address if self.host == "localhost" or _is_number(self.host) else f"{ANY}:{self.port}"
 
     def device_ids(self, environment: Mapping[str, str]) -> list[int] | None:
-        """Returns the numbers of the GPUs that this process takes of those that it sees; None: all of them.
-
-        Raises:
-          UserError: there are fewer GPUs than processes on this machine.
-        """
+        """Returns the numbers of the GPUs that this process takes of those that it sees; None: all of them."""
         if environment.get(LOCAL_DEVICES):
             return [int(number) for number in environment[LOCAL_DEVICES].split(",")]
         visible = count_gpus(environment)
@@ -81,11 +77,7 @@ class Place:
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-    """Returns the place of this process, or None if it computes alone.
-
-    Raises:
-      UserError: a variable is missing, or is no number.
-    """
+    """Returns the place of this process, or None if it computes alone."""
     readers: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
         _of_jax, _of_torchrun, _of_slurm, _of_nodes,
     )  # fmt: skip

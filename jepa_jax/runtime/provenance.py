@@ -27,7 +27,6 @@ NO_EFFECT = ("cli", "exports", "experiments", "planning", "reports")  # folders 
 
 
 def command() -> str:
-    """Returns the command that started this process."""
     return " ".join([pathlib.Path(sys.executable).name, *sys.argv])
 
 
@@ -61,7 +60,6 @@ def _digest(files: Iterable[pathlib.Path]) -> str:
 
 
 def processor() -> str:
-    """Returns the name of the processor."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -146,9 +144,6 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         for key in after:
             if before.get(key) != after[key]:
                 flag = f"--{key.split('.')[-1]}" if part == "settings" else key
-                found.append(f"{flag}: {_as_flag(before.get(key))} -> {_as_flag(after[key])}")
+                values = [one if isinstance(one, tuple | list) else [one] for one in (before.get(key), after[key])]
+                found.append(f"{flag}: {' -> '.join(','.join(map(str, one)) for one in values)}")
     return found
-
-
-def _as_flag(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

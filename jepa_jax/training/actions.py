@@ -129,7 +129,6 @@ class Evaluate(Action):
             self._run.console.line(f"step {loop.step}: stopped early: {loop.progress.stopped}")
 
     def final(self, loop: Loop) -> Figures:
-        """Returns the figures of the trained model, for the summary."""
         moment = Moment(Stage.FINAL, loop.step, loop.step // self._run.length.steps_per_epoch)
         figures: Figures = {}
         if self._evaluator.due(moment):
@@ -212,7 +211,6 @@ class DrawPictures(Action):
 
     @functools.cached_property
     def _possible(self) -> bool:
-        """Whether the method draws pictures."""
         state = self._run.program.factory.abstract
         return jax.eval_shape(self._pictures, state.params["model"], state.stats, self._batch) is not None
 
@@ -276,7 +274,6 @@ class Actions:
         self._all = actions
 
     def due(self, step: int) -> list[Action]:
-        """Returns the actions to run after this many steps."""
         return [action for action in self._all if action.due(step)]
 
     def pending(self, loop: Loop) -> list[Action]:

@@ -22,11 +22,7 @@ class Choice:
 
 
 def find_choice(config: Config, evaluators: Mapping[str, Evaluator], length: Length) -> Choice | None:
-    """Returns the choice of a run; None if `train.keep_best` is empty, or if the run ends before its first epoch does.
-
-    Raises:
-      UserError: it names no figure to choose by, or one that this run never measures.
-    """
+    """Returns the choice of a run; None if `train.keep_best` is empty, or the run ends before its first epoch."""
     figure = config.train.keep_best
     if not figure:
         return None

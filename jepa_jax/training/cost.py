@@ -82,11 +82,7 @@ class Cost:
         return flops[0] / self.rate, flops[1] / self.rate
 
     def left(self, step: int, step_seconds: float, element_seconds: float | None) -> tuple[float, float]:
-        """Returns seconds of training and of evaluation after a step, from measured seconds.
-
-        Args:
-          element_seconds: of an evaluated element; None if none was measured in this session.
-        """
+        """Returns seconds of training and of evaluation after a step, from measured seconds."""
         if element_seconds is None:
             element_seconds = step_seconds * self.element_flops / max(self.step_flops, 1.0)
         evaluated = sum(count for at, count in self.elements.items() if at > step)

@@ -74,11 +74,6 @@ class Progress:
             **stopped,
         }
 
-    def untrained_figures(self) -> dict[str, Any]:
-        """Returns what a summary tells of the untrained model: the figures that are named so, of all evaluators."""
-        every = (item for figures in self.untrained.values() for item in figures.items())
-        return {name: value for name, value in every if name.startswith("untrained_")}
-
 
 @dataclasses.dataclass
 class Loop:

@@ -15,7 +15,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
 from jepa_jax.base.processes import num_cores
 from jepa_jax.data.contract import words_of
-from jepa_jax.data.pipeline import Delivery
+from jepa_jax.data.pipeline import Delivery, bucket_specs
 from jepa_jax.evals.evaluators import moment_after
 from jepa_jax.profiling.bottlenecks import Setting
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
@@ -112,7 +112,7 @@ class Recorder(contextlib.ExitStack):
                 self._console.warn(doubt)
             if self.train_step.count == 1:
                 self._compare_with_loader(info["generation_seconds"])
-            if self.train_step.count > self._run.expected_compilations:
+            if self.train_step.count > len(bucket_specs(self._run.config.data, self._run.sources[0])):
                 self._console.warn(f"step {loop.step + 1}: the training step was compiled again; did a shape change?")
                 self.profiler.recompiled()
 
@@ -160,14 +160,12 @@ class Recorder(contextlib.ExitStack):
             self._console.line(f"cost     about {total(*left)} left, at {step_seconds:.2g} s per step")
 
     def log(self, step: int, group: str, values: Mapping[str, Any]) -> None:
-        """Writes values to all sinks."""
         row = {f"{group}/{name}": value for name, value in values.items()}
         epoch = step / self._run.length.steps_per_epoch
         for sink in self._sinks:
             sink.write(step, {"epoch": epoch, "time": self._usage.wall_seconds(), **row})
 
     def draw(self, step: int, name: str, image: np.ndarray) -> None:
-        """Shows a uint8 image [h, w, 3] in all sinks that show images."""
         for sink in self._sinks:
             sink.picture(step, name, image)
 
@@ -190,7 +188,6 @@ class Recorder(contextlib.ExitStack):
                 self.profiler.write(self._run.folder.profile)
 
     def close_trace(self) -> None:
-        """Ends the trace that the user asked for, if it is being recorded."""
         with self.optional(self._run.folder.path / "trace"):
             self.trace.close()
 
@@ -202,7 +199,6 @@ class Recorder(contextlib.ExitStack):
             self._console.warn(f"{name}: unreadable, another image stands in for it ({len(seen)} so far)")
 
     def show_training(self, loop: Loop) -> None:
-        """Shows the progress bar of training."""
         self._console.start("train", self._run.length.total_steps, loop.step)
 
     def in_words(self) -> str:

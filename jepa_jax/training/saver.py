@@ -18,11 +18,7 @@ from jepa_jax.training.setup import Run
 
 
 class Saver(contextlib.ExitStack):
-    """Saves and restores the loop; writing goes on in the background until the end of the `with` block.
-
-    Attributes:
-      newest: the newest checkpoints.
-    """
+    """Saves and restores the loop; writing goes on in the background until the end of the `with` block."""
 
     def __init__(self, run: Run, recorder: Recorder):
         super().__init__()

@@ -15,7 +15,7 @@ from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Cropping, Grouped, Source, element_names, sample
 from jepa_jax.data.facts import DataFacts
 from jepa_jax.data.photos.crops import batch_spec
-from jepa_jax.data.pipeline import TrainBatches, abstract_on, bucket_specs, check_pipeline, train_batches
+from jepa_jax.data.pipeline import TrainBatches, abstract_on, check_pipeline, train_batches
 from jepa_jax.data.sources import open_data
 from jepa_jax.evals.evaluators import EvaluationContext, Evaluator, build_evaluators
 from jepa_jax.evals.features import fingerprint
@@ -86,13 +86,7 @@ class Run:
     def length(self) -> Length:
         return self.program.length
 
-    @functools.cached_property
-    def expected_compilations(self) -> int:
-        """How many shapes of batches there may be: one, or one per bucket."""
-        return len(bucket_specs(self.config.data, self.sources[0]))
-
     def initial_state(self) -> TrainState:
-        """Returns the state before the first step."""
         return self.program.factory.create(self.config.train.seed, self.sample)
 
     def some_elements(self, split: int) -> dict[str, np.ndarray]:
@@ -107,10 +101,7 @@ class Run:
         return shown
 
     def batches(self, start_step: int, state: dict[str, Any] | None = None) -> TrainBatches:
-        """Returns the training batches from a step on; nothing is loaded before the first one is asked for.
-
-        A stream goes on from the state that the batch before came with.
-        """
+        """Returns the training batches from a step on; nothing is loaded before the first one is asked for."""
         return train_batches(
             self.config.data,
             self.sources[0],
@@ -152,11 +143,7 @@ class Run:
 def prepare(
     config: Config, folder: Workdir, console: Console, hooks: Hooks, data: Mapping[str, Any] | None = None
 ) -> Run:
-    """Opens the data (or takes what is given) and builds the program of a run; writes and compiles nothing.
-
-    Raises:
-      UserError: the data is not there, or config, data and devices do not fit together.
-    """
+    """Opens the data (or takes what is given) and builds the program of a run; writes and compiles nothing."""
     check_sinks(config)
     mesh = setup(config)
     console = console if is_first() else QuietConsole()  # one of several processes speaks for all

@@ -19,11 +19,12 @@ def write_summary(run: Run, recorder: Recorder, loop: Loop, status: str, **more:
     run.console.stop()
     progress, config = loop.progress, run.config
     progress.share_skipped()
+    measured = [figure for figures in progress.untrained.values() for figure in figures.items()]
     summary = {
         "status": status,
         **({"init_from": config.init_from} if config.init_from else {}),
         **summary_fields(config, run.evaluators, progress.warnings, finished=status == "finished"),
-        **progress.untrained_figures(),
+        **{name: value for name, value in measured if name.startswith("untrained_")},
         "images_per_sec": recorder.images_per_sec(progress),
         **recorder.totals(),
         "steps": loop.step,

@@ -11,7 +11,7 @@ from jepa_jax.evals.evaluators import EvaluationContext
 from jepa_jax.evals.validation_loss import ValidationLoss
 from jepa_jax.methods.contract import Output
 from jepa_jax.methods.image_method import EncoderWith, ImageMethod
-from jepa_jax.program.objective import loss_function, statistics_of
+from jepa_jax.program.objective import Objective, statistics_of
 from tests.stepping import build_program
 from tests.tiny import tiny_config
 
@@ -39,7 +39,7 @@ def test_dropout_has_no_part_in_the_validation_loss():
     evaluator = ValidationLoss(EvaluationContext(config, program, (train, test), validation=validation))
     first, second = (float(evaluator._loss(state, batch, jax.random.key(seed))) for seed in (1, 2))
     assert first == second
-    loss = jax.jit(loss_function(program.method, program.factory))
+    loss = jax.jit(Objective(program.method, program.factory).loss)
     trained = [
         float(loss(state.params, statistics_of(state), state, batch, jax.random.key(seed))[0]) for seed in (1, 2)
     ]

@@ -9,7 +9,7 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.program.config import changed_config
-from jepa_jax.program.objective import loss_function, statistics_of
+from jepa_jax.program.objective import Objective, statistics_of
 from tests.arrays import normal
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of
 from tests.tiny import rival_config
@@ -22,7 +22,7 @@ def test_no_gradient_flows_through_what_is_predicted(method, factor):
     state = program.factory.create(0, BATCH)
     last = state.params["model"]["predictor"]["layers"][1]
     last["kernel"], last["bias"] = jnp.zeros_like(last["kernel"]), jnp.arange(8.0)
-    gradient = jax.jit(jax.grad(loss_function(program.method, program.factory), has_aux=True))
+    gradient = jax.jit(jax.grad(Objective(program.method, program.factory).loss, has_aux=True))
     grads, (_, metrics) = gradient(state.params, statistics_of(state), state, BATCH, jax.random.key(0))
     assert not any(leaf.any() for leaf in jax.tree.leaves([grads["model"][n] for n in ("encoder", "projector")]))
     assert jnp.abs(grads["model"]["predictor"]["layers"][1]["bias"]).max() > 0

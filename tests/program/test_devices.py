@@ -41,7 +41,7 @@ def loss_and_gradients(
         assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
 
     def gradients(state: Any, batch: Any) -> Any:
-        loss = objective.loss_function(program.method, program.factory)
+        loss = objective.Objective(program.method, program.factory).loss
         values, (_, metrics) = jax.grad(loss, has_aux=True)(
             state.params, objective.statistics_of(state), state, batch, jax.random.key(1)
         )

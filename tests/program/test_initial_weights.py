@@ -19,7 +19,7 @@ from jepa_jax.methods.contract import build_method
 from jepa_jax.program.build import initial_sample
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.initial_weights import initial_weights, saved_encoder
-from jepa_jax.program.objective import loss_function, statistics_of
+from jepa_jax.program.objective import Objective, statistics_of
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from jepa_jax.training.run import train
 from jepa_jax.weights import load_model
@@ -87,7 +87,7 @@ def test_the_first_loss_is_that_of_the_library_weights():
     with train_batches(config.data, source, seed=config.train.seed, sharding=batch_sharding(mesh)) as batches:
         batch = next(batches)[0]
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), 0)
-    objective = jax.jit(loss_function(program.method, program.factory))
+    objective = jax.jit(Objective(program.method, program.factory).loss)
     _, (_, metrics) = objective(state.params, statistics_of(state), state, batch, key)
     assert float(metrics["loss"]) == pytest.approx(loss_with_library_weights(config), rel=1e-5)
 

@@ -25,8 +25,6 @@ DRAWS = 2 * CROP_TRIES + 3  # areas, aspects, row, column, whether to crop at al
 
 
 class Box(NamedTuple):
-    """A rectangle of whole pixels."""
-
     top: int
     left: int
     height: int
@@ -72,8 +70,10 @@ def random_crops(photo: Photo, crops: Mapping[str, Crops], rng: np.random.Genera
     wanted = []  # name, box and size of every crop
     for name, one in crops.items():
         for uniform in rng.random((one.count, DRAWS)):
-            applied = uniform[-1] < one.crop.probability
-            box = sample_box(uniform, height, width, one.crop) if applied else central_square(height, width)
+            side = min(height, width)
+            box = Box((height - side) // 2, (width - side) // 2, side, side)
+            if uniform[-1] < one.crop.probability:
+                box = sample_box(uniform, height, width, one.crop)
             wanted.append((name, box, one.size))
     pixels = photo.pixels(min(min(box.height, box.width) / size for _, box, size in wanted))
     made = {name: np.empty((one.count, one.size, one.size, pixels.shape[-1]), np.uint8) for name, one in crops.items()}
@@ -81,12 +81,6 @@ def random_crops(photo: Photo, crops: Mapping[str, Crops], rng: np.random.Genera
     for name, box, size in wanted:
         next(places[name])[...] = resized(part(pixels, box, photo.size), size)
     return made
-
-
-def central_square(height: int, width: int) -> Box:
-    """Returns the largest square in the middle."""
-    side = min(height, width)
-    return Box((height - side) // 2, (width - side) // 2, side, side)
 
 
 def part(pixels: np.ndarray, box: Box, full_size: tuple[int, int]) -> np.ndarray:
@@ -127,11 +121,7 @@ def low_pass(shrink: float) -> np.ndarray:
 
 
 def centre_crop(photo: Photo, size: int, shorter_side: int = 0) -> np.ndarray:
-    """Returns uint8 [size, size, C]: the shorter side resized (Pillow's antialiased bilinear), the centre cropped.
-
-    Args:
-      shorter_side: pixels that the shorter side is resized to; 0 = `size`.
-    """
+    """Returns uint8 [size, size, C]: the shorter side resized (Pillow's antialiased bilinear), the centre cropped."""
     shorter_side = shorter_side or size
     height, width = photo.size
     if photo.is_array or max(height, width) > MOST_ASPECT * min(height, width):

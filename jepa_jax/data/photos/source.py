@@ -46,7 +46,6 @@ class PhotoSource:
         raise NotImplementedError
 
     def content(self, index: int) -> bytes:
-        """Returns the file of an image."""
         raise NotImplementedError
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
@@ -55,7 +54,8 @@ class PhotoSource:
         return self.labels[indices]
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        return self.elements(indices, self._centred)
+        size = self.spec["image"].shape[0]
+        return self.elements(indices, lambda photo, _: {"image": centre_crop(photo, size, self._shorter_side)})
 
     def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> "CroppedPhotos":
         return CroppedPhotos(self, crops, seed, epoch)
@@ -75,10 +75,6 @@ class PhotoSource:
         if "label" in self.spec:
             batch["label"] = self.labels_of(np.array(used))
         return batch | {"skipped": [name for names in skipped for name in names]}
-
-    def _centred(self, photo: Photo, index: int) -> Element:
-        del index
-        return {"image": centre_crop(photo, self.spec["image"].shape[0], self._shorter_side)}
 
     def _readable(self, index: int, make: Make) -> tuple[Element, int, list[str]]:
         """Returns the element at `index` or, when skipping, of the next readable image, its index, and names skipped.
@@ -157,7 +153,7 @@ class CroppedPhotos:
         return len(self._source)
 
     def batch(self, indices: np.ndarray) -> dict[str, Any]:
-        return self._source.elements(indices, self._made)
+        def make(photo: Photo, index: int) -> Element:
+            return random_crops(photo, self._crops, np.random.default_rng([self._seed % 2**63, self._epoch, index]))
 
-    def _made(self, photo: Photo, index: int) -> Element:
-        return random_crops(photo, self._crops, np.random.default_rng([self._seed % 2**63, self._epoch, index]))
+        return self._source.elements(indices, make)

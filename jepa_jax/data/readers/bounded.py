@@ -41,7 +41,6 @@ def read_image_file(file: str | os.PathLike[str]) -> bytes:
 
 
 def check_file_bytes(size: int) -> None:
-    """Raises ValueError if the file of an image is larger than the budget."""
     if size > FILE_BYTES:
         raise ValueError(f"{size:,} bytes, at most {FILE_BYTES:,} are read")
 

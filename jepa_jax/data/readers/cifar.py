@@ -167,11 +167,7 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def read_batch(data: bytes) -> tuple[np.ndarray, list[int]]:
-    """Returns the array b"data" and the integers b"labels" of a pickled dict.
-
-    Raises:
-      NotABatch: the pickle has other things in it, is damaged or too large.
-    """
+    """Returns the array b"data" and the integers b"labels" of a pickled dict."""
     if len(data) > MOST_BYTES:
         raise NotABatch(f"{len(data):,} bytes, at most {MOST_BYTES:,} are read")
     try:

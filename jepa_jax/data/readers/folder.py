@@ -26,8 +26,6 @@ SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
 
 
 class FolderSource(PhotoSource):
-    """The images of one split of a folder."""
-
     def __init__(self, data: DataConfig, split: str):
         self._root, folders, paths = list_images(data.dir, split)
         self.classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in folders)
@@ -51,7 +49,6 @@ class FolderSource(PhotoSource):
 
 
 def check_file_channels(data: DataConfig, names: Iterable[str] = ("image",)) -> None:
-    """Raises UserError for a number of channels that some of these files cannot have."""
     plain = (name for name in names if not name.lower().endswith(ANY_CHANNELS))
     if data.channels not in MODES and (name := next(plain, None)):
         raise UserError(
@@ -93,7 +90,6 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
 
 
 def split_folder(root: pathlib.Path, split: str) -> pathlib.Path:
-    """Returns the folder of a split; raises UserError if there is none."""
     for name in SPLIT_FOLDERS[split]:
         if (root / name).is_dir():
             return root / name

@@ -57,7 +57,10 @@ def read_npz(data: DataConfig, split: str) -> Arrays:
     if divided:
         part = drawn_part(len(found["image"]), split, file)
         found = {name: array[part] for name, array in found.items()}
-    return found | {"image": at_size(found["image"], data.image_size, data.shorter_side)}
+    size, shorter_side = data.image_size, data.shorter_side
+    if found["image"].shape[1:3] != (size, size) or shorter_side not in (0, size):
+        found["image"] = np.stack([centre_of(image, size, shorter_side) for image in found["image"]])
+    return found
 
 
 def _file_of(place: pathlib.Path, split: str) -> pathlib.Path:
@@ -73,13 +76,6 @@ def _named(patterns: tuple[str, ...], split: str) -> tuple[str, ...]:
     return tuple(pattern.format(name) for pattern in patterns for name in SPLIT_NAMES[split])
 
 
-def at_size(images: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
-    """Returns images [N, H, W, C] at `size`; unchanged if they have it."""
-    if images.shape[1:3] == (size, size) and shorter_side in (0, size):
-        return images
-    return np.stack([centre_of(image, size, shorter_side) for image in images])
-
-
 def read_npz_file(file: pathlib.Path, only: Collection[str] = ()) -> Arrays:
     """Returns the arrays of a .npz file, all or those named in `only`; raises UserError if it cannot be read.
 
@@ -90,7 +86,6 @@ def read_npz_file(file: pathlib.Path, only: Collection[str] = ()) -> Arrays:
 
 
 def _read(file: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
-    """Returns the arrays of a file by name, None for those that are not wanted."""
     with open_regular(file) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:

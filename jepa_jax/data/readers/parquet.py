@@ -29,8 +29,6 @@ CACHE_BYTES = 2**28  # of row groups that each process keeps
 
 
 class ParquetSource(PackedPhotos):
-    """The images of one split of a folder of parquet files."""
-
     fix = "download the file again, or set data.on_error = skip"
 
     def __init__(self, data: DataConfig, split: str):
@@ -113,7 +111,6 @@ def read_images(file: pathlib.Path, group: int, name: str) -> Any:
 
 
 def image_column(file: pathlib.Path) -> str:
-    """Returns the path of the column that holds the bytes of images; raises UserError if there is none."""
     opened = open_parquet(file)
     paths = [opened.schema.column(number).path for number in range(len(opened.schema))]
     for path in (path for name in IMAGE_COLUMNS for path in (name, f"{name}.bytes")):
@@ -124,7 +121,6 @@ def image_column(file: pathlib.Path) -> str:
 
 
 def open_parquet(file: pathlib.Path, **options: Any) -> Any:
-    """Returns an opened parquet file; raises UserError if that is not possible."""
     parquet = import_extra("pyarrow.parquet", "config.data.source = parquet", "parquet")
     open_regular(file).close()
     try:
@@ -134,7 +130,6 @@ def open_parquet(file: pathlib.Path, **options: Any) -> Any:
 
 
 def read_labels(files: list[pathlib.Path], name: str) -> np.ndarray:
-    """Returns the labels of all rows, int32 [N]."""
     parts = []
     for file in files:
         try:

@@ -34,8 +34,6 @@ ENTRY = {"file": str, "images": int, "bytes": int, "sha256": str, "labels": list
 
 
 class ShardSource(PackedPhotos):
-    """The images of one split of a folder of shards."""
-
     fix = "write the shards again, or set data.on_error = skip"
 
     def __init__(self, data: DataConfig, split: str):
@@ -66,7 +64,6 @@ class ShardSource(PackedPhotos):
 
 
 def read_manifest(root: pathlib.Path, directory: str) -> dict[str, Any]:
-    """Returns the manifest of a folder of shards; raises UserError if there is none or it is damaged."""
     if not directory or not (root / MANIFEST).is_file():
         raise UserError(
             f"config.data.dir = {directory!r}: no {MANIFEST} there; make shards of a folder of images with "
@@ -103,7 +100,6 @@ def check_entry(shard: dict[str, Any], classes: int) -> None:
 
 
 def check_shard(root: pathlib.Path, shard: dict[str, Any]) -> pathlib.Path:
-    """Returns the file of a shard; raises UserError if it is not there or has another size than the manifest says."""
     file = root / pathlib.PurePath(shard["file"]).name
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -131,12 +127,7 @@ def write_shards(
     shard_bytes: int = SHARD_BYTES,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Writes the images of the train and test split into shards; returns the manifest, written last.
-
-    Args:
-      shorter_side: pixels that the shorter side of larger images is resized to; 0 keeps all files as they are.
-      on_image: called with the images written and their number after each shard.
-    """
+    """Writes the images of the train and test split into shards; returns the manifest, written last."""
     if (output / MANIFEST).exists():
         raise UserError(f"{output / MANIFEST}: exists; remove the folder, or write to another one")
     output.mkdir(parents=True, exist_ok=True)

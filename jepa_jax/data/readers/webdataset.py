@@ -68,7 +68,6 @@ class PhotoStream(StreamSource):
     _head: Any  # SampledPhotos
 
     def name_of(self, index: int) -> str:
-        """Returns the file and the name of a sample."""
         return self._head.name_of(index)
 
     def cropped(self, crops: Mapping[str, Crops], seed: int, epoch: int) -> Source:
@@ -76,8 +75,6 @@ class PhotoStream(StreamSource):
 
 
 class SampledPhotos(PhotoSource):
-    """Some samples of a stream."""
-
     fix = "write the shard again, or set data.on_error = skip"
     threaded = True  # a stream has one worker at most
 
@@ -107,8 +104,6 @@ class SampledPhotos(PhotoSource):
 
 
 class TarSamples(grain.IterDataset):
-    """The samples of one tar file, in order."""
-
     def __init__(self, file: str):
         super().__init__()
         self._file = file
