@@ -1,4 +1,8 @@
-"""Measures one combination of settings: the real training step, fed by the real loader, as training runs it.
+"""Measures one combination of settings: a step and its loader, as training runs them.
+
+The step is that of a config (`measure`), or one of the user's own, of a plain JAX program (`measure_own_step`): a
+function `make(batch, precision, workers)` returns `step` and `batches`, an endless iterable, and a function that takes
+one of its elements and returns the loss, a scalar array.
 
 Steps are taken through the training loop's own `Steps`: step n is dispatched before the metrics of step n - 1 are read,
 and a step is complete when its metrics have been read. The clock runs from the completion of one step to that of
@@ -23,6 +27,7 @@ import numpy as np
 import psutil
 from jax.sharding import NamedSharding
 
+from jepa_jax.base.classes import load_object
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config
 from jepa_jax.data.contract import Bucketed, Source
@@ -62,6 +67,7 @@ from jepa_jax.training.progress import Loop, Progress
 from jepa_jax.training.steps import Steps
 
 MONITOR_SECONDS = 0.5
+READY_BATCHES, READY_PER_WORKER = 3, 2  # that a loader of the user's may have made while the step was compiled
 
 ReadMemory = Callable[[], memory_growth.InUse]
 OnStep = Callable[[dict[str, jax.Array], StepMetrics], object]  # called with the batch and the metrics of each step
@@ -120,6 +126,55 @@ def measure(
         pipeline_fingerprint=pipeline_fingerprint(config.data, request.use_dummy_data),
         data_source="dummy" if request.use_dummy_data else config.data.source,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """The loss of a step, in the form of the metrics that the training loop reads."""
+
+    packed: jax.Array
+
+    def floats(self) -> dict[str, float]:
+        return {"loss": float(self.packed)}
+
+
+def measure_own_step(request: TrialRequest) -> TrialFigures:
+    """Measures one repeat of the step that `request.make` makes."""
+    check_device(request)
+    chosen = request.combination
+    with contextlib.closing(DeviceClock()) as device, CompilationCounter() as compilations:
+        made = load_object(request.make)(chosen.batch_size, chosen.precision, chosen.num_workers)
+        if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
+            raise UserError(f"{request.make} returned {type(made).__name__}; return a tuple of step and batches")
+        step, batches = made
+
+        def take_step(state: None, batch: Any) -> tuple[None, Loss]:
+            loss = step(batch)
+            if not isinstance(loss, jax.Array) or loss.ndim:
+                raise UserError(f"the step of {request.make} returned {type(loss).__name__}; return a scalar jax.Array")
+            return None, Loss(loss)
+
+        deliveries: Any = endless(batches, request.make)
+        loop = TimedSteps(take_step, None, TrainBatches(deliveries), device)  # type: ignore[arg-type]
+        loop.take(1)
+        loop.drain()
+        process_memory.reset_peak()  # compiling may have taken more than any step will
+        figures = measure_steps(request, loop, READY_BATCHES + READY_PER_WORKER * chosen.num_workers)
+    return dataclasses.replace(
+        figures,
+        **device_facts(jax.devices()),
+        compile_seconds=compilations.seconds,
+        compile_cached=compilations.from_cache > 0,
+    )
+
+
+def endless(batches: Iterable[Any], make: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields batches as the loader of a config delivers them."""
+    count = 0
+    for batch in batches:
+        count += 1
+        yield batch, {}
+    raise UserError(f"the batches of {make} ended after {count}; repeat them without end")
 
 
 def device_facts(devices: Iterable[jax.Device]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class TrialRequest:
     with_evaluation: bool = False  # a validation pass and a checkpoint before the measured steps
     memory_fraction: float | None = None  # of a GPU's memory that JAX takes, as training will; None: no GPU
     compile_anew: bool = False  # in every repeat: on a GPU XLA times kernels then, with other results each time
-    make: str = ""  # "module:function" that makes a step of the user's own, without a config; see own_step.py
+    make: str = ""  # "module:function" that makes a step of the user's own, without a config; see measurement.py
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)

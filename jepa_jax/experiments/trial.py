@@ -138,8 +138,7 @@ def measure_request(request: TrialRequest) -> TrialFigures:
     """Measures a request in this process."""
     import_jax()
     # Here, so that a failure to import jax is a result as well.
-    from jepa_jax.experiments.measurement import measure
-    from jepa_jax.experiments.own_step import measure_own_step
+    from jepa_jax.experiments.measurement import measure, measure_own_step
 
     return measure_own_step(request) if request.make else measure(request)
 

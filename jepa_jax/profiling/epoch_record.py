@@ -23,35 +23,26 @@ class Block:
 
 
 @dataclasses.dataclass
-class Loading:
-    """Seconds that loaders report, summed over batches; they overlap with the loop and are not part of its time."""
-
-    batches: int = 0
-    generation: float = 0.0  # making or decoding batches, in whichever process
-    supply: float = 0.0  # the prefetch thread waited for a batch in host memory
-    transfer: float = 0.0  # copying batches to the device
-
-    def add(self, info: Mapping[str, Any]) -> None:
-        self.batches += 1
-        self.generation += info["generation_seconds"]
-        self.supply += info["supply_seconds"]
-        self.transfer += info["transfer_seconds"]
-
-    def transfer_share(self) -> float:
-        """Returns the part of the prefetch thread's time that goes into copying."""
-        together = self.supply + self.transfer
-        return self.transfer / together if together > 0 else 0.0
-
-
-@dataclasses.dataclass
 class Observed:
-    """What has been seen of an epoch so far."""
+    """What has been seen of an epoch so far.
+
+    Loaders work beside the loop: their seconds, summed over batches, are not part of its time.
+    """
 
     blocks: list[Block] = dataclasses.field(default_factory=list)
     batch_seconds: list[float] = dataclasses.field(default_factory=list)  # of the steps after the last block
-    loading: Loading = dataclasses.field(default_factory=Loading)
+    loaded: int = 0  # batches
+    generation: float = 0.0  # making or decoding batches, in whichever process
+    supply: float = 0.0  # the prefetch thread waited for a batch in host memory
+    transfer: float = 0.0  # copying batches to the device
     compilations: int = 0
     traced: bool = False  # whether a recording has split the device's time
+
+    def add_batch(self, info: Mapping[str, Any]) -> None:
+        self.loaded += 1
+        self.generation += info["generation_seconds"]
+        self.supply += info["supply_seconds"]
+        self.transfer += info["transfer_seconds"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +89,8 @@ def make_record(
     samples: Sequence[monitor.Sample],
 ) -> EpochRecord:
     """Returns the record of an epoch; `peak_flops` is per second, of all devices together."""
-    blocks, loading, transfer_share = seen.blocks, seen.loading, seen.loading.transfer_share()
+    blocks = seen.blocks
+    transfer_share = seen.transfer / ((seen.supply + seen.transfer) or 1.0)  # of the prefetch thread's time
     spent = sum((block.spent for block in blocks), Spent())
     batch_times = [seconds for block in blocks for seconds in block.batch_seconds]
     batch = statistics.fmean(batch_times) if batch_times else None
@@ -124,8 +116,8 @@ def make_record(
         split=shares is not None,
         batch_seconds=batch,
         batch_seconds_std=statistics.pstdev(batch_times) if batch_times else None,
-        generation_seconds=loading.generation / loading.batches if loading.batches else None,
-        transfer_seconds=loading.transfer / loading.batches if loading.batches else None,
+        generation_seconds=seen.generation / seen.loaded if seen.loaded else None,
+        transfer_seconds=seen.transfer / seen.loaded if seen.loaded else None,
         images_per_second=batch_size / batch if batch else None,
         mfu=mfu(flops_per_step, batch, len(batch_times), peak_flops),
         compilations=seen.compilations,

@@ -141,7 +141,7 @@ class Profiler(NullProfiler):
 
     def dispatched(self, began: float, result: jax.Array, info: Mapping[str, Any] | None) -> None:
         if info is not None:
-            self._seen.loading.add(info)
+            self._seen.add_batch(info)
         watch = self._in_block % self._watch_every < WATCHED
         self._in_block += 1
         if watch or self._watching:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from jepa_jax.profiling.accounting import account
-from jepa_jax.profiling.epoch_record import Block, EpochRecord, Loading, Observed, make_record
+from jepa_jax.profiling.epoch_record import Block, EpochRecord, Observed, make_record
 from jepa_jax.profiling.monitor import Sample
 from jepa_jax.profiling.sections import STEP_SECTIONS, Phase, Section
 
@@ -36,8 +36,8 @@ def record(
         at += seconds
     stepping = sum(end - start for section, start, end in segments if section in STEP_SECTIONS)
     block = Block(100, account(segments, [(0.0, device)]), [stepping / 100] * 100)
-    loading = Loading(100, 50.0, 100 * (1 - transfer), 100 * transfer)
+    loading = {"loaded": 100, "generation": 50.0, "supply": 100 * (1 - transfer), "transfer": 100 * transfer}
     return make_record(
-        Observed([block], loading=loading, compilations=compilations, traced=True), epoch=epoch, last_step=100,
+        Observed([block], **loading, compilations=compilations, traced=True), epoch=epoch, last_step=100,
         shares=SHARES, batch_size=64, flops_per_step=1e12, peak_flops=10e12, samples=samples or [sample()],
     )  # fmt: skip
