@@ -41,7 +41,6 @@ def run_describe(arguments: Arguments, console: Console) -> Result:
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:
-    """Returns parameters by module and totals as a table."""
     assumed = "" if facts["data_found"] else " (assumed: the data is not there)"
     elements, features = facts["elements"], []
     one = elements.removesuffix("s")

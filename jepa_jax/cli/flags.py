@@ -125,11 +125,7 @@ class Parser:
         return name in self._values
 
     def parse(self, argv: Sequence[str]) -> Arguments:
-        """Returns the values of the command line; --help prints the flags and exits with code 0.
-
-        Raises:
-          UserError: an unknown, missing or invalid flag, or a word that belongs to none.
-        """
+        """Returns the values of the command line; --help prints the flags and exits with code 0."""
         own, overrides, jax_flags = self._sorted(self._values.read_flags_from_files(list(argv), force_gnu=False))
         if asked := {"-h", "--help", "--helpfull"} & set(own):
             print_result(self.help_text(full="--helpfull" in asked))

@@ -84,10 +84,7 @@ class SlurmProcess:
             raise RuntimeError(f"exit code {code}")
 
     def checkpoint(self) -> Any:
-        """Stops the run, which saves its state, when the job is preempted or out of time; returns what to queue again.
-
-        The new job resumes from the newest checkpoint.
-        """
+        """Stops the run, which saves its state; returns what to queue again, which resumes from it."""
         from submitit.helpers import DelayedSubmission
 
         process = self.process

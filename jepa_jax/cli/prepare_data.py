@@ -135,7 +135,6 @@ def input_data(arguments: Arguments) -> "DataConfig":
 
 @contextlib.contextmanager
 def progress_bar(what: str, unit: str) -> Iterator[Progress]:
-    """Shows a progress bar on standard error."""
     with ProgressBar(1.0) as bar:
         yield lambda done, total: bar.show(done / total, what, f"{done:,} of {total:,} {unit}")
 

@@ -123,7 +123,6 @@ def lists_from(arguments: Arguments) -> dict[str, str | None]:
 
 
 def sweep_from(arguments: Arguments) -> "Sweep":
-    """Returns the sweep that the flags describe."""
     from jepa_jax.experiments.settings import grid_values
     from jepa_jax.experiments.sweep import Sweep
     from jepa_jax.experiments.trial import device_options

@@ -43,8 +43,6 @@ ROUNDING = 1e-6
 
 
 class FeatureQuality(EncoderEvaluator):
-    """Spectrum, ranks and correlations of features, LiDAR, and whether they collapsed."""
-
     title = "feature quality"
     needs = ""
     has_reference = False
@@ -327,7 +325,6 @@ def collapse_warning(figures: Mapping[str, float], initial: Mapping[str, float] 
 
 
 def components_for(eigenvalues: np.ndarray, part: float) -> int:
-    """Returns how many of the largest eigenvalues hold this part of their sum."""
     total = eigenvalues.sum()
     if total == 0:
         return 0
@@ -371,9 +368,6 @@ def lidar(views: np.ndarray) -> float | None:
     The matrix is S_w^-1/2 S_b S_w^-1/2 with S_b the covariance of the images' means and S_w that of views around them;
     S_w is regularised with 1e-4 of its mean variance (the paper: 1e-4), so that the figure does not depend on the
     features' scale. None if the views of every image are the same.
-
-    Args:
-      views: features [images, views, D].
     """
     x = np.asarray(views, np.float64)
     images, per_image, dimensions = x.shape

@@ -39,7 +39,6 @@ class Split(NamedTuple):
     targets: np.ndarray = np.zeros(0, np.float32)
 
     def part(self, chosen: np.ndarray) -> "Split":
-        """Returns these elements."""
         return Split(*(array[chosen] if len(array) else array for array in self))
 
 

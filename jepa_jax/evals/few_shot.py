@@ -14,8 +14,6 @@ WAYS, SHOTS, QUERIES, EPISODES = 5, (1, 5, 10), 15, 100
 
 
 class FewShot(EncoderEvaluator):
-    """Accuracy of few-shot episodes of test images."""
-
     title = "few-shot"
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:

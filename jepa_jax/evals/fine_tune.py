@@ -32,8 +32,6 @@ SHIFT = 1 / 8  # of the image's side, the largest random shift
 
 
 class FineTune(EncoderEvaluator):
-    """Accuracy of a fine-tuned encoder."""
-
     title = "fine-tuning"
     has_reference = False  # it would take as long again
 

@@ -86,7 +86,6 @@ def vote_accuracies(
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
-    """Scales each row to length 1."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 

@@ -21,8 +21,6 @@ PENALTIES = tuple(10.0**exponent for exponent in range(-6, 3))  # per element, o
 
 
 class RidgeProbe(EncoderEvaluator):
-    """R² and errors of a ridge probe of the source's targets."""
-
     title = "ridge probe"
     needs = "targets"
 

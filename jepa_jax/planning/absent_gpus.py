@@ -35,12 +35,10 @@ _TOPOLOGY = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
 def num_devices(topology: str) -> int:
-    """Returns the number of GPUs of a topology."""
     return math.prod(_counts(topology))
 
 
 def num_hosts(topology: str) -> int:
-    """Returns the number of hosts of a topology."""
     slices, hosts, _ = _counts(topology)
     return slices * hosts
 
@@ -63,11 +61,7 @@ def installed_wheels() -> tuple[str, ...]:
 
 
 def require_wheels() -> pathlib.Path:
-    """Returns the folder of the `ptxas` wheel.
-
-    Raises:
-        UserError: a wheel is missing or does not match JAX; the message has the command that installs them.
-    """
+    """Returns the folder of the `ptxas` wheel."""
     version = metadata.version("jax")
     install = (
         f"pip install jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12=={PTXAS_VERSION}"

@@ -131,7 +131,6 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate:
-        """The config as it is."""
         return self.largest[0][0]
 
     @property
@@ -153,7 +152,6 @@ class Planner:
         self.compiler, self.table = compiler, table
 
     def estimate(self, request: Request) -> Estimate:
-        """Returns the estimate of a request as it is."""
         return self.estimates([(request, AS_IT_IS, {})])[0]
 
     def with_facts(self, request: Request, facts: StepFacts) -> Estimate:
@@ -254,7 +252,6 @@ def predicted_speed(facts: StepFacts, request: Request) -> Prediction:
 
 
 def batch_change(size: int) -> tuple[str, Changes]:
-    """Returns the change to another batch."""
     return f"batch {size:,}", {"data.batch_size": size}
 
 

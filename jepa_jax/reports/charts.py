@@ -79,7 +79,6 @@ def line_chart(
     per_x: tuple[str, float] | None = None,  # a second unit of x under the pointer: ("epoch", 1 / steps_per_epoch)
     wide: bool = False,
 ) -> Card:
-    """Returns a card with one chart."""
     lines = [usable_line(one, x_log, smooth) for one in series]
     if not any(len(line.x) or len(line.bad) for line in lines):
         return Card(title, [absent("No values were recorded.")], wide=wide)

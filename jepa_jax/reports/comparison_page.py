@@ -145,7 +145,6 @@ def in_brackets(values: Mapping[str, str]) -> str:
 
 
 def comparison_page(runs: Sequence[ComparedRun], warnings: Sequence[str]) -> Page:
-    """Returns the page: warnings, summaries, evaluations, curves and where the configs differ."""
     chosen = [[group.capitalize(), *(item.run.choices[group] or "–" for item in runs)] for group in CHOSEN]
     names = [item.name for item in runs]
     summary = Table(chosen + summary_rows([figures_of(item) for item in runs]), ["", *names])
@@ -188,7 +187,6 @@ def summary_rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def evaluation_section(runs: Sequence[ComparedRun]) -> Section:
-    """Returns the table of evaluations, one column per run and level."""
     columns = {}
     for item in runs:
         levels = item.evaluation.get("levels", {})

@@ -57,7 +57,6 @@ def leaves(prefix: str, group: type[Group]) -> Iterator[tuple[str, Key]]:
 
 
 def meaning(key: Key) -> str:
-    """Returns the meaning of a key with its choices or limits."""
     text = key.meaning.replace("|", "\\|").replace("<", "&lt;")
     if key.choices:
         return f"{text}: {', '.join(f'`{choice}`' for choice in key.choices)}"

@@ -96,7 +96,6 @@ def fastest_first(rows: Iterable[JsonRow]) -> list[JsonRow]:
 
 
 def sweep_markdown(rows: Sequence[JsonRow]) -> str:
-    """Returns a table of every row, the fastest first."""
     return cells_markdown(sweep_cells(fastest_first(rows), KNOBS))
 
 
@@ -230,7 +229,6 @@ def sweep_charts(rows: Sequence[JsonRow], best: JsonRow | None, header: Mapping[
 
 
 def knob_section(conclusion: Mapping[str, Any]) -> Section:
-    """Returns a table of the effect of each setting."""
     title = "What each setting does"
     rows = []
     for knob in conclusion.get("knobs") or ():
@@ -265,7 +263,6 @@ def combination_section(rows: Sequence[JsonRow], best: JsonRow | None) -> Sectio
 
 
 def provenance(header: Mapping[str, Any]) -> parts.Grid:
-    """Returns the command, the machine and the versions."""
     measurement = {
         "command": header.get("command"),
         "measured batches": header.get("max_batches"),
@@ -329,14 +326,12 @@ def write_study(study: Study, rows: Iterable[StudyRow], findings: Findings) -> N
 
 
 def study_markdown(study: Study, rows: Sequence[StudyRow], findings: Findings) -> str:
-    """Returns the table of all runs and the findings."""
     table = cells_markdown(table_cells(sort_rows(rows), STUDY_COLUMNS))
     facts = " ".join([study.config, *study.overrides])
     return f"# {study.kind}: `{facts}`\n\n{table}\n" + "".join(f"- {text}\n" for text in findings.sentences)
 
 
 def study_page(study: Study, rows: Sequence[StudyRow], findings: Findings) -> Page:
-    """Returns the page of a study."""
     cells = table_cells(rows, STUDY_COLUMNS)
     best_lr = findings.facts.get("best_lr")
     best = [i for i, row in enumerate(rows) if best_lr is not None and row.lr == best_lr]

@@ -255,12 +255,10 @@ Part = (
 
 
 def absent(text: str) -> Text:
-    """Returns a sentence that says what is missing."""
     return Text(text, "absent")
 
 
 def absent_section(title: str, text: str) -> Section:
-    """Returns a section that only says what is missing."""
     return Section(title, [Card("", [absent(text)])])
 
 

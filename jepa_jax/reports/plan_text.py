@@ -44,7 +44,6 @@ def plan_lines(plan: Plan, context: PlanContext, name: str) -> list[str]:
 
 
 def table_lines(table: PlanTable) -> list[str]:
-    """Returns a table for a terminal."""
     cells = text_table([table.header, *table.rows], widest=120).splitlines() if table.rows else []
     return [table.title, *cells, *textwrap.wrap(table.note, WIDTH, break_on_hyphens=False)]
 
@@ -113,7 +112,6 @@ def accumulation_note(base: Estimate, changed: Sequence[Estimate]) -> str:
 
 
 def largest_text(largest: LargestBatch) -> str:
-    """Returns a largest batch as text."""
     if largest.batch_size is None:
         return "not searched"
     if not largest.batch_size:
@@ -184,14 +182,12 @@ def frontier_table(frontier: Frontier) -> PlanTable:
 
 
 def flags(estimate: Estimate) -> str:
-    """Returns the changes of an estimate as flags."""
     values = {key: value for key, value in estimate.changes.items() if key != "gpu"}
     text = {key: ",".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for key, v in values.items()}
     return " ".join(f"--config.{key}={value}" for key, value in text.items())
 
 
 def estimate_cells(estimate: Estimate) -> list[str]:
-    """Returns the cells of a row of a table of estimates."""
     again = ", XLA recomputes" if estimate.facts.recomputed else ""
     return [
         estimate.label, f"{estimate.batch_size:,}", gib(estimate.need.peak), gib(estimate.need.total),
@@ -328,14 +324,12 @@ def plan_json(plan: Plan, context: PlanContext) -> dict[str, Any]:
 
 
 def failed_json(failed: FailedPlan) -> dict[str, Any]:
-    """Returns the JSON object of a GPU for which the step could not be compiled."""
     request = failed.request
     what = {"gpu": request.gpu.key, "topology": request.topology, "batch_size": request.config.data.batch_size}
     return what | {"capacity_bytes": request.pool_bytes, "verdict": FAILED, "fits": False, "error": failed.reason}
 
 
 def row_json(estimate: Estimate) -> dict[str, Any]:
-    """Returns an estimate as a JSON object."""
     return {
         "label": estimate.label,
         "changes": estimate.changes,

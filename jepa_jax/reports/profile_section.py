@@ -81,7 +81,6 @@ def time_by_epoch(epochs: Sequence[Epoch]) -> parts.Card:
 
 
 def bottlenecks(epoch: Epoch, notes: Sequence[str]) -> parts.Card:
-    """Returns what slowed the last epoch down."""
     labels = {True: "Bottleneck", False: "Remark"}
     shown: list[parts.Part] = [parts.Text(f["message"], label=labels[f["warning"]]) for f in epoch["bottlenecks"]]
     shown += [parts.Text(note, "sub") for note in notes]
@@ -143,7 +142,6 @@ def device_cards(device: Mapping[str, Any] | None) -> list[parts.Card]:
 
 
 def changes_table(changes: Sequence[Change]) -> list[str]:
-    """Returns lines for the terminal."""
     lines = [f"{'section':<26}{'A':>12}{'B':>12}{'change':>12}   {'95 % interval':<27}"]
     for change in changes:
         relative = f"{100 * change.difference / change.a:+.1f} %" if change.a > 0 else "new"

@@ -69,7 +69,6 @@ class RunFiles:
         return float(finite[-1]) if len(finite) else None
 
     def result(self, name: str) -> float | None:
-        """Returns a number of the summary."""
         return number(self.summary.get(name))
 
     def accuracy(self, name: str) -> float | None:

@@ -38,11 +38,7 @@ IN_TERMINAL = ("run", "recipe", "status", "steps", "accuracy", "untrained", "img
 
 
 def find_runs(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a row per run below a folder, or of the run that it is; newest last.
-
-    Raises:
-      UserError: there is no such folder, or no run below it.
-    """
+    """Returns a row per run below a folder, or of the run that it is; newest last."""
     root = pathlib.Path(folder).expanduser()
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; give one that holds runs")
