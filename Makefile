@@ -12,9 +12,10 @@ DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
 ALL := $(RUN) $(PLAN) $(TEST) $(DEV) $(DOCS)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
-# On a terminal one line says what pip is at; elsewhere pip says nothing but what is wrong.
+# On a terminal one line says what pip is at, and for how long; elsewhere pip says nothing but what is wrong.
 INSTALL := @set -o pipefail; install() { echo "installing $$1 into $(VENV), 1 to 3 minutes"; \
-	if [ -t 1 ]; then $(PIP) "$$1" | while read -r line; do printf '\r\033[K%.75s' "$$line"; done && printf '\r\033[K'; \
+	if [ -t 1 ]; then $(PIP) "$$1" | while read -r -t 1 line || (($$? > 128)); do last=$${line:-$$last}; \
+	printf '\r\033[K%3d s  %.70s' $$SECONDS "$$last"; done && printf '\r\033[K'; \
 	else $(PIP) "$$1" --quiet; fi; }; install
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
@@ -34,7 +35,8 @@ setup: $(DEV)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 # One call of pip for each purpose: calls that build on each other resolve and build the same things again.
 $(ALL): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
@@ -43,17 +45,21 @@ $(RUN):
 	$(INSTALL) .
 	@touch $@
 
-$(PLAN):
-	$(INSTALL) '.[plan]'
+# XLA's compiler for GPUs apart from the rest: where jax finds it without a driver, it reports that at each start.
+$(PLAN): | $(RUN)
+	@echo "installing XLA's compiler for GPUs into $(VENV)/plan, 1 minute"
+	@[ "$$(uname)" != Linux ] || { version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("jax"))'); \
+	$(PIP:--editable=) --quiet --upgrade --no-deps --target $(VENV)/plan jax-cuda12-plugin==$$version \
+	jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12; }
+	@touch $@
+
+$(TEST): | $(PLAN)
+	$(INSTALL) '.[test]'
 	@touch $@ $(RUN)
 
-$(TEST):
-	$(INSTALL) '.[test]'
-	@touch $@ $(RUN) $(PLAN)
-
-$(DEV):
+$(DEV): | $(PLAN)
 	$(INSTALL) '.[dev]'
-	@touch $@ $(RUN) $(PLAN) $(TEST)
+	@touch $@ $(RUN) $(TEST)
 
 $(DOCS):
 	$(INSTALL) '.[docs]'

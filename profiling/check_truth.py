@@ -82,7 +82,7 @@ class Watch(Console):
         self._on_epoch = on_epoch
 
     def line(self, text: str) -> None:
-        if text.startswith("time of epoch "):
+        if text.startswith("epoch "):
             self.ends.append(time.perf_counter())
             self._on_epoch(len(self.ends))
 

@@ -109,13 +109,17 @@ class Console:
         self._noted = 0.0
 
     def line(self, text: str) -> None:
-        self._rich.print(text, markup=False, soft_wrap=True)
+        self._print(text)
 
     def warn(self, text: str) -> None:
-        self._rich.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+        self._print(f"warning: {text}", "yellow")
 
     def error(self, text: str) -> None:
-        self._rich.print(f"error: {text}", style="bold red", markup=False, soft_wrap=True)
+        self._print(f"error: {text}", "bold red")
+
+    def _print(self, text: str, style: str = "") -> None:
+        # A terminal would wrap lines within words; in a pipe a line stays a line.
+        self._rich.print(text, style=style, markup=False, soft_wrap=not self._rich.is_terminal)
 
     def start(self, what: str, total: int | None, done: int = 0) -> None:
         """Shows a bar on a terminal, of unknown length if `total` is None; elsewhere only `line` speaks."""

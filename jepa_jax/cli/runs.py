@@ -41,6 +41,14 @@ ABOUT_CHECKPOINT = """Compares every file of a run's checkpoints with its checks
 Prints a JSON object per checkpoint and one for all. Exit codes: 0 all are whole, 2 one is damaged or there is none.
 """
 
+# Names of figures in summary.json -> what the terminal calls them.
+QUOTED = {"probe_accuracy": "linear probe (the figure to quote)", "knn_accuracy": "k-NN"}
+BESIDES_ACCURACY = {
+    "effective_rank": "effective rank of the features",
+    "lidar": "LiDAR",
+    "images_per_sec": "{} per second",
+}
+
 
 def add_runs_flags(parser: Parser) -> None:
     parser.add_words("folder", "where the runs are; by default `runs`", least=0, most=1)
@@ -113,28 +121,35 @@ def embed_command(workdir: str | pathlib.Path) -> str:
     return f"embed --workdir={shlex.quote(str(workdir))} --input={images} --output={name}.npz --neighbours=sample"
 
 
+def result_lines(summary: Mapping[str, Any], elements: str) -> list[str]:
+    """Returns a table of a run's figures, the one to quote first; what was not measured is left out."""
+    from jepa_jax.base.statistics import accuracy_interval
+    from jepa_jax.base.text import percent
+    from jepa_jax.reports.tables import text_table
+
+    floors = {"chance": summary.get("chance_accuracy"), **(summary.get("baselines") or {})}
+    rows = [(label, *(summary.get(f"{start}{key}") for start in ("", "untrained_"))) for key, label in QUOTED.items()]
+    rows += [(name, None, value) for name, value in floors.items()]
+    cells = [[str(name), *("" if value is None else percent(value) for value in values)] for name, *values in rows]
+    measured = [row for row in cells if any(row[1:])]
+    known = {label.format(elements): summary.get(key) for key, label in BESIDES_ACCURACY.items()}
+    others = [[name, f"{value:,.1f}", ""] for name, value in known.items() if value is not None]
+    header = ["", "trained", "as loaded" if summary.get("init_from") else "untrained"]
+    table = [header, *measured, *others] if measured else [row[:2] for row in others]
+    lines = [line.rstrip() for line in text_table(table, widest=60).splitlines()] if table else []
+    accuracy, tested = summary.get("probe_accuracy"), summary.get("probe_test_images")
+    if accuracy is not None and tested:
+        low, high = accuracy_interval(accuracy, tested)
+        lines.append(f"Linear probe on {tested:,} test {elements}: {low:.1f} to {high:.1f} % with 95 % confidence.")
+    return lines
+
+
 def summary_text(summary: Mapping[str, Any], workdir: str | pathlib.Path) -> str:
-    """Returns a table of a run's results, chance and baselines first; what was not measured is left out."""
+    """Returns what a run reached as a table, notes, and where its page is."""
     from jepa_jax.reports.run_files import project_results
 
     shapes = (summary.get("data_identity") or {}).get("train", {}).get("shapes", {"image": []})
-    elements = "images" if "image" in shapes else "elements"
-    start = "encoder as loaded" if summary.get("init_from") else "untrained encoder"
-    accuracies = {
-        "chance": summary.get("chance_accuracy"),
-        **summary.get("baselines", {}),
-        f"{start}, linear probe": summary.get("untrained_probe_accuracy"),
-        f"{start}, k-NN": summary.get("untrained_knn_accuracy"),
-        "trained encoder, linear probe": summary.get("probe_accuracy"),
-        "trained encoder, k-NN": summary.get("knn_accuracy"),
-    }
-    figures = {
-        "effective rank of the features": summary.get("effective_rank"),
-        "LiDAR": summary.get("lidar"),
-        f"{elements} per second": summary.get("images_per_sec"),
-    }
-    lines = [f"{name:<52} {value:8.1f} %" for name, value in accuracies.items() if value is not None]
-    lines += [f"{name:<52} {value:8,.1f}" for name, value in figures.items() if value is not None]
+    lines = result_lines(summary, "images" if "image" in shapes else "elements")
     if note := summary.get("evaluation_note"):
         lines.append(note)
     if summary.get("num_classes") == 0:

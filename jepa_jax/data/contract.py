@@ -24,8 +24,9 @@ class Source(Protocol):
       spec: shapes and dtypes of one element, e.g. {"image": uint8 [H, W, C], "label": int32 []}.
       classes: names of the classes that "label" counts; () without labels, and then `spec` has no "label".
 
-    A source may have an attribute `caveat`, a sentence that a run shows as a warning when it starts, and an attribute
-    `labels`, int [N], if it knows them without reading its elements: then classes are checked before training.
+    A source may have an attribute `caveat`, a sentence that a run shows as a warning when it starts, an attribute
+    `labels`, int [N], if it knows them without reading its elements: then classes are checked before training, and an
+    attribute `divided`, True if its data come without splits, so that one element in ten is a test element.
     """
 
     @property

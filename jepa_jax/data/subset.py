@@ -52,6 +52,7 @@ class Subset:
         self._source, self._indices, self._reader, self._transform = source, indices, reader, transform
         self.classes, self.spec = source.classes, transform.spec(source.spec) if transform else source.spec
         self.caveat: str = getattr(source, "caveat", "")
+        self.divided: bool = getattr(source, "divided", False)
         self.element_names = element_names(source)
         self.targets = target_names(source)
 

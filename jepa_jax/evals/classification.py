@@ -119,4 +119,6 @@ class Classification(Evaluator):
             return "all images are of one class: no accuracy is measured"
         values = {name.removeprefix("untrained_"): value for name, value in figures.items()}
         words = self.WORDS | ({SELECTION_KEY: "held-out probe"} if SELECTION_KEY in figures else {})
+        if "probe_accuracy" in values:  # the figure to quote; the others are for watching a run
+            words = {name: said for name, said in self.WORDS.items() if name != "online_probe_accuracy"}
         return "  ".join(f"{said} {values[name]:.1f} %" for name, said in words.items() if values.get(name) is not None)

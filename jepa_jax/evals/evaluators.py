@@ -147,7 +147,8 @@ class EvaluationContext:
         self.limits = dataclasses.replace(self.limits, lidar_images=min(lidar, self.limits.lidar_images))
         if max(lengths) > SMOKE_IMAGES and not self.config.eval.max_images:
             self._limit_to(max(SMOKE_IMAGES, round(share * max(lengths))))
-        self.note = f"{why} (measured on {len(self.train):,} train and {len(self.test):,} test images)."
+        views = f", LiDAR on {min(self.limits.lidar_images, len(self.test)):,}"
+        self.note = f"{why} (measured on {len(self.train):,} train and {len(self.test):,} test images{views})."
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""

@@ -38,6 +38,7 @@ from jepa_jax.program.step import (
     make_feature_step,
     make_statistics_step,
     pooled_statistics,
+    reads_statistics,
 )
 from jepa_jax.program.variables import with_variables
 from jepa_jax.program.workdir import Workdir
@@ -115,13 +116,14 @@ class FrozenModel:
         if num_images == 0 or size == 0 or forward is None:
             return self
         model = nnx.eval_shape(self.program.factory.merge, self.params, self.stats)
-        if not jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
+        shapes = {name: jax.ShapeDtypeStruct((size, *one.shape), one.dtype) for name, one in source.spec.items()}
+        if not self.once("reads statistics", lambda: reads_statistics(self.program.method, mesh, model, shapes)):
             return self
         statistics = self.once(
             "statistics", lambda: make_statistics_step(self.program.method, self.program.factory, mesh)
         )
         order, seen, sharding = fixed_order(len(source)), [], batch_sharding(mesh)
-        for start in range(0, num_images, size):
+        for start in range(0, min(num_images, len(source)), size):
             indices = order[np.arange(start, start + size) % len(source)]
             own = source.batch(np.split(indices, jax.process_count())[jax.process_index()])
             batch = {name: jax.make_array_from_process_local_data(sharding, own[name]) for name in source.spec}

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping
 
+from jepa_jax.base.text import duration
 from jepa_jax.profiling.accounting import percentages
 from jepa_jax.profiling.bottlenecks import GPU_MEMORY, RAM, batch_share
 from jepa_jax.profiling.epoch_record import EpochRecord
 from jepa_jax.profiling.sections import EpochSection
 
 GROUP = "profiling"
-NAMED_SECTIONS = 3  # in the line of an epoch
+NAMED_PERCENT = 10  # of an epoch, from which the terminal names what takes them
 TIMED_PER_STEP = (
     EpochSection.FORWARD_PASS,
     EpochSection.BACKWARD_PASS,
@@ -17,6 +18,13 @@ TIMED_PER_STEP = (
     EpochSection.EMA_UPDATE,
 )
 TIMED_PER_EPOCH = (EpochSection.VALIDATION_EPOCH, EpochSection.VISUALIZATION_GENERATION)
+BESIDES_STEP = (
+    EpochSection.DATA_WAIT,
+    EpochSection.DATA_TRANSFER,
+    EpochSection.CHECKPOINT,
+    EpochSection.COMPILE,
+    *TIMED_PER_EPOCH,
+)
 LABELS = {
     EpochSection.FORWARD_PASS: "forward pass",
     EpochSection.BACKWARD_PASS: "backward pass",
@@ -96,11 +104,12 @@ def _gpu_metrics(name: str, gpu: Mapping[str, float | None]) -> Metrics:
     }
 
 
-def epoch_line(record: EpochRecord) -> str:
-    """Returns the time of an epoch and the sections that took most of it, as one line for the terminal."""
-    percent = percentages(record.sections)
-    parts = [f"{LABELS[section]} {percent[section]:.0f} %" for section in _longest_first(record)[:NAMED_SECTIONS]]
-    return f"time of epoch {record.epoch}: {record.seconds:.1f} s  {', '.join(parts)}".rstrip()
+def epoch_time(record: EpochRecord) -> str:
+    """Returns the time of an epoch, and what took most of it besides the step if that is much, for the terminal."""
+    share = {section: value for section, value in percentages(record.sections).items() if section in BESIDES_STEP}
+    longest = max(share, key=share.__getitem__)
+    named = f" ({LABELS[longest]} {share[longest]:.0f} %)" if share[longest] >= NAMED_PERCENT else ""
+    return duration(record.seconds) + named
 
 
 def _longest_first(record: EpochRecord) -> list[EpochSection]:

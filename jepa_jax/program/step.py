@@ -276,6 +276,21 @@ def evaluated_forward(method: Method) -> Callable[..., jax.Array] | None:
     return method.predict if isinstance(method, PredictorMethod) else None
 
 
+def reads_statistics(method: Method, mesh: Mesh, model: nnx.Module, batch: Any) -> bool:
+    """Returns whether evaluations read batch statistics, those of heads aside; model and batch may be abstract."""
+    forward, found = evaluated_forward(method), []
+    assert forward is not None
+
+    def look(model: nnx.Module, batch: Batch) -> None:
+        before = jax.tree.leaves(nnx.state(model, nnx.BatchStat))
+        forward(model, batch, train=True)
+        after = jax.tree.leaves(nnx.state(model, nnx.BatchStat))
+        found.append(any(new is not old for new, old in zip(after, before, strict=True)))
+
+    nnx.eval_shape(with_mesh(mesh, look), model, batch)
+    return found[0]
+
+
 def make_statistics_step(
     method: Method, factory: StateFactory, mesh: Mesh
 ) -> Callable[[PyTree, PyTree, Batch], PyTree]:

@@ -15,6 +15,7 @@ from jepa_jax.evals.features import Split
 from jepa_jax.evals.neighbours import pca
 from jepa_jax.reports import parts
 from jepa_jax.reports.charts import Series, heat_map, line_chart, scatter_chart
+from jepa_jax.reports.glossary import glossary
 from jepa_jax.reports.page import embed_file, write_figure, write_page
 from jepa_jax.reports.pictures import feature_maps
 from jepa_jax.reports.tables import markdown_table
@@ -278,6 +279,7 @@ def evaluation_page(record: Record, folder: pathlib.Path) -> parts.Page:
         *(level_figures(record, folder, level) for level in levels),
         parts.Section("Spectrum", [spectrum] if spectrum else []),
         parts.Section("Attention", [_attention_card(folder)] if (folder / ATTENTION).exists() else []),
+        glossary(label for results in levels.values() for label in level_rows(results)),
     ]
     return parts.Page(
         heading=folder.resolve().parent.name,

@@ -27,6 +27,11 @@ MEANINGS = {
 }
 
 
+def meaning(label: str) -> str:
+    """Returns what a figure means; "" for a label that names none."""
+    return next((text for name, text in MEANINGS.items() if name.lower() in label.lower()), "")
+
+
 def glossary(labels: Iterable[str]) -> Section:
     """Returns a section that explains those figures of a page that have a meaning here."""
     shown = [label.lower() for label in labels]

@@ -15,6 +15,7 @@ import PIL.Image
 
 from jepa_jax.base.files import write_atomically
 from jepa_jax.base.text import percent, short
+from jepa_jax.reports.glossary import meaning
 from jepa_jax.reports.parts import Card, Chart, HeatMap, Image, Page, Part, absent
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
@@ -118,6 +119,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"short": short, "percent": percent, "kind": lambda part: type(part).__name__}
+    kind = {"kind": lambda part: type(part).__name__}
+    environment.filters |= {"short": short, "percent": percent, "meaning": meaning, **kind}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment

@@ -127,12 +127,23 @@ def encoder_key_figures(run: RunFiles) -> list[KeyFigure]:
             KeyFigure("Uniformity", short(run.result("uniformity"), 3), "of all images; far below 0 is good"),
         ]
     gained, features = probe_gain(run.summary), run.result("feature_dim")
-    note = "not measured yet" if gained is None else f"{gained:+.1f} points, linear probe"
+    gain = "" if gained is None else f"; {gained:+.1f} points"
+    probed = run.result("probe_accuracy") is not None
+    note = with_interval("linear probe", run, "probe_accuracy") + gain if probed else "not measured yet"
     return [
         KeyFigure("Trained encoder", percent(run.result("probe_accuracy")), note, main=True),
         KeyFigure(start_of(run), percent(run.result("untrained_probe_accuracy")), "linear probe before step 1"),
         KeyFigure("k-NN", percent(run.accuracy("knn_accuracy")), f"{short(features)} dimensions" if features else ""),
     ]
+
+
+def with_interval(what: str, run: RunFiles, key: str) -> str:
+    """Returns what an accuracy is, with its 95 % interval and the number of test images where they are known."""
+    value, tested = run.result(key), run.result("probe_test_images")
+    if value is None or not tested:
+        return what
+    low, high = accuracy_interval(value, int(tested))
+    return f"{what}, {low:.1f} to {high:.1f} (95 %, {short(tested)} images)"
 
 
 def accuracy(run: RunFiles) -> Section | None:
@@ -142,19 +153,21 @@ def accuracy(run: RunFiles) -> Section | None:
     images, classes = run.result("probe_train_images"), run.result("num_classes")
     many = "1 class" if classes == 1 else f"{short(classes)} classes"
     note = f"fitted on {short(images)} images" if images else "test accuracy after training"
-    probe, tested = run.result("probe_accuracy"), run.result("probe_test_images")
-    if probe is not None and tested:
-        note += ", {:.1f} to {:.1f} (95 %)".format(*accuracy_interval(probe, int(tested)))
     baselines = run.summary.get("baselines")
     published = baselines.items() if isinstance(baselines, dict) else ()
     groups = {
         "This run": [
-            Bar("Linear probe", run.accuracy("probe_accuracy"), "main", note),
+            Bar("Linear probe", run.accuracy("probe_accuracy"), "main", with_interval(note, run, "probe_accuracy")),
             Bar("Online probe", run.accuracy("online_probe_accuracy"), "run", "trained along with the encoder"),
-            Bar("k-NN", run.accuracy("knn_accuracy"), "run", "no parameters"),
+            Bar("k-NN", run.accuracy("knn_accuracy"), "run", with_interval("a vote", run, "knn_accuracy")),
         ],
         "To beat": [
-            Bar(start_of(run), run.result("untrained_probe_accuracy"), "baseline", "linear probe"),
+            Bar(
+                start_of(run),
+                run.result("untrained_probe_accuracy"),
+                "baseline",
+                with_interval("linear probe", run, "untrained_probe_accuracy"),
+            ),
             Bar("Chance", run.result("chance_accuracy"), "baseline", many),
         ],
         "Published or measured elsewhere, without this encoder": [

@@ -36,6 +36,11 @@ COLUMNS = {
 }
 IN_TERMINAL = ("run", "recipe", "status", "steps", "accuracy", "untrained", "img/s", "age", "size", "differs in")
 
+CAPTION = (
+    "accuracy: linear probe on test images, beside the untrained encoder. differs in: keys whose value is not the "
+    "commonest of these runs."
+)
+
 
 def find_runs(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """Returns a row per run below a folder, or of the run that it is; newest last."""
@@ -117,11 +122,12 @@ def sorted_rows(rows: Sequence[dict[str, Any]], by: str) -> list[dict[str, Any]]
 def runs_text(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the table for a terminal."""
     cells = table_cells(rows, {name: COLUMNS[name] for name in IN_TERMINAL})
-    return text_table([list(cells), *([cell.text for cell in row] for row in zip(*cells.values(), strict=True))])
+    table = text_table([list(cells), *([cell.text for cell in row] for row in zip(*cells.values(), strict=True))])
+    return f"{table}\n\n{CAPTION}"
 
 
 def write_runs(path: str | pathlib.Path, rows: Sequence[dict[str, Any]], folder: str) -> None:
     """Writes the table as a page; a click on a heading sorts it."""
     table = cells_table(table_cells(rows, COLUMNS))
     count = f"{len(rows)} run{'s' if len(rows) > 1 else ''}"
-    write_page(path, Page(f"Runs below {folder}", [Section("", [Card("", [table])])], count))
+    write_page(path, Page(f"Runs below {folder}", [Section("", [Card("", [table], CAPTION)])], count))

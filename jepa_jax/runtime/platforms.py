@@ -7,6 +7,7 @@ to standard error when jax is imported, and JAX logs a traceback when it starts 
 import contextlib
 import logging
 import os
+import pathlib
 import re
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 
 from jepa_jax.base.machine import has_nvidia_driver
 
+PLAN_WHEELS = pathlib.Path(sys.prefix, "plan")  # where `make` installs that compiler: jax alone does not find it there
 _REMARK = re.compile(r"cudart_stub\.cc|before absl::InitializeLog")
 _JAX_LOGGER = "jax._src.xla_bridge"
 _PLUGIN_FAILED = re.compile(r"jax_plugins\.xla_cuda1[23]\.initialize\(\)")
@@ -36,6 +38,8 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 def prepare_to_plan() -> None:
     """Imports jax so that it computes on the CPU, with the CUDA compiler registered. Call before JAX starts."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    if PLAN_WHEELS.is_dir() and str(PLAN_WHEELS) not in sys.path:
+        sys.path.append(str(PLAN_WHEELS))
     import_jax()
     import jax
 

@@ -104,12 +104,11 @@ class Evaluate(Action):
             untrained[self.name] = figures
         if loop.step or self._evaluator.logs_untrained:
             self._recorder.log(loop.step, self._evaluator.group, figures)
-        if words := self._evaluator.in_words(figures):
-            length = self._run.length
-            epochs = (f"{steps / length.steps_per_epoch:g}" for steps in (loop.step, length.total_steps))
-            fresh = "as loaded:" if self._run.config.init_from else "untrained:"
-            begin = [f"epoch {'/'.join(epochs)}", self._recorder.in_words()] if loop.step else [fresh]
-            self._run.console.line("  ".join([*filter(None, begin), words]))
+        words = self._evaluator.in_words(figures)
+        if words and loop.step:
+            self._recorder.found(loop.step, words)
+        elif words:
+            self._run.console.line(f"{'as loaded:' if self._run.config.init_from else 'untrained:'}  {words}")
         if not loop.step:
             return figures
         warning = loop.progress.warnings[self.name] = self._evaluator.warning(figures, untrained.get(self.name))

@@ -93,7 +93,7 @@ class Cost:
         seconds = self.seconds()
         if seconds is None:
             return []
-        lines = [f"cost     about {total(*seconds)} on this machine if idle, besides compilation"]
+        lines = [f"cost     about {total(*seconds)} if this machine is idle"]
         if sum(seconds) > LONG_SECONDS and jax.default_backend() == "cpu":
             lines.append(f"         that is long for a CPU: {SHORTER}")
         return lines
@@ -136,6 +136,6 @@ def limit_evaluation(context: EvaluationContext, cost: Cost, evaluators: Mapping
     if not most or cost.share <= most or context.note:  # a smoke run is reduced already
         return cost
     affordable = most / (1 - most) * cost.steps * cost.step_flops / cost.element_flops
-    why = f"Fewer images are evaluated, to take at most {100 * most:.0f} % of the run (config.eval.most_share)"
+    why = f"Evaluation would take {100 * cost.share:.0f} % of so short a run, so it is reduced (config.eval.most_share)"
     context.reduce(affordable / sum(cost.elements.values()), why)
     return dataclasses.replace(cost, elements=evaluations(context.config, context.program.length, evaluators))

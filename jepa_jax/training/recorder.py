@@ -19,7 +19,7 @@ from jepa_jax.data.pipeline import Delivery, bucket_specs
 from jepa_jax.evals.evaluators import moment_after
 from jepa_jax.profiling.bottlenecks import Setting
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
-from jepa_jax.profiling.metrics import GROUP, epoch_line, epoch_metrics
+from jepa_jax.profiling.metrics import GROUP, epoch_metrics, epoch_time
 from jepa_jax.profiling.profiler import NullProfiler, Profiler
 from jepa_jax.profiling.sections import Section, Timeline
 from jepa_jax.profiling.speed import Speedometer, Usage, loader_balance, peak_flops
@@ -71,6 +71,7 @@ class Recorder(contextlib.ExitStack):
         self._sinks: list[Sink] = []
         self._timed, self._from_start, self._said_cost = 0, False, False  # see _refine_cost
         self._newest: dict[str, float] = {}  # metrics of the newest step that was read
+        self._found: list[str] = []  # what evaluations at the end of this epoch have found, in words
 
     def __enter__(self) -> Self:
         self.callback(self._console.stop)
@@ -169,14 +170,28 @@ class Recorder(contextlib.ExitStack):
         for sink in self._sinks:
             sink.picture(step, name, image)
 
+    def found(self, step: int, words: str) -> None:
+        """Says what an evaluation between two steps has found: in the line of the epoch if it ends here."""
+        if step % self._run.length.steps_per_epoch == 0 or step == self._run.length.total_steps:
+            self._found.append(words)
+        else:
+            self._say_epoch(step, words)
+
+    def _say_epoch(self, step: int, *words: str) -> None:
+        length = self._run.length
+        epochs = (f"{steps / length.steps_per_epoch:.4g}" for steps in (step, length.total_steps))
+        self._console.line("  ".join(filter(None, [f"epoch {'/'.join(epochs)}", self._loss_and_speed(), *words])))
+
     def close_epoch(self, step: int) -> None:
         """Accounts for the epoch, or the part of one, that ends here."""
         with self.timeline.section(Section.PROFILER):
             record = self.profiler.end_epoch(step)
+            if record is not None or self._found:
+                self._say_epoch(step, *self._found, epoch_time(record) if record else "")
+                self._found = []
             if record is None or not is_first():
                 return
             self.log(step, GROUP, epoch_metrics(record))
-            self._console.line(epoch_line(record))
             for note in self.profiler.new_notes():
                 self._console.line(f"  note: {note}")
             for bottleneck in record.bottlenecks:
@@ -202,15 +217,18 @@ class Recorder(contextlib.ExitStack):
         self._console.start("train", self._run.length.total_steps, loop.step)
 
     def in_words(self) -> str:
-        """Returns loss, rate and speed of the newest step; "" before the first one of this session."""
+        """Returns loss, speed and rate of the newest step; "" before the first one of this session."""
         if not self._newest:
             return ""
-        words, speed = f"loss {self._newest['loss']:.4g}  lr {self._newest['lr']:.2e}", self._speed.since("run")
-        if speed["images_per_sec"] is None:
-            return words
-        unit = f"{words_of(self._run.program.spec)}/s"
-        wait = f"  data wait {speed['data_wait_percent']:.0f} %" if (speed["data_wait_percent"] or 0) >= 1 else ""
-        return f"{words}  {speed['images_per_sec']:,.0f} {unit}{wait}"
+        waited = self._speed.since("run")["data_wait_percent"] or 0
+        wait = f"  data wait {waited:.0f} %" if waited >= 1 else ""
+        return f"{self._loss_and_speed()}  lr {self._newest['lr']:.2e}{wait}"
+
+    def _loss_and_speed(self) -> str:
+        if not self._newest:
+            return ""
+        loss, rate = f"loss {self._newest['loss']:.4g}", self._speed.since("run")["images_per_sec"]
+        return loss if rate is None else f"{loss}  {rate:,.0f} {words_of(self._run.program.spec)}/s"
 
     def images_per_sec(self, progress: Progress) -> float | None:
         """Returns the speed of this session, or else of the one before."""

@@ -128,7 +128,8 @@ class Run:
         counts = [len(np.unique(source.groups)) for source in self.sources if groups and isinstance(source, Grouped)]
         if counts and counts[0] < len(train):
             elements = f"{elements} of {' and '.join(f'{number:,}' for number in counts)} {groups}"
-        held_out = f", {len(self.validation):,} held out" if self.validation else ""
+        drawn = " (one in ten, always the same)" if getattr(test, "divided", False) else ""
+        held_out = drawn + (f", {len(self.validation):,} held out" if self.validation else "")
         labels = held_out + (f", {len(train.classes)} classes" if train.classes else ", no labels")
         return [
             f"method   {config.method.name}",

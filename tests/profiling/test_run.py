@@ -16,7 +16,7 @@ from jepa_jax.base.signals import Interrupted
 from jepa_jax.cli.main import main
 from jepa_jax.profiling.compilations import CompilationCounter, CompiledStep
 from jepa_jax.profiling.epoch_record import gpu_figures
-from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary
+from jepa_jax.profiling.metrics import epoch_metrics, epoch_summary, epoch_time
 from jepa_jax.profiling.sections import EpochSection, Section, Timeline
 from jepa_jax.profiling.speed import MATRIX, REPEATS, measure_product, mfu, peak_flops
 from jepa_jax.profiling.trace import TraceWindow, short_window
@@ -171,9 +171,9 @@ def test_wandb_gets_one_alert_per_bottleneck_of_a_run(finished):
 
 def test_the_terminal_gets_a_line_per_epoch_and_the_line_to_open_the_trace(finished):
     workdir, console = finished.workdir, finished.console
-    (first, second) = [line for line in console.lines if line.startswith("time of epoch ")]
-    assert first.startswith("time of epoch 1: ") and second.startswith("time of epoch 2: ")
-    assert "forward pass" in first + second and "%" in first
+    (first, second) = [line for line in console.lines if line.startswith("epoch ")]
+    assert re.fullmatch(r"epoch 1/2  loss \S+  \S+ images/s  online probe \S+ %.*  \S+ s( \(.* %\))?", first)
+    assert second.startswith("epoch 2/2  ")
     assert any("tensorboard --logdir=" in line and "ui.perfetto.dev" in line for line in console.lines)
     assert list((workdir / "trace").rglob("perfetto_trace.json.gz"))
 
@@ -190,6 +190,14 @@ def test_a_step_of_the_trace_covers_its_wait_and_its_dispatch_and_python_is_left
         for section in ("IteratorGetNext: data_wait", "dispatch", "device_wait"):
             assert inside.count(section) == 1, section
     assert not [event.name for event, _ in events if event.name.startswith("$")]  # calls of Python
+
+
+def test_the_line_of_an_epoch_names_what_took_much_of_it_besides_the_step():
+    assert (
+        epoch_time(record({Section.DATA_WAIT: 8.0, Section.CHECKPOINT: 20.0}, device=72.0))
+        == "1 min 40 s (checkpoint 20 %)"
+    )
+    assert epoch_time(record({Section.DATA_WAIT: 8.0}, device=92.0)) == "1 min 40 s"
 
 
 def test_sections_are_listed_largest_first_and_other_last():
@@ -217,13 +225,16 @@ def test_the_profiler_can_be_switched_off(tmp_path):
     summary, console = profiled(tmp_path / "run", profile__enabled=False)
     assert summary["status"] == "finished" and not profile_rows(tmp_path / "run")
     assert not (tmp_path / "run" / "profile.json").exists()
-    assert not [line for line in console.lines if "time of epoch" in line]
+    assert [line.partition("  loss")[0] for line in console.lines if line.startswith("epoch")] == [
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_epochs_before_and_starts_inside_one(tmp_path):
     def interrupt(text):
-        if text.startswith("time of epoch 1: "):
+        if text.startswith("epoch 1/2  "):
             os.kill(os.getpid(), signal.SIGINT)
 
     config = tiny_config(mesh__data=1, profile__enabled=True, train__checkpoint_every_steps=0)

@@ -28,6 +28,7 @@ SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
 class FolderSource(PhotoSource):
     def __init__(self, data: DataConfig, split: str):
         self._root, folders, paths = list_images(data.dir, split)
+        self.divided = self._root == user_path(data.dir, "config.data.dir")
         self.classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in folders)
         check_file_channels(data, paths)
         super().__init__(data, labelled=bool(self.classes))

@@ -49,6 +49,7 @@ class ParquetSource(PackedPhotos):
         available = int(self._ends[-1]) if counts else 0
         if not available:
             raise UserError(f"{files[0]}: holds no image; check the files")
+        self.divided = divided
         rows = drawn_part(available, split, files[0]) if divided else np.arange(available)
         self._chosen = rows[sample(len(rows), num_used(data, split, len(rows)))]
         super().__init__(data, labelled=label is not None)
