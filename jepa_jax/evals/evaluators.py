@@ -143,12 +143,13 @@ class EvaluationContext:
     def reduce(self, share: float, why: str) -> None:
         """Evaluates this share of the images, though not less than a smoke run does."""
         lengths = len(self.train), len(self.test)
-        lidar = max(SMOKE_LIDAR_IMAGES, round(share * self.limits.lidar_images))
-        self.limits = dataclasses.replace(self.limits, lidar_images=min(lidar, self.limits.lidar_images))
+        views = min(self.limits.lidar_images, lengths[1])
+        lidar = min(views, max(SMOKE_LIDAR_IMAGES, round(share * views)))
+        self.limits = dataclasses.replace(self.limits, lidar_images=lidar)
         if max(lengths) > SMOKE_IMAGES and not self.config.eval.max_images:
             self._limit_to(max(SMOKE_IMAGES, round(share * max(lengths))))
-        views = f", LiDAR on {min(self.limits.lidar_images, len(self.test)):,}"
-        self.note = f"{why} (measured on {len(self.train):,} train and {len(self.test):,} test images{views})."
+        sizes = f"{len(self.train):,} train and {len(self.test):,} test images, LiDAR on {lidar:,}"
+        self.note = f"{why} (measured on {sizes})."
 
     def encoder_at(self, state: TrainState, moment: Moment) -> FrozenEncoder:
         """Returns the encoder of a state, calibrated as the config says for this part of a run."""

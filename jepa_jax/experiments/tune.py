@@ -253,7 +253,9 @@ def recommend_outcome(config: Config | None, search: Search) -> Recommendation:
     rows, chosen, noise = search.rows, search.chosen, search.model.noise_percent
     knobs = tuple(knob_effects(list(rows.values()), search.model))
     if chosen is None:
-        return Recommendation(None, ("Nothing to recommend.", *search.notes), knobs, noise)
+        return Recommendation(
+            None, ("Keep the settings as given: nothing could be compared with them.", *search.notes), knobs, noise
+        )
     assert search.choice is not None  # made with it
     choice = dataclasses.replace(search.choice, best=rows[chosen])  # with the trials since then
     given, reference = "the config as given" if config else "the settings as given", search.reference

@@ -25,7 +25,7 @@ from jepa_jax.base.files import file_digest, make_folder, user_path, write_atomi
 from jepa_jax.data.photos.crops import centre_crop
 from jepa_jax.data.photos.decode import Photo
 from jepa_jax.data.readers.bounded import read_image_file
-from jepa_jax.data.readers.folder import EXTENSIONS
+from jepa_jax.data.readers.folder import EXTENSIONS, no_images
 from jepa_jax.data.readers.npz import read_npz_file
 from jepa_jax.evals.features import FeatureCache, Split, delayed_by_one
 from jepa_jax.evals.inference import load_encoder
@@ -181,7 +181,7 @@ def list_images(root: pathlib.Path) -> list[str]:
         images = (path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_fifo())
         found += [path.relative_to(root).as_posix() for path in images]
     if not found:
-        raise UserError(f"--input={root}: holds no images ({', '.join(EXTENSIONS)}); give another folder")
+        raise UserError(f"--input={root}: holds {no_images(root)}; give another folder")
     return sorted(found)
 
 

@@ -159,7 +159,12 @@ def accuracy(run: RunFiles) -> Section | None:
         "This run": [
             Bar("Linear probe", run.accuracy("probe_accuracy"), "main", with_interval(note, run, "probe_accuracy")),
             Bar("Online probe", run.accuracy("online_probe_accuracy"), "run", "trained along with the encoder"),
-            Bar("k-NN", run.accuracy("knn_accuracy"), "run", with_interval("a vote", run, "knn_accuracy")),
+            Bar(
+                "k-NN",
+                run.accuracy("knn_accuracy"),
+                "run",
+                with_interval("vote of the nearest images", run, "knn_accuracy"),
+            ),
         ],
         "To beat": [
             Bar(

@@ -211,8 +211,12 @@ def test_folder_bad_trees_are_refused(photos, tmp_path_factory):
     with pytest.raises(UserError, match="holds no images .* and no class folders"):
         opened("folder", tmp_path_factory.mktemp("empty"))
     (photos / "train" / "cow").mkdir()
-    with pytest.raises(UserError, match="train/cow: no image in this class folder"):
+    with pytest.raises(UserError, match="train/cow: this class folder holds no images"):
         opened("folder", photos)
+    (photos / "train" / "cow" / "IMG_1.HEIC").touch()  # of a phone
+    with pytest.raises(UserError, match="IMG_1.HEIC is not read: .* heif-convert"):
+        opened("folder", photos)
+    (photos / "train" / "cow" / "IMG_1.HEIC").unlink()
     (photos / "train" / "cow").rmdir()
     write_image(photos / "test" / "dog" / "1.png", (0, 0, 0))
     with pytest.raises(UserError, match="test/dog: a class that .*train does not have"):

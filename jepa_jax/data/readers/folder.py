@@ -22,6 +22,7 @@ from jepa_jax.data.readers.undivided import is_test_name, name_digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
 ANY_CHANNELS = (".npy", ".tif", ".tiff")  # files that may have any number of channels
+OF_PHONES = (".heic", ".heif")  # which neither Pillow nor OpenCV reads
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val")}
 
 
@@ -79,9 +80,8 @@ def list_images(directory: str, split: str) -> tuple[pathlib.Path, tuple[str, ..
     paths = _images_of(top, present) if classes else _listed(top)[1]
     empty = set(classes) - {path.partition("/")[0] for path in paths}
     if empty and top == train:
-        raise UserError(
-            f"{top / min(empty)}: no image in this class folder ({', '.join(EXTENSIONS)}); add some or remove it"
-        )
+        place = top / min(empty)
+        raise UserError(f"{place}: this class folder holds {no_images(place)}; add some or remove it")
     ordered = sorted((name_digest(os.fsencode(path)), path) for path in paths)
     if not has_splits:
         ordered = [item for item in ordered if is_test_name(item[0]) == (split == "test")]
@@ -109,8 +109,15 @@ def _class_folders(folder: pathlib.Path) -> tuple[str, ...]:
             "or none for images without labels"
         )
     if not folders and not files:
-        raise UserError(f"{folder}: holds no images ({', '.join(EXTENSIONS)}) and no class folders; add some")
+        raise UserError(f"{folder}: holds {no_images(folder)} and no class folders; add some")
     return tuple(sorted(folders))
+
+
+def no_images(folder: pathlib.Path) -> str:
+    """Returns that a folder holds no images, and what to do with the photographs of a phone."""
+    phone = next((path.name for path in folder.rglob("*") if path.suffix.lower() in OF_PHONES), "")
+    fix = f"; {phone} is not read: apt install libheif-examples, then heif-convert, makes it a JPEG" if phone else ""
+    return f"no images ({', '.join(EXTENSIONS)}{fix})"
 
 
 def _listed(folder: pathlib.Path) -> tuple[list[str], list[str]]:
