@@ -2,6 +2,7 @@
 
 import pathlib
 import shlex
+import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +64,8 @@ def list_runs(arguments: Arguments, console: Console) -> Result:
     rows = sorted_rows(find_runs(folder), arguments.sort)
     if arguments.html:
         write_runs(arguments.html, rows, folder)
-    return Result(rows, runs_text(rows) + (f"\n\npage: {arguments.html}" if arguments.html else ""))
+    text = runs_text(rows, shutil.get_terminal_size().columns)
+    return Result(rows, text + (f"\n\npage: {arguments.html}" if arguments.html else ""))
 
 
 def add_report_flags(parser: Parser) -> None:

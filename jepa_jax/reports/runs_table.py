@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,12 +35,13 @@ COLUMNS = {
     "size": Column(lambda row: row["bytes"], data_size),
     "differs in": Column(lambda row: row["differs_in"]),
 }
-IN_TERMINAL = ("run", "recipe", "status", "steps", "accuracy", "untrained", "img/s", "age", "size", "differs in")
+IN_TERMINAL = ("run", "recipe", "status", "steps", "accuracy", "untrained", "img/s", "age", "size")
 
 CAPTION = (
-    "accuracy: linear probe on test images, beside the untrained encoder. differs in: keys whose value is not the "
-    "commonest of these runs."
+    "accuracy: linear probe on test images, beside the untrained encoder. differs in: keys with another value than in "
+    "most of these runs of the same recipe."
 )
+DROPPED = ("size", "img/s", "steps", "recipe")  # one after the other, where a terminal is too narrow
 
 
 def find_runs(folder: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -55,9 +57,12 @@ def find_runs(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     if not places:
         raise UserError(f"{root}: no run below it; jepa-jax train makes one")
     found = [(path, read_run(path)) for path in places]
-    usual = usual_values([run for _, run in found])
+    of_recipe: dict[str, list[RunFiles]] = {}
+    for _, run in found:
+        of_recipe.setdefault(recipe_of(run), []).append(run)
+    usual = {recipe: usual_values(runs) for recipe, runs in of_recipe.items()}
     names = [path.relative_to(root).as_posix() if path != root else path.resolve().name for path, _ in found]
-    rows = [run_row(name, run, usual) for name, (_, run) in zip(names, found, strict=True)]
+    rows = [run_row(name, run, usual[recipe_of(run)]) for name, (_, run) in zip(names, found, strict=True)]
     return sorted(rows, key=lambda row: -row["age_seconds"])
 
 
@@ -119,11 +124,18 @@ def sorted_rows(rows: Sequence[dict[str, Any]], by: str) -> list[dict[str, Any]]
     return sorted(known, key=value, reverse=largest_first) + [row for row in rows if value(row) is None]
 
 
-def runs_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the table for a terminal."""
-    cells = table_cells(rows, {name: COLUMNS[name] for name in IN_TERMINAL})
-    table = text_table([list(cells), *([cell.text for cell in row] for row in zip(*cells.values(), strict=True))])
-    return f"{table}\n\n{CAPTION}"
+def runs_text(rows: Sequence[dict[str, Any]], width: int) -> str:
+    """Returns the table for a terminal of this many columns; below a run stands what it differs in."""
+    shown = list(IN_TERMINAL)
+    for dropped in (*DROPPED, ""):
+        cells = table_cells(rows, {name: COLUMNS[name] for name in shown})
+        table = [list(cells), *([cell.text for cell in row] for row in zip(*cells.values(), strict=True))]
+        lines = text_table(table).splitlines()
+        if len(lines[0]) <= width or not dropped:
+            break
+        shown.remove(dropped)
+    notes = [f"\n  differs in {row['differs_in']}" if row["differs_in"] else "" for row in rows]
+    return "\n".join([lines[0], *map("".join, zip(lines[1:], notes, strict=True)), "", textwrap.fill(CAPTION, width)])
 
 
 def write_runs(path: str | pathlib.Path, rows: Sequence[dict[str, Any]], folder: str) -> None:

@@ -312,7 +312,7 @@ def test_calibration_averages_batch_statistics_and_nothing_else():
 
 
 def test_batch_statistics_of_heads_alone_are_not_calibrated_and_no_image_is_read_twice():
-    context, state = context_of(tiny_config(model__name="vit_tiny", model__width=16, model__depth=1, model__heads=2))
+    context, state = context_of(tiny_config(model__name="vit", model__width=16, model__depth=1, model__heads=2))
     assert state.stats["projector"] and context.encoder(state, 96).stats is state.stats
     context, state = context_of(tiny_config(method__name=QUIET))
     assert context.encoder(state, 1024).stats["calls"] == 3  # of 32 of the 96 images

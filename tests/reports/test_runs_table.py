@@ -7,7 +7,7 @@ import pytest
 from jepa_jax.base.errors import UserError
 from jepa_jax.cli.main import main
 from jepa_jax.reports.run_report import write_report
-from jepa_jax.reports.runs_table import ago, find_runs, sorted_rows
+from jepa_jax.reports.runs_table import ago, find_runs, runs_text, sorted_rows
 from tests.reports.test_run_report import write_run
 
 
@@ -37,6 +37,15 @@ def test_each_run_is_a_row_with_what_tells_it_apart(runs):
     with pytest.raises(UserError, match="--sort=speed: no such column"):
         sorted_rows(list(rows.values()), "speed")
     assert [ago(seconds) for seconds in (30, 600, 9000, 3e5)] == ["30 s", "10 min", "2 h", "3 days"]
+
+
+def test_a_run_is_compared_with_those_of_its_recipe_alone_and_a_narrow_terminal_gets_fewer_columns(runs):
+    (runs / "c" / "environment.json").write_text(json.dumps({"command": "jepa-jax train --config=other"}))
+    assert not any(row["differs_in"] for row in find_runs(runs))
+    (runs / "c" / "environment.json").write_text(json.dumps({"command": "jepa-jax train --config=rapid"}))
+    wide, narrow = (runs_text(find_runs(runs), width).splitlines() for width in (200, 60))
+    assert "\n  differs in optim.lr=0.3\n" in "\n".join(wide) and "size" in wide[0]
+    assert max(map(len, narrow)) <= 60 and "accuracy" in narrow[0] and "size" not in narrow[0]
 
 
 def test_the_command_lists_runs_and_writes_a_page(runs, capsys):
