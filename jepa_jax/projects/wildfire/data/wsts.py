@@ -34,13 +34,15 @@ WIDEST = 5.0  # deviations from the mean that become 0 and 1
 FIRST_TARGET = 5  # day of a fire that is predicted first in validation and test, whatever the length of histories
 MULTIPLE = 32  # a fire is cropped to sides of this, about its centre, before it is scored
 CROPS = 10  # of which that with most fire is trained on
-FOLDS = (  # the first two years are for training, then one for validation and one for testing
+# Two years for training, one for validation and one for testing.
+FOLDS: tuple[tuple[int, ...], ...] = (
     (2018, 2019, 2020, 2021), (2018, 2019, 2021, 2020), (2018, 2020, 2019, 2021), (2018, 2020, 2021, 2019),
     (2018, 2021, 2019, 2020), (2018, 2021, 2020, 2019), (2019, 2020, 2018, 2021), (2019, 2020, 2021, 2018),
     (2019, 2021, 2018, 2020), (2019, 2021, 2020, 2018), (2020, 2021, 2018, 2019), (2020, 2021, 2019, 2018),
 )  # fmt: skip
 YEARS = {"train": slice(0, 2), "validation": slice(2, 3), "test": slice(3, 4)}
-STATISTICS = {  # by years of training: mean and deviation of each band in SCALED, as published
+# Mean and deviation of each band in SCALED by years of training, as published.
+STATISTICS: dict[tuple[int, ...], tuple[tuple[float, ...], tuple[float, ...]]] = {
     (2018, 2019): (
         (1959, 2944, 1803, 4188, 2201, 0.4756, 3.404, 282.5, 299.3, 68.12,
          0.005481, 6.727, 1534, -1.136, 18.49, 1.594, 18.4, 0.005574),
@@ -220,7 +222,7 @@ def list_fires(folder: pathlib.Path) -> list[Fire]:
     for path in sorted(folder.glob("*")):
         if path.suffix == ".hdf5":
             with open_hdf5(path) as stored:
-                shape = stored["data"].shape if "data" in stored else ()
+                shape: tuple[int, ...] = stored["data"].shape if "data" in stored else ()
             if len(shape) != 4 or shape[1] != BANDS:
                 raise UserError(
                     f"{path}: data is {list(shape)}, expected [days, {BANDS}, height, width]; write it anew"

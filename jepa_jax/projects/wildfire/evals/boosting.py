@@ -97,7 +97,7 @@ def window(maps: np.ndarray, side: int) -> list[np.ndarray]:
 
 def ways(burning: np.ndarray) -> np.ndarray:
     """Returns the rows and columns [B, H, W, 2] from the nearest burning pixel to each one; 0 if nothing burns."""
-    own = np.stack(np.indices(burning.shape[1:]))
+    own = np.indices(burning.shape[1:])
     each = [
         own - scipy.ndimage.distance_transform_edt(~mask, return_distances=False, return_indices=True)
         if mask.any()

@@ -162,7 +162,7 @@ class NextMask(Evaluator):
         fitted: dict[str, Scorer] = {}
         for name, fit in (("logistic", fit_logistic), ("boosting", fit_boosting)):
             self.context.progress.start(f"fitting {name}", len(self.context.train))
-            fitted[name] = fit(self.context.train, self.context.progress.advance)
+            fitted[name] = fit(self.context.train, self.context.progress.advance).__call__
         return fitted
 
     def _read(self, source: Source, what: str) -> Reference:
