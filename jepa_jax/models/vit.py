@@ -360,7 +360,7 @@ class ViT(nnx.Module):
             leading.append(self.cls_token[...] + (0 if self.position is None else self.position[:, :1]))
         if self.num_leading > self.num_cls:
             leading.append(self.registers[...])
-        shared = [jnp.broadcast_to(x.astype(tokens.dtype), (len(tokens), *x.shape[1:])) for x in leading]
+        shared = [jnp.broadcast_to(x.astype(tokens.dtype), (tokens.shape[0], *x.shape[1:])) for x in leading]
         return jnp.concatenate([*shared, tokens], axis=1) if shared else tokens
 
     def attention_maps(self, images: Images) -> Float[Array, "b heads rows columns"]:

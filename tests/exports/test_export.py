@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -19,12 +20,14 @@ from jepa_jax.exports.embed import open_embedder
 from jepa_jax.exports.export import export_encoder, transformers_files
 from jepa_jax.models.registry import encoder_structure
 from jepa_jax.program.initial_weights import saved_encoder
+from jepa_jax.program.step import evaluated_variables
 from jepa_jax.weights import load_model
 from jepa_jax.weights.fit import fit_encoder
 from jepa_jax.weights.names import saved_tensors
 from tests.evals.untrained_run import write_run
 from tests.exports.write_parity import GOLDEN, configs, shaken
-from tests.tiny import tiny_config
+from tests.stepping import build_program
+from tests.tiny import tiny_config, tiny_masked_config
 from tests.weights.golden import WEIGHTS, recorded
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
@@ -137,6 +140,30 @@ def load_tensors(folder):
     from safetensors.numpy import load_file
 
     return load_file(folder / "model.safetensors")
+
+
+CLS = {"eval__weights": "target", "eval__pool": "cls"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(tiny_masked_config("hjepa", eval__pool="grid2"), id="hjepa"),
+        pytest.param(tiny_masked_config("mae", **CLS), id="CLS token"),
+        pytest.param(tiny_masked_config("mae", model__registers=2, model__mlp="swiglu", **CLS), id="registers"),
+        pytest.param(tiny_masked_config("mae", model__positions="rotary", eval__image_size=32), id="rotary, enlarged"),
+    ],
+)
+def test_features_are_traced_for_any_number_of_images(config):
+    """As `stablehlo` does: `len` of an array would have to know it."""
+    program, (count,) = build_program(config), jax.export.symbolic_shape("b")
+
+    def features(params, stats, images):
+        return program.encoder_method.features(program.factory.merge(params, stats), {"image": images})
+
+    state, images = program.factory.abstract, jax.ShapeDtypeStruct((count, *IMAGES.shape[1:]), IMAGES.dtype)
+    params, stats = evaluated_variables(state, config.eval.weights)
+    assert jax.eval_shape(features, params, stats, images).shape[0] == count
 
 
 WITHOUT_PACKAGE = """
