@@ -83,7 +83,7 @@ test-slow: $(TEST)
 test-all: test test-slow
 
 check-device: $(DEV)
-	$(BIN)/jepa-jax check-gpu --minutes=20
+	$(BIN)/jepa-jax check-gpu --minutes=120
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -96,7 +96,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 
 docs: $(DOCS)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 clean:

@@ -19,7 +19,7 @@ EXIT_FAILED = 1
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_flag("minutes", "M", "time to spend; from 15 on every width is tried with every length", 5.0)
+    parser.add_flag("minutes", "M", "time to spend; from 15 on a GPU tries every width with every length", 5.0)
     parser.add_flag("output", "FILE", "where to write what was found, as JSON")
     parser.add_flag("parts", "NAMES", "parts to run, separated by commas; empty = all", "")
 

@@ -22,7 +22,7 @@ from jepa_jax.runtime.platforms import import_jax
 
 SCHEMA_VERSION = 1
 GRACE_SECONDS = 10.0
-MOST_MINUTES = 30.0  # of one part, after which it counts as stuck
+MOST_MINUTES = 30.0  # of one part, after which it counts as stuck, unless more were given
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 Tell = Callable[[str], None]
 
@@ -86,13 +86,14 @@ def check_device(names: Sequence[str], minutes: float, gpus: int, tell: Tell) ->
 
 def run_process(name: str, minutes: float, folder: pathlib.Path) -> dict[str, Any]:
     """Runs a part as a process; a part that dies or hangs has failed."""
+    most = max(MOST_MINUTES, minutes)
     file, began = folder / f"{name}.json", time.monotonic()
     command = [sys.executable, "-m", "jepa_jax.device_check.check", name, str(file), f"{minutes:g}"]
     environment = {"PYTHONPATH": python_path()}
-    ended = run(command, folder / name, environment=environment, timeout=60 * MOST_MINUTES, grace=GRACE_SECONDS)
+    ended = run(command, folder / name, environment=environment, timeout=60 * most, grace=GRACE_SECONDS)
     seconds = time.monotonic() - began
     if not file.exists():
-        why = f"no answer in {MOST_MINUTES:g} minutes" if ended.timed_out else ended.message
+        why = f"no answer in {most:g} minutes" if ended.timed_out else ended.message
         return {"status": FAILED, "seconds": seconds, "why": f"exit code {ended.exit_code}: {why}"}
     found = read_json(file, "run the check again")
     holds = all(finding["holds"] for finding in found["findings"])

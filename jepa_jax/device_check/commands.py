@@ -27,7 +27,7 @@ RESUMED = (
     "--config.log.tensorboard=false",
 )  # fmt: skip
 KILL_AT = 12  # of 40 steps: the save of step 10 has waited for the checkpoint of step 5
-WAIT_SECONDS = 900
+WAIT_SECONDS = 3600  # for a command on a busy machine
 
 
 def run_command(*words: str) -> subprocess.CompletedProcess[str]:
