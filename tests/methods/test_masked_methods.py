@@ -25,6 +25,11 @@ from tests.tiny import tiny_masked_config
 FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one program for all tests that take it
 
 
+@functools.cache
+def described_as(name, token_dropping):
+    return describe(load_config(name, {"method.token_dropping": token_dropping}))
+
+
 @pytest.mark.parametrize(
     "name, total, trainable",
     [
@@ -34,16 +39,13 @@ FAST = {"optim__warmup_lr": 1e-2}  # weights move from the first step; one progr
     ],
 )
 def test_parameters_of_the_published_hierarchies(name, total, trainable):
-    described = describe(load_config(name))
+    described = described_as(name, True)
     assert (described["params_total"], described["params_trainable"]) == (total, trainable)
 
 
 @pytest.mark.slow
 def test_dropping_tokens_saves_two_fifths_of_the_operations():
-    dropped, kept = (
-        describe(load_config("hjepa_quick_val", {"method.token_dropping": dropping}))["flops_per_image"]
-        for dropping in (True, False)
-    )
+    dropped, kept = (described_as("hjepa_quick_val", dropping)["flops_per_image"] for dropping in (True, False))
     assert dropped <= 0.6 * kept
 
 

@@ -1,5 +1,6 @@
 """Every method: loss and gradients on eight devices, with the batch or the parameters split, are those of one."""
 
+import functools
 from typing import Any
 
 import jax
@@ -62,15 +63,27 @@ def cases() -> list[Any]:
     ]
 
 
+@functools.cache
+def on_one_device(name: str) -> tuple[Any, Any, Any]:
+    return loss_and_gradients(configs()[name], BATCH, 10, None, 1, 1)
+
+
 @pytest.mark.parametrize(("name", "data", "fsdp"), cases())
 def test_eight_devices_give_the_loss_and_gradients_of_one(name, data, fsdp, monkeypatch):
     monkeypatch.setattr(step, "FSDP_SMALLEST_SIZE", 64)  # tiny models have no large arrays
-    check_devices(configs()[name], BATCH, 10, data, fsdp)
+    compare_devices(on_one_device(name), configs()[name], BATCH, 10, data, fsdp)
 
 
 def check_devices(config: Config, batch: Any, classes: int, data: int, fsdp: int) -> None:
     """Asserts that loss and gradients of a batch on data x fsdp devices are those of one device."""
-    state, loss, gradients = loss_and_gradients(config, batch, classes, None, 1, 1)
+    alone = loss_and_gradients(config, batch, classes, None, 1, 1)
+    compare_devices(alone, config, batch, classes, data, fsdp)
+
+
+def compare_devices(
+    alone: tuple[Any, Any, Any], config: Config, batch: Any, classes: int, data: int, fsdp: int
+) -> None:
+    state, loss, gradients = alone
     everything = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(gradients)))
 
     def compare(path: Any, one: np.ndarray, eight: np.ndarray) -> None:

@@ -36,10 +36,7 @@ def losses(workdir):
     [
         pytest.param(dict(data__num_workers=2, data__prefetch=5), id="all at once"),
         pytest.param(dict(data__pipeline="device"), id="pipeline on the device"),
-        pytest.param(WHOLE, id="a second run", marks=pytest.mark.slow),
-        pytest.param(dict(data__num_workers=0), id="no worker", marks=pytest.mark.slow),
-        pytest.param(dict(data__num_workers=2), id="two workers", marks=pytest.mark.slow),
-        pytest.param(dict(data__prefetch=5), id="more prefetched batches", marks=pytest.mark.slow),
+        pytest.param(WHOLE | dict(data__num_workers=0), id="a second run, no worker", marks=pytest.mark.slow),
     ],
 )
 def test_how_a_run_is_fed_and_watched_changes_no_bit(tiny_run, tmp_path, changes):
@@ -79,7 +76,6 @@ def test_a_killed_run_resumes_with_other_workers_bit_for_bit(tiny_run, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data, fsdp", [(8, 1), (2, 4)])
-@pytest.mark.slow
 def test_devices_and_split_parameters_change_rounding_alone(tiny_run, tmp_path, data, fsdp):
     train(tiny_config(mesh__data=data, mesh__fsdp=fsdp), tmp_path, console=Silent())
     np.testing.assert_allclose(losses(tmp_path), losses(tiny_run[0]), rtol=ROUNDING)
