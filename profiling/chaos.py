@@ -47,7 +47,7 @@ from jepa_jax.cli.flags import Arguments, Parser
 ROOT = pathlib.Path(__file__).parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STEPS = 48  # of tests/tiny_config.py
-TIMEOUT = 600.0  # for a run on a busy machine
+TIMEOUT = 1200.0  # for a run on a busy machine
 END_SECONDS = 30.0  # for the processes of a run that was hit
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 PYTHON_STARTS = 1.0  # seconds; an interpreter that has not started yet cannot answer a signal

@@ -24,7 +24,7 @@ CONFIG = f"--config={ROOT / 'tests/tiny_config.py'}"
 ONE_DEVICE = "--config.mesh.data=1"
 KEEP_TWO = "--config.train.checkpoint_keep=2"
 XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=1"
-LIMIT = 600.0  # seconds for a run on a busy machine
+LIMIT = 1200.0  # seconds for a run on a busy machine
 STEP = 16  # after which something is broken, of 48
 
 

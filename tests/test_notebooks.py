@@ -16,7 +16,7 @@ SHORTER = {
     '"data.num_train": 1024, "data.num_test": 512, "data.batch_size": 64, "optim.epochs": 4.0': (
         '"data.num_train": 128, "data.num_test": 64, "data.batch_size": 64, "train.max_steps": 2'
     ),
-    "--budget=60s": "--budget=300s --batch_sizes=16 --prefetch=2",
+    "--budget=60s": "--budget=2h --batch_sizes=16 --prefetch=2",
 }
 
 

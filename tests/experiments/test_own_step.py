@@ -39,7 +39,7 @@ def request_of(make):
 @pytest.mark.slow
 def test_a_process_imports_and_measures_the_users_step(outside, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
-    result = run_trial(outside / "trials" / "0", request_of("tune_own_step:make"), time_limit=300)
+    result = run_trial(outside / "trials" / "0", request_of("tune_own_step:make"), time_limit=1200)
     assert result.status == "ok", result.reason
     figures = result.figures
     assert (figures.measured_batches, figures.samples_processed, figures.finite) == (3, 3 * 8, True)

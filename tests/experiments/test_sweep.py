@@ -300,7 +300,7 @@ def real(make, monkeypatch):
 
 @pytest.mark.slow
 def test_real_trials_make_a_file_as_the_schema_says(real):
-    code, _ = run_sweep(real, time_limit=300, resume=False)
+    code, _ = run_sweep(real, time_limit=1200, resume=False)
     document = json.loads(real.output.read_text())
     assert code == 0
     SCHEMA.validate(document)

@@ -399,7 +399,7 @@ def test_a_time_limit_ends_a_trial_and_its_last_words_are_kept(tmp_path, monkeyp
 def test_the_process_of_a_trial_leaves_its_result(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device
     request = request_of(tiny_config(data__source="cifar10", data__dir="nowhere", data__image_size=32))
-    result = run_trial(tmp_path / "0", request, time_limit=300)
+    result = run_trial(tmp_path / "0", request, time_limit=1200)
     assert result.status == "refused" and "nowhere" in result.reason
     assert finished_result(tmp_path / "0", request) == dataclasses.replace(result, trial_seconds=None)
     assert finished_result(tmp_path / "0", dataclasses.replace(request, max_batches=5)) is None  # another request
@@ -412,5 +412,5 @@ def test_a_trial_that_really_runs_out_of_memory_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "TRIAL_COMMAND", (sys.executable, str(FAULTY_TRIAL)))
     monkeypatch.setenv("JEPA_JAX_FAULTS", "0:out_of_memory")
     request = request_of(tiny_config(), use_dummy_data=True, max_batches=4)
-    result = run_trial(tmp_path / "0", request, time_limit=300)
+    result = run_trial(tmp_path / "0", request, time_limit=1200)
     assert result.status == "out_of_memory" and "Out of memory" in result.reason

@@ -20,6 +20,14 @@ URL = "s3://bucket/run"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
+def answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def server():
     """Yields the address of an S3 server that keeps objects in memory."""
@@ -29,11 +37,8 @@ def server():
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
+        while not answers(port):
+            assert process.poll() is None, "the server has ended"
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -53,7 +58,7 @@ def test_a_killed_run_whose_workdir_is_gone_continues_from_s3_with_the_same_bits
         environment = os.environ | KEYS | {"AWS_ENDPOINT_URL": endpoint}
         files = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=endpoint)
         files.mkdir("bucket")
-        process = start(environment, tmp_path / "run", URL)
+        process = start(environment, tmp_path / "run", URL, "epoch 3/6")
         while not files.glob(f"{URL}/checkpoints/step_*/checksums.json"):
             files.invalidate_cache()
             assert process.poll() is None, process.communicate()
