@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jepa_jax.compiled.hlo import parse_hlo
 from jepa_jax.compiled.kernels import Kernel, kernels_by_name
@@ -79,20 +79,12 @@ class NoDevicePlanes(Exception):
     """A recording of an accelerator holds nothing of it; the host's threads say nothing about its time."""
 
 
-class NamedProgram(NamedTuple):
-    """What a recording is compared with."""
-
-    module: str
-    op_names: Mapping[str, str]  # by instruction
-    kernels: Mapping[str, Kernel]  # by instruction; empty on CPUs
-
-
 @functools.lru_cache(maxsize=1)
-def read_program(hlo_text: str, platform: str) -> NamedProgram:
-    """Reads what `compiled.as_text()` returns."""
+def read_program(hlo_text: str, platform: str) -> tuple[str, Mapping[str, str], Mapping[str, Kernel]]:
+    """Returns module, op_names and, except on CPUs, kernels by instruction of what `compiled.as_text()` returns."""
     program = parse_hlo(hlo_text)
     names = program.op_names(lambda op_name: classify(op_name)[0] != Phase.OTHER)
-    return NamedProgram(program.name, names, kernels_by_name(program) if platform != "cpu" else {})
+    return program.name, names, kernels_by_name(program) if platform != "cpu" else {}
 
 
 def read_device_time(profile: Any, hlo_text: str, *, steps: int, platform: str = "cpu") -> DeviceTime | None:

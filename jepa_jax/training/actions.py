@@ -5,7 +5,7 @@ import functools
 import io
 import pathlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -174,23 +174,16 @@ class EvaluationProgress:
         self._signals.check()
 
 
-class ReportedReads(PatientReader):
-    """Reads the batches of evaluations, and notes the images that cannot be read."""
-
-    def __init__(self, run: Run, recorder: Recorder, loop: Loop, check: Callable[[], object]):
-        super().__init__(run.config.data.worker_timeout, check)
-        self._note = functools.partial(recorder.note_skipped, loop)
-
-    def __call__(self, read: Read) -> dict[str, Any]:
-        batch = super().__call__(read)
-        self._note(batch.get("skipped", ()))
-        return batch
-
-
 def make_evaluations(run: Run, recorder: Recorder, saver: Saver, signals: StopSignals, loop: Loop) -> list[Evaluate]:
     """Returns an action for each evaluator of a run; a signal, or data that hang, ends an evaluation."""
-    run.evaluation.progress = EvaluationProgress(run.console, signals)
-    run.evaluation.reader = ReportedReads(run, recorder, loop, signals.check)
+    reader = PatientReader(run.config.data.worker_timeout, signals.check)
+
+    def read_and_note(read: Read) -> dict[str, Any]:
+        batch = reader(read)
+        recorder.note_skipped(loop, batch.get("skipped", ()))
+        return batch
+
+    run.evaluation.progress, run.evaluation.reader = EvaluationProgress(run.console, signals), read_and_note
     return [Evaluate(run, recorder, saver, name, evaluator) for name, evaluator in run.evaluators.items()]
 
 

@@ -61,7 +61,7 @@ def test_names_say_phase_and_scope(op_name, expected):
 
 
 def test_a_fusion_without_a_name_takes_that_of_what_it_holds():
-    names = read_program(HLO, "gpu").op_names
+    _, names, _ = read_program(HLO, "gpu")
     assert classify(names["loop_fusion.7"]) == ("backward", "encoder")
     assert names["copy.5"] == "" and names["dot.1"].endswith("dot_general")
 
