@@ -127,9 +127,8 @@ def make_space(
         raise UserError(
             f"--fixed_effective_batch={fixed_batch}: write a number of images, or config for that of the config"
         )
-    shares_threads = ":" not in config.data.source.removeprefix(
-        "tfds:"
-    )  # what a user's own source does in threads is not known
+    # What a user's own source does in threads is not known.
+    shares_threads = ":" not in config.data.source.removeprefix("tfds:")
     return SearchSpace(
         num_workers=tuple(sorted(values("num_workers", worker_counts(num_cores())))),
         precisions=values("precisions", ("float32", "bfloat16")),

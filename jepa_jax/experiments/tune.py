@@ -110,11 +110,7 @@ def reference_of(function: Callable[..., Any]) -> str:
 
 
 class SearchRun:
-    """A search as an experiment: the files that it continues from, its trials as processes, and its outcome.
-
-    Attributes:
-      header: of its document; a search continues only where most of it is the same.
-    """
+    """A search as an experiment: the files that it continues from, its trials as processes, and its outcome."""
 
     def __init__(
         self,

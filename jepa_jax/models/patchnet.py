@@ -80,7 +80,6 @@ class PatchNet(nnx.Module):
     def from_config(
         cls, config: Any, sample: Float[Array, "n h w c"], *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "PatchNet":
-        """See `jepa_jax.models.registry.Encoder`."""
         del view_size, remat
         return cls(
             sample, patch_size=config.patch_size, stride=config.stride, stem_width=config.stem_width,
@@ -90,7 +89,6 @@ class PatchNet(nnx.Module):
     def outputs(
         self, images: Float[Array, "b h w c"], *, train: bool = False, normalised: bool = True
     ) -> EncoderOutputs:
-        """See `jepa_jax.models.registry.Encoder`."""
         del normalised
         filters = self.filters[...].astype(self.dtype)
         x = conv2d(images.astype(self.dtype), filters, stride=self.stride, padding=self.padding)

@@ -171,13 +171,11 @@ class ResNet(nnx.Module):
     def from_config(
         cls, config: Any, sample: Map, *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "ResNet":
-        """See `jepa_jax.models.registry.Encoder`."""
         del view_size
         return cls(**cls.structure(config), channels=sample.shape[-1], dtype=dtype, remat=remat, rngs=rngs)
 
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
-        """See `jepa_jax.models.registry.Encoder`."""
         custom = config.name not in SIZES
         blocks, bottleneck = (config.blocks, config.bottleneck) if custom else SIZES[config.name]
         widths = (custom and config.widths) or doubled(config.width, len(blocks))
@@ -186,7 +184,6 @@ class ResNet(nnx.Module):
         }  # fmt: skip
 
     def outputs(self, images: Map, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
-        """See `jepa_jax.models.registry.Encoder`."""
         del normalised
         # The first convolution reads few channels: light remat computes it again instead of keeping its large result.
         stem_remat = LIGHT if self.remat == LIGHT else NONE

@@ -273,7 +273,6 @@ class ViT(nnx.Module):
     def from_config(
         cls, config: Any, sample: Images, *, view_size: int, dtype: Any, remat: str, rngs: nnx.Rngs
     ) -> "ViT":
-        """See `jepa_jax.models.registry.Encoder`."""
         facts = cls.structure(config)
         options = BlockOptions.of(facts, config.attention)
         whitened = None
@@ -294,7 +293,6 @@ class ViT(nnx.Module):
 
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
-        """See `jepa_jax.models.registry.Encoder`."""
         width, depth, heads = SIZES.get(config.name) or (config.width, config.depth, config.heads)
         mlp_width = getattr(config, "mlp_width", 0) or 4 * width
         names = ("patch_size", "cls_token", "registers", "positions", "embedding", "mlp", "layer_scale", "qkv_bias")
@@ -351,7 +349,6 @@ class ViT(nnx.Module):
         return self.norm(x) if normalised else x
 
     def tokens(self, images: Images, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
-        """Returns outputs of all tokens of images."""
         return self.encode(self.embed(images), self.rotation(images), train=train, normalised=normalised)
 
     def _with_leading(self, tokens: Tokens) -> Float[Array, "b m d"]:
@@ -380,7 +377,6 @@ class ViT(nnx.Module):
         return self.encode(tokens, self.rotation(images), train=train)[:, self.num_leading :]
 
     def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
-        """See `jepa_jax.models.registry.Encoder`."""
         tokens = self.tokens(images, train=train, normalised=normalised)
         rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
         cells = tokens[:, self.num_leading :].reshape(images.shape[0], rows, columns, self.feature_dim)

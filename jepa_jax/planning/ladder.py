@@ -62,11 +62,7 @@ class Ladder:
 
 
 def ladder_steps(request: Request, steps: Sequence[LadderStep], sizes_of: str = "") -> list[LadderStep]:
-    """Returns the steps of a recipe with the config itself; none if there are none.
-
-    Raises:
-        UserError: a step is no valid config, or `sizes_of` names one that there is not.
-    """
+    """Returns the steps of a recipe with the config itself; none if there are none."""
     if not steps:
         return []
     steps = list(steps) if any(not step.changes for step in steps) else [AS_CONFIGURED, *steps]

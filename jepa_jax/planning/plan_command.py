@@ -105,11 +105,7 @@ def make_plans(
 def each_plan(
     planner: Planner, requests: Sequence[Request], options: PlanOptions, console: Console
 ) -> tuple[list[Plan], list[FailedPlan]]:
-    """Returns a plan per GPU, of many without searching for the largest batch, and the GPUs that failed.
-
-    Raises:
-        UserError: it failed for all of them.
-    """
+    """Returns a plan per GPU, of many without searching for the largest batch, and the GPUs that failed."""
     few = len(requests) <= FEW_GPUS
     search = {"variants": few and options.variants, "largest": few and options.largest}
     plans, failed = [], []
