@@ -59,8 +59,9 @@ def structure(given: Mapping[str, Any]) -> tuple[dict[str, type[Group]], list[st
     for group in GROUPS:
         try:
             base = named_group(group, given) if group in TABLES else COMMON[group]
-            choices = {name.removeprefix(f"{group}."): value for name, value in given.items()}
-            found[group] = with_variants(base, choices, f"config.{group}.")
+            prefix = f"{group}."
+            choices = {name[len(prefix) :]: value for name, value in given.items() if name.startswith(prefix)}
+            found[group] = with_variants(base, choices, f"config.{prefix}")
         except UserError as error:
             complaints.append(str(error))
     return found, complaints

@@ -12,6 +12,7 @@ import inspect
 import json
 import keyword
 import re
+import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,16 +116,16 @@ def combined(base: Any, *variants: Any) -> type[Group]:
     return dataclasses.dataclass(frozen=True)(combination)
 
 
-def declarations(group: type[Group]) -> Iterator[tuple[str, Key | type[Group], type[Group]]]:
-    """Yields name, declaration (a key, or the class of a group inside) and declaring class of each field."""
+@functools.cache
+def declarations(group: Any) -> tuple[tuple[str, Key | type[Group], type[Group]], ...]:
+    """Returns name, declaration (a key, or the class of a group inside) and declaring class of each field."""
     if "__dataclass_fields__" not in group.__dict__:
         raise UserError(f"{group.__name__}: no dataclass; put @dataclasses.dataclass(frozen=True) above it")
+    found: list[tuple[str, Key | type[Group], type[Group]]] = []
     for field in dataclasses.fields(group):
         owner = next(cls for cls in group.__mro__ if field.name in inspect.get_annotations(cls))
-        if "key" in field.metadata:
-            yield field.name, field.metadata["key"], owner
-        else:
-            yield field.name, inside(field), owner
+        found.append((field.name, field.metadata["key"] if "key" in field.metadata else inside(field), owner))
+    return tuple(found)
 
 
 def inside(field: dataclasses.Field) -> type[Group]:
@@ -135,7 +136,8 @@ def inside(field: dataclasses.Field) -> type[Group]:
     return factory
 
 
-def entries(group: type[Group], prefix: str) -> dict[str, Entry]:
+@functools.cache
+def entries(group: Any, prefix: str) -> Mapping[str, Entry]:
     """Returns every key of a group, also of groups inside it, by dotted name."""
     found: dict[str, Entry] = {}
     for name, declared, owner in declarations(group):
@@ -143,7 +145,7 @@ def entries(group: type[Group], prefix: str) -> dict[str, Entry]:
             found[prefix + name] = Entry(declared, owner)
         else:
             found |= entries(declared, f"{prefix}{name}.")
-    return found
+    return types.MappingProxyType(found)
 
 
 def with_variants(group: type[Group], values: Mapping[str, Any], prefix: str = "") -> type[Group]:
