@@ -21,6 +21,7 @@ from jepa_jax.losses.dino import dino_loss
 from jepa_jax.methods.contract import Batch, Ema, Output, ParamGroup
 from jepa_jax.methods.image_method import EncoderWith, ImageMethod
 from jepa_jax.methods.schedules import cosine, linear
+from jepa_jax.models.rngs import init_rngs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Dino(ImageMethod):
             self.param_groups = (ParamGroup("^head/last/", frozen_steps=frozen),)
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs = nnx.Rngs(params=key)
+        rngs = init_rngs(key)
         encoder = self.encoder(sample, rngs)
         head = DinoHead(encoder.feature_dim, self.config, dtype=self.dtype, rngs=rngs)
         return EncoderWith(encoder, head=head, centre=Centre(jnp.zeros(self.config.prototypes)))

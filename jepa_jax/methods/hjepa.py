@@ -34,6 +34,7 @@ from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.pooling import EncoderOutputs, area_means
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import ViT
 
@@ -130,7 +131,7 @@ class HJepa(WholeBatchMethod, JepaMethod):
         return len(self.config.level_weights)
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs = nnx.Rngs(params=key)
+        rngs = init_rngs(key)
         encoder = self.encoder(sample, rngs)
         width = encoder.feature_dim
         predictor = Predictor(

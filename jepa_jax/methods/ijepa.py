@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from jepa_jax.config.groups import Config
@@ -21,6 +20,7 @@ from jepa_jax.methods.contract import Batch, Output
 from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import JepaConfig, JepaMethod, width_problem
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.models.tokens import take_tokens
 
 
@@ -38,7 +38,7 @@ class IJepa(JepaMethod):
     Keys = IJepaConfig
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs = nnx.Rngs(params=key)
+        rngs = init_rngs(key)
         encoder = self.encoder(sample, rngs)
         predictor = Predictor(
             encoder.feature_dim,

@@ -24,6 +24,7 @@ from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, PoolingEncoder, pooled
 from jepa_jax.models.registry import DTYPES, AttentionEncoder, PatchEncoder, build_encoder
+from jepa_jax.models.rngs import init_rngs
 
 Images = UInt8[Array, "b H W c"]
 Features = Float[Array, "b f"]
@@ -166,7 +167,7 @@ class ProjectorMethod(WholeBatchMethod, ImageMethod):
     heads_of_batch = ("projector", "predictor")
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs = nnx.Rngs(params=key)
+        rngs = init_rngs(key)
         encoder = self.encoder(sample, rngs)
         return EncoderWith(encoder, **self.heads(encoder.feature_dim, rngs))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from jepa_jax.config.groups import Config
@@ -21,6 +20,7 @@ from jepa_jax.methods.image_method import EncoderWith
 from jepa_jax.methods.masked import MaskedConfig, MaskedMethod, View, width_problem
 from jepa_jax.methods.masking import random_split
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens, unpatchify
 
 Places = Integer[Array, "b _"]
@@ -51,7 +51,7 @@ class MaskedAutoencoder(MaskedMethod):
         self.ema = Ema(("encoder", "decoder"), lambda n: jnp.minimum(self.config.ema_momentum, (1 + n) / (10 + n)))
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs = nnx.Rngs(params=key)
+        rngs = init_rngs(key)
         encoder = self.encoder(sample, rngs)
         decoder = Predictor(
             encoder.feature_dim,

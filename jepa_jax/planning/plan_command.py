@@ -27,6 +27,7 @@ from jepa_jax.data.photos.crops import batch_spec
 from jepa_jax.data.pipeline import batches_ready, train_batches
 from jepa_jax.data.sources import open_source
 from jepa_jax.models.registry import build_encoder
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.planning.absent_gpus import num_devices, require_wheels
 from jepa_jax.planning.ladder import ladder_steps, make_ladder
 from jepa_jax.planning.planner import FailedPlan, Plan, Planner
@@ -135,7 +136,7 @@ def feature_numbers(config: Config) -> int:
     """Returns how many numbers the features of an image are; 0 for methods without an encoder of the registry."""
     try:
         shape = (1, config.data.view_size, config.data.view_size, config.data.channels)
-        encoder = nnx.eval_shape(lambda: build_encoder(config, jnp.zeros(shape), nnx.Rngs(0)))
+        encoder = nnx.eval_shape(lambda: build_encoder(config, jnp.zeros(shape), init_rngs(0)))
     except Exception:  # a method of another kind: its evaluation is not planned
         return 0
     return int(encoder.feature_dim) * (4 if config.eval.pool == "grid2" else 1)

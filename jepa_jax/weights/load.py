@@ -18,6 +18,7 @@ from jepa_jax.config.owners import MODELS, named_group
 from jepa_jax.config.schema import flatten, nested, with_variants
 from jepa_jax.models.pooling import PoolingEncoder, pooled
 from jepa_jax.models.registry import DTYPES, encoder_kind, encoder_structure
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.models.vit import ViT
 from jepa_jax.weights.family import Family, check_sizes, describing, needed, section
 from jepa_jax.weights.names import load_into
@@ -241,7 +242,7 @@ def _exported(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     cls, dtype = find_class("model.name", group.name, MODELS), DTYPES[config.get("precision", "float32")]
 
     def make(images: jax.Array) -> Any:
-        return cls.from_config(group, images, view_size=view_size, dtype=dtype, remat="none", rngs=nnx.Rngs(0))
+        return cls.from_config(group, images, view_size=view_size, dtype=dtype, remat="none", rngs=init_rngs(0))
 
     encoder = nnx.eval_shape(make, jax.ShapeDtypeStruct((64, view_size, view_size, channels), np.float32))
     load_into(encoder, tensors, None, origin, "export it again")

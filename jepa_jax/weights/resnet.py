@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.resnet import BOTTLENECK_EXPANSION, ResNet
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.weights.family import Family, needed, settings, shape_of, timm_arguments
 from jepa_jax.weights.names import Rule, Table, batch_norm, convolution, unneeded
 
@@ -90,4 +90,4 @@ def hf_resnet(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
 
 def resnet_module(facts: Mapping[str, Any], channels: int) -> ResNet:
     """Returns the ResNet that `ResNet.structure` facts describe, to be filled with weights."""
-    return ResNet(**facts, channels=channels, rngs=nnx.Rngs(0))
+    return ResNet(**facts, channels=channels, rngs=init_rngs(0))

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Integer
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.models.predictor import Predictor
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.models.tokens import Patches, patch_statistics, patchify, take_tokens
 from jepa_jax.models.vit import BlockOptions, ViT
 from jepa_jax.weights.family import Family, needed, settings, shape_of, timm_arguments
@@ -236,7 +237,7 @@ def vit_module(facts: Mapping[str, Any], image_size: int, channels: int, *, anti
         facts["width"], facts["depth"], facts["heads"], image_size=image_size, patch_size=facts["patch_size"],
         pool="cls" if facts["cls_token"] else "mean", cls_token=facts["cls_token"], positions=facts["positions"],
         registers=facts["registers"], rope_base=facts.get("rope_base", 100.0), antialias=antialias,
-        channels=channels, options=options, rngs=nnx.Rngs(0),
+        channels=channels, options=options, rngs=init_rngs(0),
     )  # fmt: skip
 
 
@@ -246,7 +247,7 @@ def _mae(config: Mapping[str, Any], facts: Mapping[str, Any], image_size: int, c
     decoder = Predictor(
         facts["width"], channels * patch_size**2, width=width,
         depth=needed(config, "decoder_num_hidden_layers", origin), grid=image_size // patch_size,
-        heads=_fitting(heads, width, "decoder_num_attention_heads", origin), stored_positions=True, rngs=nnx.Rngs(0),
+        heads=_fitting(heads, width, "decoder_num_attention_heads", origin), stored_positions=True, rngs=init_rngs(0),
         options=BlockOptions(
             needed(config, "decoder_intermediate_size", origin), qkv_bias=facts["qkv_bias"], norm_eps=facts["norm_eps"]
         ),

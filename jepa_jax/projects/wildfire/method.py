@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Problem, key, subgroup
 from jepa_jax.methods.contract import Batch, Method, Output, ParamGroup, Pretrained
 from jepa_jax.models.registry import DTYPES
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.projects.wildfire.data.panels import element_panels
 from jepa_jax.projects.wildfire.losses import MaskLossConfig, mask_loss
 from jepa_jax.projects.wildfire.models.emberformer import EmberFormer, EmberFormerConfig
@@ -74,7 +74,7 @@ class EmberFormerMethod(Method):
             sample["static"].shape[-1],
             dtype=DTYPES[config.train.precision],
             remat=config.train.remat,
-            rngs=nnx.Rngs(params=key),
+            rngs=init_rngs(key),
         )
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.projects.wildfire.models.segformer import SegFormer, SegFormerSize
 from jepa_jax.weights.family import Family, describing
 from jepa_jax.weights.fit import adapt_channels
@@ -71,7 +72,9 @@ def load_segformer(
         raise UserError(f"{path}/config.json: the weights are of {saved}, not of {size}; use the size they are of")
     tensors = read_tensors(path)
     saved_channels, classes = (_length(tensors, path, *axis) for axis in (_CHANNELS, _CLASSES))
-    model = SegFormer(size or saved, classes=classes, channels=saved_channels, rngs=nnx.Rngs(0))
+    model = nnx.eval_shape(
+        lambda: SegFormer(size or saved, classes=classes, channels=saved_channels, rngs=init_rngs(0))
+    )
     load_into(model, tensors, TABLE, tensor_file(path))
     changes = []
     if channels not in (None, saved_channels):
@@ -99,7 +102,7 @@ def segformer(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], orig
     channels, classes = (_length(tensors, origin, *axis) for axis in (_CHANNELS, _CLASSES))
 
     def build() -> SegFormer:
-        return SegFormer(size, classes=classes, channels=channels, rngs=nnx.Rngs(0))
+        return SegFormer(size, classes=classes, channels=channels, rngs=init_rngs(0))
 
     no_features = "a SegFormer gives logits per pixel, not features of images"
     return Family("segformer", {}, build, TABLE, 0, channels, no_features=no_features)

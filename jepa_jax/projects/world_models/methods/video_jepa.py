@@ -25,6 +25,7 @@ from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.projects.world_models import losses
 from jepa_jax.projects.world_models.networks.maps import FrameEncoder, LatentUNet
 
@@ -126,7 +127,7 @@ class VideoJepa(WholeBatchMethod):
     evaluators = ("regression", "collapse", "rollout")
 
     def init(self, key: jax.Array, sample: Batch) -> VideoModel:
-        dtype, rngs = DTYPES[self.run_config.train.precision], nnx.Rngs(params=key)
+        dtype, rngs = DTYPES[self.run_config.train.precision], init_rngs(key)
         return VideoModel(self.config, sample["frames"].shape[-1], dtype=dtype, rngs=rngs)
 
     def encode_batch(self, model: VideoModel, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Integer, UInt8
 
 from jepa_jax.config.groups import Config, NamedGroup
@@ -24,6 +23,7 @@ from jepa_jax.methods.masked import width_problem
 from jepa_jax.methods.masking import BlockMasks, MaskConfig, Masks
 from jepa_jax.models.pooling import EncoderOutputs, pooled
 from jepa_jax.models.registry import DTYPES
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.models.tokens import take_tokens
 from jepa_jax.models.vit import BlockOptions, ViT, VitConfig
 from jepa_jax.projects.world_models.networks.tubelets import TubeletPredictor, VideoViT
@@ -99,7 +99,7 @@ class VJepa(Method):
         self.ema = Ema(("encoder",), schedules.linear(self.config.ema_start, self.config.ema_end, total_steps))
 
     def init(self, key: jax.Array, sample: Batch) -> EncoderWith:
-        rngs, config = nnx.Rngs(params=key), self.config
+        rngs, config = init_rngs(key), self.config
         attention, channels = self.run_config.model.attention, sample["frames"].shape[-1]
         common: dict[str, Any] = {
             "times": self.times, "grid": self.grid, "dtype": DTYPES[self.run_config.train.precision],

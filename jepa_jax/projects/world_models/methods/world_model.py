@@ -24,6 +24,7 @@ from jepa_jax.models.heads import Projector
 from jepa_jax.models.kernels.linear import linear
 from jepa_jax.models.kernels.norm import LayerNorm
 from jepa_jax.models.registry import DTYPES, build_encoder
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.projects.world_models import losses
 from jepa_jax.projects.world_models.control.config import ControlConfig
 from jepa_jax.projects.world_models.networks.causal import CausalPredictor
@@ -202,7 +203,7 @@ class WorldModel(WholeBatchMethod):
             self.param_groups = tuple(ParamGroup(pattern, clip=clip) for pattern in heads)
 
     def init(self, key: jax.Array, sample: Batch) -> LatentModel:
-        config, rngs = self.run_config, nnx.Rngs(params=key)
+        config, rngs = self.run_config, init_rngs(key)
         frames = sample["frames"]
         encoder = build_encoder(config, self.scaled(frames.reshape(-1, *frames.shape[2:])), rngs)
         dtype = DTYPES[config.train.precision]
