@@ -11,12 +11,14 @@ TEST := $(VENV)/.ready-test
 DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
 ALL := $(RUN) $(PLAN) $(TEST) $(DEV) $(DOCS)
-PIP := $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) --editable
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(CONSTRAINTS:%=--constraint %) --editable
+# On all cores, where pip takes one; a few files of others are no Python of this version.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 # On a terminal one line says what pip is at, and for how long; elsewhere pip says nothing but what is wrong.
 INSTALL := @set -o pipefail; install() { echo "installing $$1 into $(VENV), 1 to 3 minutes"; \
 	if [ -t 1 ]; then $(PIP) "$$1" | while read -r -t 1 line || (($$? > 128)); do last=$${line:-$$last}; \
 	printf '\r\033[K%3d s  %.70s' $$SECONDS "$$last"; done && printf '\r\033[K'; \
-	else $(PIP) "$$1" --quiet; fi; }; install
+	else $(PIP) "$$1" --quiet; fi && { $(COMPILE) || true; }; }; install
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 .PHONY: help setup demo plan test test-slow test-all check-device lint format docs clean
@@ -38,7 +40,9 @@ $(BIN)/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# One call of pip for each purpose: calls that build on each other resolve and build the same things again.
+# One call of pip for each purpose: calls that build on each other resolve and build the same things again. What a
+# larger one installs is marked as installed, and no two run at once.
+.NOTPARALLEL:
 $(ALL): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 $(RUN):
@@ -53,7 +57,7 @@ $(PLAN): | $(RUN)
 	jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12; }
 	@touch $@
 
-$(TEST): | $(PLAN)
+$(TEST):
 	$(INSTALL) '.[test]'
 	@touch $@ $(RUN)
 
@@ -74,10 +78,10 @@ CONFIG ?= rapid
 plan: $(PLAN)
 	$(BIN)/jepa-jax plan --config=$(CONFIG) --gpu=$(GPU) --novariants
 
-test: $(TEST)
+test: $(TEST) $(PLAN)
 	$(PYTEST) tests
 
-test-slow: $(TEST)
+test-slow: $(TEST) $(PLAN)
 	$(PYTEST) -m slow tests
 
 test-all: test test-slow
