@@ -10,7 +10,7 @@ from jepa_jax.runtime.allocator import malloc_account
 needs_glibc = pytest.mark.skipif(malloc_account() is None, reason="needs the malloc of glibc 2.33 or newer")
 
 FRAGMENTED = """
-import ctypes, psutil
+import ctypes, mmap
 from jepa_jax.runtime import allocator
 
 assert allocator.keep_freed_memory()
@@ -28,10 +28,14 @@ def gaps():
     account = allocator.malloc_account()
     return account.fordblks - account.keepcost
 
-before, resident = gaps(), psutil.Process().memory_info().rss
+def whole_pages(block, size):
+    return range(-(-block // mmap.PAGESIZE) * mmap.PAGESIZE, block + size - mmap.PAGESIZE, mmap.PAGESIZE)
+
+before = gaps()
 aside = allocator.set_gaps_aside()
 assert all(ctypes.string_at(block, 1500) == bytes([7]) * 1500 for block in used)
-print(before, aside, gaps(), resident - psutil.Process().memory_info().rss)
+pages = [page for block, size in list(zip(blocks, sizes))[::2] for page in whole_pages(block, size)]
+print(before, aside, gaps(), len(pages), sum(ctypes.string_at(page, 8) == bytes(8) for page in pages))
 """
 
 FREED = """
@@ -44,7 +48,8 @@ libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.sbrk.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 before = libc.sbrk(0)
 blocks = [libc.malloc({size}) for _ in range({count})]  # never touched, so that it takes no memory
-assert all(blocks)
+if not all(blocks):
+    raise SystemExit("no room")
 full = libc.sbrk(0)
 for block in blocks:
     libc.free(block)
@@ -53,7 +58,10 @@ print(full - before, libc.sbrk(0) - before)
 
 
 def printed(program: str) -> list[int]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if done.stderr == "no room\n":
+        pytest.skip("the system grants no gigabytes, not even untouched")
+    assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 
 
@@ -71,10 +79,10 @@ def test_freed_memory_stays_in_the_process_also_beyond_two_gibibytes(count):
 
 @needs_glibc
 def test_many_gaps_are_set_aside_and_used_blocks_stay_as_they_are():
-    before, aside, left, returned = run(40_000)
+    before, aside, left, pages, returned = run(40_000)
     assert before > 100e6
     assert aside > 0.9 * before and left < 0.1 * before
-    assert returned > 0.3 * before
+    assert returned > 0.5 * pages > 0  # a page that was given back to the system reads as zeros
 
 
 @needs_glibc
