@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 
+import hypothesis
 import pytest
 
 from tests.flags import FAST_TO_COMPILE
@@ -28,6 +29,13 @@ install_import_hook(CHECKED, "beartype.beartype")
 
 from jepa_jax.runtime.allocator import keep_freed_memory  # noqa: E402
 from jepa_jax.runtime.platforms import prepare_to_plan  # noqa: E402
+
+# The same examples in each run, on any machine, however slowly they are made.
+slow_to_make = hypothesis.HealthCheck.too_slow
+hypothesis.settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[slow_to_make]
+)
+hypothesis.settings.load_profile("repeatable")
 
 keep_freed_memory()
 prepare_to_plan()  # tests of the planner compile for GPUs in this process

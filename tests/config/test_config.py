@@ -240,7 +240,7 @@ def test_differing_keys_list_both_values():
     assert config_hash(old) != config_hash(new)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.dictionaries(st.sampled_from("abc"), st.one_of(st.integers(), st.lists(st.integers(), max_size=3))))
 def test_a_config_read_back_from_json_is_equal(values):
     config = {"group": values}

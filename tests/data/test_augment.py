@@ -211,7 +211,7 @@ def test_boxes_that_never_fit_fall_back_to_the_centre():
     assert augment.central_box(30, 32, (3 / 4, 4 / 3)) == (0, 0, 30, 32)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**31 - 1),
     size=st.sampled_from([(1, 1), (8, 8), (32, 20), (7, 64)]),
@@ -243,7 +243,7 @@ def test_jitter_equals_the_slow_reference_in_every_order():
 jitted_hue = jax.jit(augment.shift_hue)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(*[st.integers(0, 255)] * 3), min_size=4, max_size=4), st.floats(-0.5, 0.5))
 def test_hue_equals_colorsys_on_any_colour(colours, turns):
     image = np.array([[(0, 0, 0), (255, 255, 255), (9, 9, 9), (255, 0, 0), (0, 7, 7), (8, 8, 0), *colours]]) / 255.0
@@ -398,7 +398,7 @@ make_plain = {
 }
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31 - 1))
 def test_crop_flip_blur_and_solarize_treat_channels_alike(seed):
     images = random_images(6, 8, 8, 4, seed=seed)

@@ -23,7 +23,7 @@ def config(**kwargs):
     return DataConfig(**{"source": "shapes", "num_train": 40, "num_test": 20, "seed": 3} | kwargs)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=9), st.sampled_from([8, 17, 32]), st.integers(0, 2**63))
 def test_an_image_depends_on_its_index_alone(indices, size, seed):
     def render(numbers):

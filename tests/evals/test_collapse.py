@@ -39,13 +39,13 @@ def test_singular_values_equal_those_of_an_svd(shape):
 
 
 @given(st.integers(1, 40))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_effective_rank_of_equal_singular_values_is_their_number(count):
     assert effective_rank(np.r_[np.full(count, 3.0), np.zeros(5)]) == pytest.approx(count)
 
 
 @given(st.floats(1e-3, 1e3))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_scale_changes_no_verdict(scale):
     figures, scaled = feature_spread(HEALTHY), feature_spread(HEALTHY * scale)
     for name in ("relative_spread", "effective_rank", "mean_abs_correlation"):

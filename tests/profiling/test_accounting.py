@@ -39,7 +39,7 @@ def random_intervals(generator, start, end):
     return list(zip(cuts[::2], cuts[1::2], strict=True))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6))
 def test_the_percentages_of_an_epoch_add_up_to_100(seed):
     generator, clock = random.Random(seed), Clock()

@@ -13,7 +13,7 @@ from jepa_jax.reports.page import render
 from jepa_jax.reports.parts import Page, Section
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 10**9), st.floats()), max_size=40),
     st.sampled_from(["line", "dots", "both", "points"]),
@@ -31,7 +31,7 @@ def test_any_values_make_a_well_formed_chart(points, style, x_log, levels):
     assert not any(re.search("nan|inf", text) for text in numbers)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=3000), st.integers(4, 200))
 def test_decimation_keeps_ends_and_extremes_in_order(values, limit):
     x, y = np.arange(len(values), dtype=float), np.array(values)
@@ -42,7 +42,7 @@ def test_decimation_keeps_ends_and_extremes_in_order(values, limit):
     np.testing.assert_array_equal(few_y, y[few_x.astype(int)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12))
 def test_ticks_are_few_and_inside(low, width):
     high = low + max(width, abs(low) * 1e-6)

@@ -63,7 +63,7 @@ def masked_both_ways(q, k, v, mask):
     return ours, values_and_gradients(lambda *heads: plain_attention(*heads, mask), q, k, v)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**20 - 1))
 def test_keys_outside_the_mask_are_not_attended_to(bits):
     q, k, v = heads(3, 20)

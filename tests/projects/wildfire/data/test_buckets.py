@@ -33,7 +33,7 @@ def dataset(**parts):
     return batch_dataset(open_source(config(), "train"), BATCH, seed=5, **parts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 3)
 )

@@ -52,7 +52,7 @@ def opened(folder, **keys):
     return open_splits(DataConfig(**keys))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(length=st.integers(2, CAP), before=st.integers(0, 3), after=st.integers(0, 3), seed=st.integers(0, 99))
 def test_padding_on_either_side_gives_the_same_element(tmp_path_factory, length, before, after, seed):
     folder = tmp_path_factory.getbasetemp()

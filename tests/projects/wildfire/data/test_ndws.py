@@ -101,7 +101,7 @@ def test_the_mean_of_directions_is_taken_on_the_circle(tmp_path):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.binary(max_size=2000))
 def test_crc32c_equals_the_bitwise_definition(data):
     register = 0xFFFFFFFF
@@ -117,7 +117,7 @@ def test_crc32c_of_the_standard():
     assert [crc32c(d) for d in (b"123456789", bytes(32), b"\xff" * 32)] == [0xE3069283, 0x8A9136AA, 0x62A8AB43]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.dictionaries(st.text(max_size=8), st.lists(st.floats(width=32, allow_nan=False), max_size=5)), st.booleans())
 def test_examples_are_read_packed_or_not(maps, packed):
     read = float_features(example(maps, packed))

@@ -26,7 +26,7 @@ def assert_same(batch, other):
         np.testing.assert_array_equal(batch[key], other[key], err_msg=key)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**31),
     indices=st.lists(st.integers(0, 63), min_size=1, max_size=3),

@@ -21,7 +21,7 @@ def arrays(pixels):
     return np.array(scores, np.float32) / 7, np.array(target)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PIXELS)
 def test_average_precision_equals_that_of_scikit_learn_with_ties(pixels):
     scores, target = arrays(pixels)
@@ -45,7 +45,7 @@ def test_scores_that_do_not_differ_have_the_base_rate_as_average_precision():
     assert average_precision(Ranking.of(np.zeros(40), target)) == pytest.approx(3 / 40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PIXELS)
 def test_no_threshold_has_a_higher_f1_than_the_chosen_one(pixels):
     scores, target = arrays(pixels)
@@ -59,7 +59,7 @@ def test_no_threshold_has_a_higher_f1_than_the_chosen_one(pixels):
     assert all(t <= threshold for t, f1 in tried.items() if f1 > own - 1e-9)  # of equals, the fewest false alarms
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(PIXELS)
 def test_counts_give_the_figures_of_scikit_learn(pixels):
     scores, target = arrays(pixels)
