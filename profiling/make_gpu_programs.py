@@ -15,12 +15,13 @@ next program; what failed is tried again. `comparison` repeats the figures of an
 import dataclasses
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from optimized_programs import compile_apart, read_notes
+from optimized_programs import compile_apart, optimized_text, read_notes
 from programs_page import CARDS, SAME_CODE, key_of, page
 
 from jepa_jax.base.console import Console
@@ -33,20 +34,23 @@ from jepa_jax.runtime import platforms
 if TYPE_CHECKING:
     from jepa_jax.planning.planner import Estimate
     from jepa_jax.planning.step_compiler import Request
+    from jepa_jax.runtime.hardware import Gpu
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT, ROWS = ROOT / "docs/results/gpu_programs.md", ROOT / "profiling/results/gpu_matrix.json"
 COMPARISON = ROOT / "profiling/results/gpu_programs.json"
 # The card whose program stands for others: before Ampere attention is XLA's and there is no bfloat16, and A100 and H100
 # have more shared memory for larger blocks of attention than the rest.
-STANDS_FOR = {"t4": ("t4", "v100-16"), "rtx3090": ("rtx3090", "rtx4090", "rtx5090", "a6000", "l4"),
+STANDS_FOR = {"rtx3090": ("rtx3090", "rtx4090", "rtx5090", "a6000", "l4"), "t4": ("t4", "v100-16"),
               "a100-80": ("a100-80", "h100")}  # fmt: skip
 UNLIMITED = "unlimited"  # in place of a topology: the program that keeps everything
+ATTENTION = "attention"  # in place of a recipe: kernels of attention of all recipes
 NO_CHANCE = 2.5  # times the pool: XLA halves the need of some programs, but no more
 FIRST = (
     "rapid", "quickstart", "ijepa_cifar10_gpu", "mae_cifar10", "hjepa_quick_val", "emberformer", "lejepa_imagenette",
     "full", "image_jepa", "vjepa_quickstart", "two_rooms", "photos_ijepa", "photos_lejepa", "dino_quickstart",
 )  # fmt: skip
+CODE_FIRST = ("mae_quickstart", "quickstart", "vjepa_quickstart", "two_rooms_cpu", "ijepa_cifar10", "emberformer_cpu")
 SMALL = {"model.depth": 1, "method.predictor_depth": 1, "method.decoder_depth": 1, "method.depth": 1,
          "data.batch_size": 8, "optim.reference_batch": 8, "eval.batch_size": 8, "train.accum_steps": 1}  # fmt: skip
 
@@ -99,23 +103,63 @@ def steps(names: list[str], found: dict[str, dict[str, Row]]) -> Iterator[Callab
     def is_open(rows: dict[str, Row], key: str) -> bool:
         return key not in rows or "error" in rows[key]
 
-    for rank in range(max(map(len, STANDS_FOR.values()))):
-        for group in ("rtx3090", "t4") if rank == 0 else ():
-            for name in names:
-                if any(is_open(figures, key_of(name, card)) for card in STANDS_FOR[group]):
-                    yield lambda name=name, group=group: add_unlimited(name, group, figures)
-        for cards in STANDS_FOR.values():
-            for name in names:
-                if cards[rank:] and (cards[rank] not in SAME_CODE) and is_open(code, f"{name} {cards[rank]}"):
-                    yield lambda name=name, card=cards[rank]: add_code(name, card, code)
-        if rank == 0:
-            for name in names:
-                if any(is_open(figures, key_of(name, card)) for card in STANDS_FOR["a100-80"]):
-                    yield lambda name=name: add_unlimited(name, "a100-80", figures)
+    for group, cards in STANDS_FOR.items():
+        for name in names:
+            if any(is_open(figures, key_of(name, card)) for card in cards):
+                yield lambda name=name, group=group: add_unlimited(name, group, figures)
+        for card in CARDS if group == "rtx3090" else ():
+            if card not in SAME_CODE and heads_of(figures) - set(code.get(f"{ATTENTION} {card}", {}).get("heads", ())):
+                yield lambda card=card: add_attention(card, found)
+    for name in sorted(names, key=lambda name: (CODE_FIRST + (name,)).index(name)):
+        for card in CARDS:
+            if card not in SAME_CODE and is_open(code, f"{name} {card}"):
+                yield lambda name=name, card=card: add_code(name, card, code)
     for key in (key_of(name, card) for name in names for card in CARDS):
         if "unlimited" in figures.get(key, {}) and figures[key]["verdict"] == "does not fit":
             if figures[key]["peak_gib"] < NO_CHANCE * figures[key]["pool_gib"]:
                 yield lambda key=key: add_limited(key, figures)
+
+
+def heads_of(figures: dict[str, Row]) -> set[str]:
+    """Returns the shapes of queries, keys and values, without the batch, that kernels of attention read."""
+    return {heads for row in figures.values() for heads in row.get("attention", ())}
+
+
+def add_attention(card: str, found: dict[str, dict[str, Row]]) -> str:
+    """Adds whether attention of all recipes, with gradients, is compiled to the end for a card."""
+    from jepa_jax.runtime.hardware import load_table
+    from jepa_jax.runtime.provenance import git_commit
+
+    gpu, heads, began = load_table()[card], sorted(heads_of(found["figures"])), cpu_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        error = compile_apart(lambda: lowered_attention(heads, gpu), pathlib.Path(folder), whole=True)
+    row = {"commit": git_commit(), "heads": heads, **({"error": error} if error else {})}
+    found["code"][f"{ATTENTION} {card}"] = row
+    return f"attention of {len(heads)} shapes, {card}: {error or 'compiles'}, {cpu_seconds() - began:.0f} CPU s"
+
+
+def lowered_attention(heads: list[str], gpu: "Gpu") -> Any:
+    """Returns the gradients of attention for shapes like bf16[65,12,64], as one program."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import SingleDeviceSharding
+
+    from jepa_jax.models.kernels.attention import self_attention
+    from jepa_jax.planning.absent_gpus import absent_devices
+    from jepa_jax.runtime.hardware import lowering_for
+
+    there = SingleDeviceSharding(absent_devices(gpu, "1x1x1")[0])
+    shapes = []
+    for text in heads:
+        dtype, _, sizes = text.rstrip("]").partition("[")
+        kind = jnp.bfloat16 if dtype == "bf16" else jnp.float32
+        shapes.append(jax.ShapeDtypeStruct((2, *map(int, sizes.split(","))), kind, sharding=there))
+
+    def attend(arrays: list[Any]) -> Any:
+        return sum(jnp.sum(jnp.square(self_attention(array).astype(jnp.float32))) for array in arrays)
+
+    with lowering_for(gpu):
+        return jax.jit(jax.grad(attend)).lower(shapes)
 
 
 def add_unlimited(name: str, group: str, figures: dict[str, Row]) -> str:
@@ -127,6 +171,8 @@ def add_unlimited(name: str, group: str, figures: dict[str, Row]) -> str:
         key = key_of(name, card)
         row = {"recipe": name, "error": error} if error else as_row(kept_estimate(program, key), key)
         figures[key] = {**row, "unlimited": group}
+    if not error:
+        figures[key_of(name, group)]["attention"] = read_json(facts_file(program), "compile it again")["attention"]
     return f"{program}: {error or figures[key]['peak_gib']}, {cpu_seconds() - began:.0f} CPU s"
 
 
@@ -199,7 +245,8 @@ def keep_program(request: "Request", name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         if not (error := compile_apart(lambda: lowered_step(request), pathlib.Path(folder))):
             facts_file(name).parent.mkdir(parents=True, exist_ok=True)
-            write_json(facts_file(name), facts_of(request, pathlib.Path(folder)))
+            kept = {"facts": facts_of(request, pathlib.Path(folder)), "attention": attention_of(pathlib.Path(folder))}
+            write_json(facts_file(name), kept)
     return error
 
 
@@ -222,6 +269,12 @@ def facts_of(request: "Request", folder: pathlib.Path) -> dict[str, Any]:
     return dataclasses.asdict(facts)
 
 
+def attention_of(folder: pathlib.Path) -> list[str]:
+    """Returns the shapes, without the batch, that kernels of attention read, like bf16[65,12,64]."""
+    reads = re.compile(r"operand_layout_constraints=\{(\w+\[)\d+,([\d,]+\]).*attention_forward_\d+/pallas_call")
+    return sorted({found[1] + found[2] for found in reads.finditer(optimized_text(folder))})
+
+
 def facts_file(key: str) -> pathlib.Path:
     """Returns the file that keeps the program of a cell, on this machine."""
     from jepa_jax.planning.step_compiler import default_folder
@@ -236,7 +289,7 @@ def kept_estimate(program: str, key: str) -> "Estimate":
     from jepa_jax.planning.step_compiler import StepCompiler, StepFacts
     from jepa_jax.runtime.hardware import load_table
 
-    kept = read_json(facts_file(program), "compile it again")
+    kept = read_json(facts_file(program), "compile it again")["facts"]
     facts = StepFacts(**{**kept, "kernels": [Kernel(*one) for one in kept["kernels"]]})
     request = request_of(key)
     return Planner(StepCompiler(request.data, None), load_table()).with_facts(request, facts)

@@ -21,8 +21,10 @@ code of kernels. A program without a limit of memory stands for several cards of
 that of a T4 for the V100, that of an RTX 3090 for the 4090, 5090, A6000 and L4, that of an A100 for the H100. A need
 marked + is that of this program, of which XLA could recompute a part to save memory.
 
-*Code*: upright cells have compiled to the end, assembler included, as a step with one block, eight images and all else
-as in the recipe, for this compute capability (A6000 as RTX 3090, L4 as RTX 4090). Slanted ones were not, or not yet."""
+*Code*: what failed on some cards alone were kernels of attention, by their shared memory. Those of all recipes, with
+gradients, were compiled to the end, assembler included, for the compute capability of every card (A6000 as RTX 3090, L4
+as RTX 4090). Upright cells were compiled to the end as a whole step too, with one block, eight images and all else as
+in the recipe (A100, at the older commits: the step itself)."""
 
 Row = dict[str, Any]  # what is known of a recipe on a card
 
@@ -51,6 +53,9 @@ def matrix(names: list[str], found: dict[str, dict[str, Row]]) -> list[str]:
         "failed": sum(FAILS in cell for cell in every),
     }
     rows = [row for part in found.values() for row in part.values()]
+    attention = {key.split()[1]: row for key, row in found["code"].items() if key.startswith("attention ")}
+    fails = [f"{card}: {row['error']}" for card, row in attention.items() if "error" in row]
+    heads = max((len(row["heads"]) for row in attention.values()), default=0)
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
     return [
         "# Programs for GPUs",
@@ -68,7 +73,8 @@ def matrix(names: list[str], found: dict[str, dict[str, Row]]) -> list[str]:
         *(f"| `{name}` | {' | '.join(row)} |" for name, row in zip(names, cells, strict=True)),
         "",
         f"Of {len(every)} cells {', '.join(f'{count} {what}' for what, count in counts.items())} "
-        f"(commits: {', '.join(commits)}).",
+        f"(commits: {', '.join(commits)}). Attention of {heads} shapes compiles for {', '.join(attention) or 'none'}"
+        f"{'; it fails for ' + '; '.join(fails) if fails else ''}.",
     ]
 
 
