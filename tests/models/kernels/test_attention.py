@@ -223,6 +223,14 @@ def test_cudnn_attends_on_a_gpu_of_this_machine_to_the_heads_that_it_takes(
     assert not any(call in program for call in calls[by_cudnn])
 
 
+def test_eight_gpus_attend_by_cudnn_to_their_own_images(a100_with_cudnn):
+    """XLA cannot divide the call itself: a call that it is asked to divide is named CustomSPMDPartitioning."""
+    step = with_mesh(mesh_of(8), jax.grad(lambda x: jnp.sum(self_attention(x).astype(jnp.float32))))
+    x = jax.ShapeDtypeStruct((8, 64, 6, 64), jnp.bfloat16)
+    program = jax.jit(step).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaSoftmaxBackward(" in program and "CustomSPMDPartitioning" not in program
+
+
 def test_heads_that_cudnn_was_asked_for_and_does_not_take_are_named(a100_with_cudnn):
     with pytest.raises(UserError, match="does not take 64 tokens with heads of 64 numbers in float32; use auto"):
         lowered_for_gpus("cudnn", jnp.float32, 64)
