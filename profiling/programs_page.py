@@ -103,11 +103,17 @@ def comparison(compared: Row) -> list[str]:
         "|---|---|" + "---:|" * len(FIGURES),
     ]
     for key, old in compared["rows"].items():
-        name, card, topology = key.split()
-        new = compared.get("now", {}).get(key, {"error": ""})
-        cells = [
-            f"{old[figure]:{form}} -> " + (MISSING if "error" in new else f"{new[figure]:{form}}")
-            for _, figure, form in FIGURES
-        ]
-        lines.append(f"| `{name}` | {card}{'' if topology == ONE else f' {topology}'} | {' | '.join(cells)} |")
+        lines.append(comparison_row(key, old, compared.get("now", {}).get(key, {"error": ""})))
+    if again := compared.get("same_pool", {}):
+        lines += ["", "Where XLA recomputes, within the 80 % of the card that plans took at the earlier commit:", ""]
+        lines += lines[5:7] + [comparison_row(key, compared["rows"][key], row) for key, row in again.items()]
     return lines
+
+
+def comparison_row(key: str, old: Row, new: Row) -> str:
+    name, card, topology = key.split()
+    cells = [
+        f"{old[figure]:{form}} -> " + (MISSING if "error" in new else f"{new[figure]:{form}}")
+        for _, figure, form in FIGURES
+    ]
+    return f"| `{name}` | {card}{'' if topology == ONE else f' {topology}'} | {' | '.join(cells)} |"
