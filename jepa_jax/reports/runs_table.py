@@ -29,7 +29,7 @@ COLUMNS = {
     "untrained": Column(lambda row: row["untrained_probe_accuracy"], percent),
     "k-NN": Column(lambda row: row["knn_accuracy"], percent),
     "rank": Column(lambda row: row["effective_rank"], lambda value: short(value, 3)),
-    "img/s": Column(lambda row: row["images_per_sec"], lambda value: f"{value:,.0f}"),
+    "img/s": Column(lambda row: row["images_per_sec"], lambda value: short(value, 3)),
     "time": Column(lambda row: row["wall_seconds"], duration),
     "age": Column(lambda row: row["age_seconds"], lambda value: ago(value)),
     "size": Column(lambda row: row["bytes"], data_size),

@@ -14,6 +14,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import disk_reason
 from jepa_jax.base.processes import num_cores
+from jepa_jax.base.text import short
 from jepa_jax.data.contract import words_of
 from jepa_jax.data.pipeline import Delivery, bucket_specs
 from jepa_jax.evals.evaluators import moment_after
@@ -228,7 +229,7 @@ class Recorder(contextlib.ExitStack):
         if not self._newest:
             return ""
         loss, rate = f"loss {self._newest['loss']:.4g}", self._speed.since("run")["images_per_sec"]
-        return loss if rate is None else f"{loss}  {rate:,.0f} {words_of(self._run.program.spec)}/s"
+        return loss if rate is None else f"{loss}  {short(rate, 3)} {words_of(self._run.program.spec)}/s"
 
     def images_per_sec(self, progress: Progress) -> float | None:
         """Returns the speed of this session, or else of the one before."""

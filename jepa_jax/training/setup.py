@@ -121,6 +121,7 @@ class Run:
         name = f"encoder  {config.model.name}:" if config.model.name else "model   "
         alone = f"{count(own):,} parameters; whole model " if count(own) not in (0, total) else ""
         epochs = length.total_steps / length.steps_per_epoch
+        unit = "epoch" if epochs == 1 else "epochs"
         devices = jax.devices()
         processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
         train, test = self.sources
@@ -134,7 +135,7 @@ class Run:
         return [
             f"method   {config.method.name}",
             f"{name} {alone}{total:,} parameters" + (f", {trainable:,} trainable" if trainable < total else ""),
-            f"length   {length.total_steps:,} steps, {epochs:.3g} epochs of {length.steps_per_epoch:,} steps",
+            f"length   {length.total_steps:,} steps, {epochs:.3g} {unit} of {length.steps_per_epoch:,} steps",
             f"devices  {self.program.mesh.size} of {len(devices)} x {devices[0].device_kind}{processes}",
             f"data     {config.data.source}: {len(train):,} train and {len(test):,} test {elements}{labels}",
             *(f"weights  {note}" for note in self.program.factory.pretrained().notes),
