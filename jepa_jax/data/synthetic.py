@@ -36,6 +36,15 @@ _TABLE = 4  # motif angle, size and place repeat every 4 x 4 cells, further than
 _CELL_DRAWS = 5  # the last one is unused; drawing it keeps the pictures of earlier versions
 
 
+def drawn_count(data: DataConfig, split: str) -> int:
+    """Returns how many elements of a split a synthetic source is asked for, which has no number of its own."""
+    count = data.num_train if split == "train" else data.num_test
+    if count == 0:
+        fix = "say how many, for example 4096"
+        raise UserError(f"config.data.num_{split} = 0: {data.source} is drawn on demand; {fix}")
+    return count
+
+
 class ShapesSource:
     """Shapes that are drawn on first use and kept in memory if all of them fit, or else drawn batch by batch."""
 
@@ -43,9 +52,7 @@ class ShapesSource:
     synthetic = True
 
     def __init__(self, data: DataConfig, split: str):
-        self._count = data.num_train if split == "train" else data.num_test
-        if self._count == 0:
-            raise UserError(f"config.data.num_{split} = 0: shapes are drawn on demand; say how many, for example 4096")
+        self._count = drawn_count(data, split)
         if data.image_size < SMALLEST:
             raise UserError(f"config.data.image_size = {data.image_size}: shapes need at least {SMALLEST} pixels")
         if data.channels != 3:

@@ -7,7 +7,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.data.synthetic import MEMORY_LIMIT_BYTES, SPLIT_STREAMS
+from jepa_jax.data.synthetic import MEMORY_LIMIT_BYTES, SPLIT_STREAMS, drawn_count
 from jepa_jax.projects.wildfire.data.buckets import FrameBuckets
 from jepa_jax.projects.wildfire.data.element import fire_element
 from jepa_jax.projects.wildfire.data.simulator import FRAMES, Fire, simulate_fire
@@ -29,9 +29,7 @@ class WildfireSource(FrameBuckets):
     synthetic = True
 
     def __init__(self, data: DataConfig, split: str):
-        self._count = data.num_train if split == "train" else data.num_test
-        if self._count == 0:
-            raise UserError(f"config.data.num_{split} = 0: fires are simulated; say how many, for example 1024")
+        self._count = drawn_count(data, split)
         if data.image_size < SMALLEST:
             raise UserError(f"config.data.image_size = {data.image_size}: wildfire needs at least {SMALLEST} pixels")
         if data.channels != CHANNELS:

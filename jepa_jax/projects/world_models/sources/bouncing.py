@@ -14,7 +14,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import ElementNames
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.data.synthetic import SPLIT_STREAMS
+from jepa_jax.data.synthetic import SPLIT_STREAMS, drawn_count
 
 SPEED = 0.1  # of the way that a figure can go, per frame
 CELLS = 8  # of the detection map, per side
@@ -32,10 +32,7 @@ class MovingFigures(abc.ABC):
     element_names = ElementNames("sequences")
 
     def __init__(self, data: DataConfig, split: str):
-        self._count = data.num_train if split == "train" else data.num_test
-        if self._count == 0:
-            fix = "say how many, for example 4096"
-            raise UserError(f"config.data.num_{split} = 0: {data.source} is drawn on demand; {fix}")
+        self._count = drawn_count(data, split)
         if data.channels != 1:
             raise UserError(f"config.data.channels = {data.channels}: {data.source} is grey; set data.channels = 1")
         if data.max_frames < 3:

@@ -11,7 +11,7 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
 from jepa_jax.data.contract import ElementNames
 from jepa_jax.data.in_memory import Arrays
-from jepa_jax.data.synthetic import SPLIT_STREAMS
+from jepa_jax.data.synthetic import SPLIT_STREAMS, drawn_count
 from jepa_jax.projects.world_models.control.two_rooms import (
     HALF_DOOR,
     HIGH,
@@ -49,9 +49,7 @@ class TwoRooms:
     targets = ("states",)
 
     def __init__(self, data: DataConfig, split: str):
-        self._count = data.num_train if split == "train" else data.num_test
-        if self._count == 0:
-            raise UserError(f"config.data.num_{split} = 0: walks are made on demand; say how many, for example 4096")
+        self._count = drawn_count(data, split)
         if data.image_size not in SIZES or data.channels != CHANNELS:
             raise UserError(
                 f"config.data.image_size = {data.image_size}, data.channels = {data.channels}: two_rooms draws the dot "
