@@ -69,12 +69,21 @@ def tiny_masked_config(method: str, **overrides: Any) -> Config:
 
 RIVALS = {
     "byol": {"method__projector": (16, 8), "method__predictor": 16},
+    "simclr": {"method__projector": (16, 8)},
     "simsiam": {"method__projector": (16, 8), "method__predictor": 4},
     "barlow_twins": {"method__projector": (16, 16)},
     "dino": {"method__head": (16,), "method__bottleneck": 8, "method__prototypes": 32},
 }
 
 
+# DINO with hidden patches, KoLeo and Sinkhorn-Knopp, on a ViT of 2 x 2 patches for 16-pixel views.
+DINOV2 = RIVALS["dino"] | {
+    "method__name": "dino", "method__patches": "ibot", "method__masked_share": (0.25, 0.5),
+    "method__koleo_weight": 0.1, "method__centring": "sinkhorn",
+    "model__name": "vit", "model__width": 8, "model__depth": 1, "model__heads": 1, "model__patch_size": 8,
+}  # fmt: skip
+
+
 def rival_config(method: str, **overrides: Any) -> Config:
-    """Returns the tiny config with a rival of the JEPA: byol, simsiam, barlow_twins or dino."""
-    return tiny_config(method__name=method, **RIVALS[method] | overrides)
+    """Returns the tiny config with a rival of the JEPA: byol, simclr, simsiam, barlow_twins or dino."""
+    return tiny_config(method__name=method, **RIVALS.get(method, {}) | overrides)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from jepa_jax.config.schema import PROBABILITY, Group, Problem, key, subgroup
 
@@ -107,14 +107,24 @@ class AugmentConfig(Operations):
             if len(getattr(self, name)) != channels and config.data.statistics == "config":
                 yield Problem(f"data.augment.{name}", f"needs data.channels = {channels} numbers, one per channel")
         yield from self.colour_problems(channels, "data.augment")
+        for name, group in config.view_groups.items():
+            yield from group.colour_problems(channels, f"method.{name}")
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewGroup(Operations):
-    """Further views of each image, made in another way than `data.augment` says."""
+    """Views of each image that are made in another way than `data.augment` says: one, like those of it in all else."""
 
-    count: int = key(1, "views per image of this group", least=1)
-    role: str = key(
+    count: ClassVar[int] = 1
+    role: ClassVar[str] = "both"
+
+
+@dataclasses.dataclass(frozen=True)
+class FurtherViews(ViewGroup):
+    """Any number of such views, of which a loss may ask less."""
+
+    count: int = key(1, "views per image of this group", least=1)  # type: ignore[misc]
+    role: str = key(  # type: ignore[misc]
         "context",
         "these views are predicted from (context), to (target: every context is to agree with them), or both",
         choices=("context", "target", "both"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 class LarcKeys(Group):
     momentum: float = key(0.9, "momentum", **PROBABILITY)
     larc_trust: float = key(0.02, "trust coefficient", least=0)
+    larc_clip: bool = key(True, "whether no step is longer than that of plain SGD (LARC); False is LARS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,7 @@ class OptimConfig(Group):
     )
     lr: float = key(1e-3, "peak rate at the reference batch", least=0)
     weight_decay: float = key(0.05, "weight decay of kernels at the first step", least=0)
+    decay_all: bool = key(False, "whether biases, norms, tokens and positions decay too, and are scaled by LARC")
     epochs: float = key(10.0, "passes over the train split", least=0)
     warmup_epochs: float = key(1.0, "linear warm-up, from the first step on", least=0)
     warmup_lr: float = key(1e-6, "rate of the first step", least=0)
@@ -114,6 +116,8 @@ class OptimConfig(Group):
     probe_weight_decay: float = key(0.0, "weight decay of the online probe", least=0)
 
     def problems(self, config: "Config") -> Iterator[Problem]:
+        if self.decay_all and self.name == "muon":
+            yield Problem("optim.decay_all", "muon takes what decays for matrices; use adamw, or leave it off")
         if config.train.max_steps:
             return
         if self.epochs == 0:

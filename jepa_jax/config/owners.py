@@ -16,6 +16,7 @@ METHODS = ClassTable(
         "hjepa": "jepa_jax.methods.hjepa:HJepa",
         "mae": "jepa_jax.methods.mae:MaskedAutoencoder",
         "byol": "jepa_jax.methods.byol:Byol",
+        "simclr": "jepa_jax.methods.simclr:SimClr",
         "simsiam": "jepa_jax.methods.simsiam:SimSiam",
         "barlow_twins": "jepa_jax.methods.barlow_twins:BarlowTwins",
         "dino": "jepa_jax.methods.dino:Dino",

@@ -4,24 +4,22 @@ Reference: Zbontar et al., "Barlow Twins", ICML 2021. The defaults are the paper
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import NamedGroup
 from jepa_jax.config.schema import key
 from jepa_jax.losses.barlow_twins import barlow_twins_loss
 from jepa_jax.methods.contract import Terms
-from jepa_jax.methods.image_method import ProjectorMethod
+from jepa_jax.methods.image_method import ProjectorMethod, TwoViewConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class BarlowTwinsConfig(NamedGroup):
-    num_views: ClassVar[int] = 2
-
+class BarlowTwinsConfig(TwoViewConfig):
     projector: tuple[int, ...] = key((8192, 8192, 8192), "widths of the projector's layers", least=1, nonempty=True)
     redundancy_weight: float = key(0.0051, "lambda: weight of the correlations between dimensions", least=0)
+    loss_scale: float = key(1.0, "factor of the loss; matters to parameters that LARS does not scale", least=0)
 
 
 class BarlowTwins(ProjectorMethod):
@@ -35,4 +33,5 @@ class BarlowTwins(ProjectorMethod):
         del target, key, step
         first, second = self.project(model, embeddings)
         with jax.named_scope("loss"):
-            return barlow_twins_loss(first, second, redundancy_weight=self.config.redundancy_weight)
+            loss, terms = barlow_twins_loss(first, second, redundancy_weight=self.config.redundancy_weight)
+        return self.config.loss_scale * loss, terms

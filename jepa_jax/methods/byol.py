@@ -4,24 +4,22 @@ Reference: Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020. The defaults
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import PROBABILITY, key
 from jepa_jax.losses.cosine import crossed_cosine
 from jepa_jax.methods.contract import Batch, Ema, Terms
-from jepa_jax.methods.image_method import PredictorMethod
+from jepa_jax.methods.image_method import PredictorMethod, TwoViewConfig
 from jepa_jax.methods.schedules import cosine
 from jepa_jax.methods.whole_batch import Encoded
 
 
 @dataclasses.dataclass(frozen=True)
-class ByolConfig(NamedGroup):
-    num_views: ClassVar[int] = 2
-
+class ByolConfig(TwoViewConfig):
     projector: tuple[int, ...] = key((4096, 256), "widths of the projector's layers", least=1, nonempty=True)
     predictor: int = key(4096, "hidden width of the predictor", least=1)
     ema_start: float = key(0.996, "momentum of the copy at the first step", **PROBABILITY)
@@ -40,7 +38,7 @@ class Byol(PredictorMethod):
 
     def encode_batch(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
         del step
-        views = self.batch_views(batch, key, 2)
+        views = self.two_views(batch, key)
         online, slow = self.encode_views(model.encoder, views), self.encode_views(target.encoder, views, "target")
         read = slow if self.run_config.eval.weights == "target" else online
         return Encoded((online.embeddings, slow.embeddings), read.features)

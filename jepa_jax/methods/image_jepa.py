@@ -7,14 +7,14 @@ TCR (EMP-SSL), or a function of the user's own. Further groups of views have the
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jepa_jax.base.classes import find_class
-from jepa_jax.config.augment import Operations, ViewGroup
+from jepa_jax.config.augment import FurtherViews, Operations
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.schema import Group, Problem, following, key
 from jepa_jax.losses.infonce import infonce_loss
@@ -74,11 +74,11 @@ Views = Float[Array, "_ b _ _ c"]  # any number, of any size
 
 @dataclasses.dataclass(frozen=True)
 class ImageJepaConfig(NamedGroup):
-    views: int = key(2, "views per image that data.augment describes; each is predicted from the others", least=2)
+    views: int = key(2, "views per image that data.augment describes; each is predicted from the others", least=1)
     view_groups: tuple[str, ...] = key(
         (),
         "names of further groups of views, e.g. small; each has keys of its own",
-        members=following(ViewGroup, Operations, "data.augment"),
+        members=following(FurtherViews, Operations, "data.augment"),
     )
     per_view_statistics: bool = key(True, "whether batch norm sees one view at a time, or all views of a size at once")
     projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1, nonempty=True)
@@ -91,17 +91,11 @@ class ImageJepaConfig(NamedGroup):
         return self.views
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        for name, group in config.view_groups.items():
-            yield from group.colour_problems(config.data.channels, f"method.{name}")
-
-
-class MadeViews(NamedTuple):
-    """Views that are made alike."""
-
-    views: int
-    size: int
-    role: str
-    group: str  # name of the group of views; "" for those of `data.augment`
+        wanted = self.views + sum(group.count for group in config.view_groups.values() if group.role != "context")
+        if wanted < 2:
+            yield Problem(
+                "method.views", "leaves one view to agree with; use 2, or a group of views whose role is both"
+            )
 
 
 class ImageJepa(ProjectorMethod):
@@ -112,11 +106,10 @@ class ImageJepa(ProjectorMethod):
     def __init__(self, config: Config, total_steps: int):
         super().__init__(config, total_steps)
         size, further = config.data.image_size, config.view_groups
-        groups = [MadeViews(config.method.views, config.data.view_size, "both", "")]
-        groups += [MadeViews(one.count, one.crop.size or size, one.role, name) for name, one in further.items()]
-        # Groups of one size follow each other, because they are encoded together.
-        self._groups = sorted(groups, key=lambda made: config.view_sizes.index(made.size))
-        roles = [made.role for made in self._groups for _ in range(made.views)]
+        made = [(config.data.view_size, config.method.views * ["both"])]
+        made += [(group.crop.size or size, group.count * [group.role]) for group in further.values()]
+        made.sort(key=lambda group: config.view_sizes.index(group[0]))  # views of one size are encoded together
+        roles = [role for _, several in made for role in several]
         context, target = (
             tuple(index for index, role in enumerate(roles) if role in (wanted, "both"))
             for wanted in ("context", "target")
@@ -143,19 +136,11 @@ class ImageJepa(ProjectorMethod):
         with jax.named_scope("loss"):
             return self._objective(z, jax.random.split(key)[1])
 
-    def example_views(self, batch: Batch, key: jax.Array) -> Views:
-        """Returns one of each of the views, all at the size of the first."""
-        first, *others = self._views(batch, key)
-        size = first.shape[2:4]
-        resized = [jax.image.resize(v, (*v.shape[:2], *size, v.shape[-1]), "nearest") for v in others]
-        return jnp.concatenate([first, *resized])
-
     def _views(self, batch: Batch, key: jax.Array) -> list[Views]:
         """Returns the views of each size."""
         by_size: dict[int, list[jax.Array]] = {}
-        for index, made in enumerate(self._groups):
-            own_key = jax.random.fold_in(key, index) if index else key
-            by_size.setdefault(made.size, []).append(self.batch_views(batch, own_key, made.views, made.group))
+        for views in self.views_by_group(batch, key).values():
+            by_size.setdefault(views.shape[2], []).append(views)
         return [jnp.concatenate(parts) for parts in by_size.values()]
 
     def _encode_together(self, model: Any, views: list[Views]) -> Encoded:

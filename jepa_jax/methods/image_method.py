@@ -1,6 +1,7 @@
 """Base class of methods that learn an image encoder; a method adds `Keys`, `init` and `loss`."""
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from jepa_jax.base.errors import UserError
-from jepa_jax.config.groups import crops_name
+from jepa_jax.config.augment import Operations, ViewGroup
+from jepa_jax.config.groups import Config, NamedGroup, crops_name
+from jepa_jax.config.schema import Problem, following, key
 from jepa_jax.data.augment import (
     Boxes,
     augment_crops,
@@ -23,7 +26,7 @@ from jepa_jax.methods.contract import Batch, Method
 from jepa_jax.methods.whole_batch import Encoded, WholeBatchMethod
 from jepa_jax.models.heads import Projector
 from jepa_jax.models.pooling import EncoderOutputs, PoolingEncoder, pooled
-from jepa_jax.models.registry import DTYPES, AttentionEncoder, PatchEncoder, build_encoder
+from jepa_jax.models.registry import DTYPES, AttentionEncoder, LayeredEncoder, PatchEncoder, build_encoder
 from jepa_jax.models.rngs import init_rngs
 
 Images = UInt8[Array, "b H W c"]
@@ -147,15 +150,53 @@ class ImageMethod(Method):
             return None
         return model.encoder.outputs(self.whole(batch["image"], self.view_size)).cells.astype(jnp.float32)
 
+    def layer_features(self, model: Any, batch: Batch, count: int) -> Features | None:
+        """Returns pooled features of the last `count` blocks, side by side; None for an encoder without blocks."""
+        if not isinstance(model.encoder, LayeredEncoder):
+            return None
+        outputs = model.encoder.layer_outputs(self.whole(batch["image"], self.view_size), count)
+        return jnp.concatenate([self.pooled(one) for one in outputs], axis=-1)
+
     def attention_maps(self, model: Any, batch: Batch) -> Float[Array, "b heads rows columns"] | None:
         """Returns how much of each patch the heads of the last block read; None for an encoder without attention."""
         if not isinstance(model.encoder, AttentionEncoder):
             return None
         return model.encoder.attention_maps(self.whole(batch["image"], self.view_size))
 
+    def views_by_group(self, batch: Batch, key: jax.Array) -> dict[str, Float[Array, "v b h w c"]]:
+        """Returns all views by the name of the group that says how they are made; "" for `data.augment`, the first."""
+        views = {"": self.batch_views(batch, key, self.config.num_views or 2)}
+        for index, (name, group) in enumerate(self.run_config.view_groups.items(), 1):
+            views[name] = self.batch_views(batch, jax.random.fold_in(key, index), group.count, name)
+        return views
+
     def example_views(self, batch: Batch, key: jax.Array) -> Float[Array, "v b h w c"]:
-        """Returns two random views of each image."""
-        return self.batch_views(batch, key, 2)
+        """Returns random views of each image, all of them at the size of the first."""
+        first, *others = self.views_by_group(batch, key).values()
+        size = first.shape[2:4]
+        resized = [jax.image.resize(v, (*v.shape[:2], *size, v.shape[-1]), "nearest") for v in others]
+        return jnp.concatenate([first, *resized])
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoViewConfig(NamedGroup):
+    """Base of the groups of methods that take two views of each image."""
+
+    view_groups: tuple[str, ...] = key(
+        (),
+        "name of the group that says how the second view is made, e.g. second; empty = like the first, by data.augment",
+        members=following(ViewGroup, Operations, "data.augment"),
+    )
+
+    @property
+    def num_views(self) -> int:  # type: ignore[override]
+        return 1 if self.view_groups else 2
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        if len(self.view_groups) > 1:
+            yield Problem(
+                "method.view_groups", "data.augment makes one of the two views and a group the other; name one"
+            )
 
 
 class ProjectorMethod(WholeBatchMethod, ImageMethod):
@@ -177,7 +218,11 @@ class ProjectorMethod(WholeBatchMethod, ImageMethod):
 
     def encode_batch(self, model: Any, target: Any, batch: Batch, key: jax.Array, step: jax.Array) -> Encoded:
         del target, step
-        return self.encode_views(model.encoder, self.batch_views(batch, key, 2))
+        return self.encode_views(model.encoder, self.two_views(batch, key))
+
+    def two_views(self, batch: Batch, key: jax.Array) -> list[Float[Array, "b h w c"]]:
+        """Returns the two views of `TwoViewConfig`."""
+        return [view for views in self.views_by_group(batch, key).values() for view in views]
 
     def encode_views(self, encoder: Any, views: Iterable[Float[Array, "b h w c"]], name: str = "encoder") -> Encoded:
         """Returns what the projector reads of each view, and the features of the first one; `name` is the profile's."""

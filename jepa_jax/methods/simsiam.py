@@ -5,24 +5,22 @@ there, the projection is batch-normalised without parameters and the predictor's
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jepa_jax.config.groups import Config, NamedGroup
+from jepa_jax.config.groups import Config
 from jepa_jax.config.schema import key
 from jepa_jax.losses.barlow_twins import batch_standardised
 from jepa_jax.losses.cosine import crossed_cosine, unit
 from jepa_jax.methods.contract import ParamGroup, Terms
-from jepa_jax.methods.image_method import PredictorMethod
+from jepa_jax.methods.image_method import PredictorMethod, TwoViewConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class SimSiamConfig(NamedGroup):
-    num_views: ClassVar[int] = 2
-
+class SimSiamConfig(TwoViewConfig):
     projector: tuple[int, ...] = key((2048, 2048, 2048), "widths of the projector's layers", least=1, nonempty=True)
     predictor: int = key(512, "hidden width of the predictor", least=1)
     constant_predictor_lr: bool = key(True, "whether the predictor keeps the peak rate for the whole run")

@@ -12,7 +12,7 @@ from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import Config, NamedGroup
 from jepa_jax.config.owners import MODELS
-from jepa_jax.models.pooling import PoolingEncoder
+from jepa_jax.models.pooling import EncoderOutputs, PoolingEncoder
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -48,6 +48,14 @@ class PatchEncoder(PoolingEncoder, Protocol):
 
     def patches(self, images: Float[Array, "b h w c"]) -> Float[Array, "b n d"]:
         """Returns the outputs of all patches, row by row."""
+
+
+@runtime_checkable
+class LayeredEncoder(Protocol):
+    """An encoder of blocks whose outputs can be pooled like those of the last one."""
+
+    def layer_outputs(self, images: Float[Array, "b h w c"], count: int) -> list[EncoderOutputs]:
+        """Returns the outputs of the last `count` blocks, or of all if there are fewer, the last one last."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer
 
 from jepa_jax.config.groups import Config, EncoderGroup
 from jepa_jax.config.schema import Group, Problem, key
@@ -145,6 +145,13 @@ class BlockOptions(NamedTuple):
 
 
 DEFAULT_OPTIONS = BlockOptions()
+
+
+class Hidden(NamedTuple):
+    """Patches whose content is replaced; their positions stay."""
+
+    places: Bool[Array, "b n"]
+    token: Float[Array, " d"]
 
 
 class Attention(nnx.Module):
@@ -312,7 +319,11 @@ class ViT(nnx.Module):
         return patches if self.whitened is None else self.whitened(patches)
 
     def embed(
-        self, images: Images, keep: Places | None = None, described: Float[Array, "b all numbers"] | None = None
+        self,
+        images: Images,
+        keep: Places | None = None,
+        described: Float[Array, "b all numbers"] | None = None,
+        hidden: Hidden | None = None,
     ) -> Tokens:
         """Returns patch tokens with positions, without CLS, of all patches or of those at `keep`.
 
@@ -324,6 +335,8 @@ class ViT(nnx.Module):
         elif keep is not None:
             described = take_tokens(described, keep)
         tokens = self.patch_embed(described)
+        if hidden is not None:
+            tokens = jnp.where(hidden.places[..., None], hidden.token.astype(tokens.dtype), tokens)
         if self.positions == "rotary":
             return tokens
         positions = self._positions(images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)
@@ -348,8 +361,11 @@ class ViT(nnx.Module):
         x = run_blocks(self.blocks, self._with_leading(tokens), remat=self.remat, rotation=rotation, train=train)
         return self.norm(x) if normalised else x
 
-    def tokens(self, images: Images, *, train: bool = False, normalised: bool = True) -> Float[Array, "b m d"]:
-        return self.encode(self.embed(images), self.rotation(images), train=train, normalised=normalised)
+    def tokens(
+        self, images: Images, *, train: bool = False, normalised: bool = True, hidden: Hidden | None = None
+    ) -> Float[Array, "b m d"]:
+        embedded = self.embed(images, hidden=hidden)
+        return self.encode(embedded, self.rotation(images), train=train, normalised=normalised)
 
     def _with_leading(self, tokens: Tokens) -> Float[Array, "b m d"]:
         leading = []
@@ -376,8 +392,23 @@ class ViT(nnx.Module):
         tokens = self.embed(images, described=described)
         return self.encode(tokens, self.rotation(images), train=train)[:, self.num_leading :]
 
-    def outputs(self, images: Images, *, train: bool = False, normalised: bool = True) -> EncoderOutputs:
-        tokens = self.tokens(images, train=train, normalised=normalised)
+    def outputs(
+        self, images: Images, *, train: bool = False, normalised: bool = True, hidden: Hidden | None = None
+    ) -> EncoderOutputs:
+        tokens = self.tokens(images, train=train, normalised=normalised, hidden=hidden)
+        return self._on_grid(images, tokens)
+
+    def layer_outputs(self, images: Images, count: int) -> list[EncoderOutputs]:
+        """Returns the outputs of the last `count` blocks, each after the last norm."""
+        first, rotation = max(0, len(self.blocks) - count), self.rotation(images)
+        x = self._with_leading(self.embed(images))
+        x, found = run_blocks(self.blocks[:first], x, remat="none", rotation=rotation), []
+        for block in self.blocks[first:]:
+            x = block(x, rotation)
+            found.append(self._on_grid(images, self.norm(x)))
+        return found
+
+    def _on_grid(self, images: Images, tokens: Float[Array, "b m d"]) -> EncoderOutputs:
         rows, columns = images.shape[1] // self.patch_size, images.shape[2] // self.patch_size
         cells = tokens[:, self.num_leading :].reshape(images.shape[0], rows, columns, self.feature_dim)
         return EncoderOutputs(cells, tokens[:, 0] if self.num_cls else None)

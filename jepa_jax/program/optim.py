@@ -39,11 +39,13 @@ def scaled_learning_rate(lr: float, batch_size: int, scaling: str, reference_bat
     return lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[scaling]
 
 
-def decay_mask(params: PyTree, exempt: Collection[str] = ()) -> PyTree:
-    """Returns True for weights that decay: those of two or more dimensions whose path is not exempt."""
+def decay_mask(params: PyTree, exempt: Collection[str] = (), every: bool = False) -> PyTree:
+    """Returns True for weights that decay: `every` one, or those of two or more dimensions whose path is not exempt."""
     if isinstance(params, Joined):
         return params.mask()
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.ndim > 1 and path_of(path) not in exempt, params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: every or (leaf.ndim > 1 and path_of(path) not in exempt), params
+    )
 
 
 def undecayed(model: nnx.Module) -> frozenset[str]:
@@ -61,25 +63,32 @@ def undecayed(model: nnx.Module) -> frozenset[str]:
 
 
 def scale_by_larc(
-    learning_rate: optax.Schedule, *, trust: float = 0.02, weight_decay: float = 1e-4, eps: float = 1e-8
+    learning_rate: optax.Schedule,
+    *,
+    trust: float = 0.02,
+    weight_decay: float = 1e-4,
+    eps: float = 1e-8,
+    clip: bool = True,
+    every: bool = False,
 ) -> optax.GradientTransformation:
     """Returns LARC: (g + wd p) * min(trust |p| / (|g| + wd |p| + eps) / lr, 1) where ndim > 1.
 
-    One-dimensional parameters pass unchanged and undecayed. This is the clipped form used by EB-JEPA; `optax.lars` is
-    another algorithm. Follow with `optax.trace` and `optax.scale_by_learning_rate` of the same schedule.
+    Without `clip` it is LARS: (g + wd p) * trust |p| / (|g| + wd |p| + eps). One-dimensional parameters pass unchanged
+    and undecayed, unless `every` parameter is scaled. `optax.lars` is another algorithm, whose momentum comes after the
+    rate. Follow with `optax.trace` and `optax.scale_by_learning_rate` of the same schedule.
     """
 
     def update(updates: PyTree, count: jax.Array, params: PyTree) -> PyTree:
         rate = learning_rate(count)
 
         def adapt(g: jax.Array, p: jax.Array) -> jax.Array:
-            if p.ndim <= 1:
+            if p.ndim <= 1 and not every:
                 return g
             p_norm, g_norm = jnp.linalg.norm(p), jnp.linalg.norm(g)
             local = trust * p_norm / (g_norm + weight_decay * p_norm + eps)
             # At a rate of exactly zero the ratio is infinite and the minimum is 1, as wanted; 0/0 is a zero weight.
-            scale = jnp.where(p_norm > 0, jnp.minimum(local / jnp.maximum(rate, 1e-30), 1.0), 1.0)
-            return (g + weight_decay * p) * scale
+            scale = jnp.minimum(local / jnp.maximum(rate, 1e-30), 1.0) if clip else local
+            return (g + weight_decay * p) * jnp.where(p_norm > 0, scale, 1.0)
 
         return jax.tree.map(adapt, updates, params)
 
@@ -130,7 +139,7 @@ def make_optimizer(
             config, peak=lr * scale, start=start, end=end, warmup_steps=warmup_steps, total_steps=total_steps
         )
 
-    decays = functools.partial(decay_mask, exempt=exempt)
+    decays = functools.partial(decay_mask, exempt=exempt, every=config.decay_all)
     update_rule = functools.partial(_update_rule, config, decays=decays, total_steps=total_steps)
     rate = rate_of(config.lr)
     whole, elementwise = update_rule(rate)
@@ -302,7 +311,9 @@ def _update_rule(
     """
     constant = config.weight_decay if decay is None else decay
     if config.name == "larc":
-        larc = scale_by_larc(rate, trust=config.larc_trust, weight_decay=constant)
+        larc = scale_by_larc(
+            rate, trust=config.larc_trust, weight_decay=constant, clip=config.larc_clip, every=config.decay_all
+        )
         return [larc], [optax.trace(config.momentum), optax.scale_by_learning_rate(rate)]
     if config.name == "schedule_free_adamw":
         return [], [  # AdamW without momentum, for which averaging stands in

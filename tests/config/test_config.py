@@ -140,7 +140,7 @@ def test_overrides_are_read_as_the_type_of_their_key():
         ("data__augment__flip__probability", 1.5, r"flip.probability = 1.5: must be at least 0 and at most 1"),
         ("optim__lr", float("nan"), r"config.optim.lr = nan: must be finite"),
         ("method__projector", (), r"config.method.projector = \(\): needs at least one"),
-        ("method__name", "simclr", r"config.method.name = 'simclr': not one of image_jepa"),
+        ("method__name", "moco", r"config.method.name = 'moco': not one of image_jepa"),
         ("method__name", "nowhere.byol:Byol", r"config.method.name = .*there is no module nowhere"),
         ("method__name", "json:Byol", r"config.method.name = .*json has no class Byol"),
         ("optim__schedule", [[1]], r"config.optim.schedule = \(\[1\],\): must be of type str"),

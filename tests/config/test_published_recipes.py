@@ -8,6 +8,16 @@ from jepa_jax.program.config import load_config
 from jepa_jax.program.optim import make_optimizer
 
 CROP, JITTER, BLUR = "data.augment.crop.scale", "data.augment.jitter", "data.augment.blur.probability"
+SOLARIZE = "data.augment.solarize.probability"
+
+
+def jitter(*strengths):
+    """Returns the keys of a jitter of four in five views."""
+    names = ("brightness", "contrast", "saturation", "hue")
+    keys = {f"{JITTER}.{name}": value for name, value in zip(names, strengths, strict=True)}
+    return keys | {f"{JITTER}.probability": 0.8, "data.augment.grayscale.probability": 0.2}
+
+
 HJEPA = {
     "method.mask.num_targets": 4,
     "method.mask.target_scale": (0.15, 0.25),
@@ -47,6 +57,60 @@ LEJEPA = {
     "data.augment.crop.size": 224,
     CROP: (0.3, 1.0),
     "optim.weight_decay": 0.05,
+}
+# solo-learn's cifar/*.yaml: what its methods share; both views of the asymmetric ones
+SOLO = {
+    "model.name": "resnet18",
+    "model.stem": "cifar",
+    "data.batch_size": 256,
+    "data.augment.crop.size": 0,
+    CROP: (0.08, 1.0),
+    SOLARIZE: 0.0,
+    "data.augment.flip.probability": 0.5,
+    "data.augment.mean": (0.4914, 0.4822, 0.4465),
+    "data.augment.std": (0.247, 0.2435, 0.2616),
+    "optim.epochs": 1000.0,
+    "optim.warmup_epochs": 10.0,
+    "optim.warmup_lr": 3e-5,
+    "optim.end_lr": 0.0,
+    "optim.schedule": "cosine",
+    "optim.momentum": 0.9,
+}
+SOLO_LARS = SOLO | {
+    "optim.name": "larc",
+    "optim.larc_clip": True,
+    "optim.larc_trust": 0.02,
+    "optim.decay_all": False,
+}
+SOLO_ASYMMETRIC = SOLO_LARS | jitter(0.4, 0.4, 0.2, 0.1) | {
+    BLUR: 0.0,
+    "method.view_groups": ("second",),
+    "method.second.blur.probability": 0.0,
+    "method.second.solarize.probability": 0.2,
+    "method.second.crop.scale": (0.08, 1.0),
+    "method.second.jitter.saturation": 0.2,
+}  # fmt: skip
+# lightly's imagenette_benchmark.py of 2022: what its methods share
+LIGHTLY = jitter(0.4, 0.4, 0.4, 0.1) | {
+    "model.name": "resnet18",
+    "model.stem": "imagenet",
+    "data.batch_size": 256,
+    "data.image_size": 128,
+    "data.augment.mean": (0.485, 0.456, 0.406),
+    "data.augment.std": (0.229, 0.224, 0.225),
+    CROP: (0.08, 1.0),
+    BLUR: 0.5,
+    SOLARIZE: 0.0,
+    "optim.name": "sgd",
+    "optim.lr": 0.06,
+    "optim.momentum": 0.9,
+    "optim.weight_decay": 5e-4,
+    "optim.decay_all": True,
+    "optim.epochs": 800.0,
+    "optim.warmup_epochs": 0.0,
+    "optim.end_lr": 0.0,
+    "eval.knn_k": 200,
+    "eval.knn_temperature": 0.1,
 }
 PUBLISHED = {
     # H-JEPA: m1_max_quick_val.yaml, m1_max_full_20epoch.yaml, m1_max_full_100epoch.yaml
@@ -152,6 +216,119 @@ PUBLISHED = {
         "optim.lr": 0.3,
         "optim.epochs": 1000.0,
         "optim.larc_trust": 0.02,
+    },
+    "byol_cifar10": SOLO_ASYMMETRIC
+    | {
+        "method.projector": (4096, 256),
+        "method.predictor": 4096,
+        "method.ema_start": 0.99,
+        "method.ema_end": 1.0,
+        "optim.lr": 1.0,
+        "optim.weight_decay": 1e-5,
+    },
+    "barlow_cifar10": SOLO_ASYMMETRIC
+    | {
+        "method.projector": (2048,) * 3,
+        "method.redundancy_weight": 0.0051,
+        "method.loss_scale": 0.1,
+        "optim.lr": 0.3,
+        "optim.weight_decay": 1e-4,
+    },
+    "dino_cifar10": SOLO_ASYMMETRIC
+    | {
+        "method.views": 1,
+        "method.second.role": "both",
+        "method.head": (2048, 2048),
+        "method.bottleneck": 256,
+        "method.prototypes": 4096,
+        "method.student_temperature": 0.1,
+        "method.teacher_temperature_start": 0.04,
+        "method.teacher_temperature": 0.07,
+        "method.teacher_warmup": 50 / 1000,
+        "method.frozen_last_layer": 1 / 1000,
+        "method.centre_momentum": 0.9,
+        "method.ema_start": 0.9995,
+        "method.ema_end": 1.0,
+        "optim.lr": 0.3,
+        "optim.weight_decay": 1e-6,
+    },
+    "simsiam_cifar10": SOLO
+    | jitter(0.4, 0.4, 0.4, 0.1)
+    | {
+        BLUR: 0.5,
+        "method.projector": (2048,) * 3,
+        "method.predictor": 512,
+        "method.constant_predictor_lr": True,
+        "optim.name": "sgd",
+        "optim.lr": 0.5,
+        "optim.weight_decay": 1e-5,
+        "optim.decay_all": True,
+    },
+    "simclr_cifar10": SOLO_LARS
+    | jitter(0.8, 0.8, 0.8, 0.2)
+    | {
+        BLUR: 0.5,
+        "method.projector": (2048, 256),
+        "method.temperature": 0.2,
+        "optim.lr": 0.4,
+        "optim.weight_decay": 1e-4,
+    },
+    "simclr_imagenette": LIGHTLY | {"method.projector": (512, 128), "method.temperature": 0.5},
+    "simsiam_imagenette": LIGHTLY
+    | {
+        "method.projector": (2048,) * 3,
+        "method.predictor": 512,
+        "method.constant_predictor_lr": False,
+    },
+    "byol_imagenette": LIGHTLY
+    | {
+        "method.projector": (4096, 256),
+        "method.predictor": 4096,
+        "method.ema_start": 0.99,
+        "method.ema_end": 0.99,
+        "optim.lr": 0.06 / 4,  # of a loss that is four times as large
+        "optim.weight_decay": 5e-4 * 4,
+    },
+    "barlow_imagenette": LIGHTLY | {"method.projector": (2048,) * 3, "method.redundancy_weight": 0.005},
+    "vicreg_imagenette": LIGHTLY
+    | {
+        "method.projector": (2048,) * 3,
+        "method.invariance_weight": 25.0,
+        "method.std_weight": 25 / 2,  # the published code halves the variance term
+        "method.cov_weight": 1.0,
+        "method.covariance_normalisation": "dimensions",
+        "optim.name": "larc",
+        "optim.larc_clip": False,
+        "optim.larc_trust": 0.001,
+        "optim.lr": 0.3,
+        "optim.weight_decay": 1e-4,
+        "optim.warmup_epochs": 40.0,
+        "optim.warmup_lr": 0.0,
+    },
+    "dino_imagenette": LIGHTLY
+    | jitter(0.4, 0.4, 0.2, 0.1)
+    | {
+        CROP: (0.4, 1.0),
+        BLUR: 1.0,
+        "method.views": 1,
+        "method.second.role": "both",
+        "method.second.crop.scale": (0.4, 1.0),
+        "method.second.blur.probability": 0.1,
+        "method.second.solarize.probability": 0.2,
+        "method.local.role": "context",
+        "method.local.count": 6,
+        "method.local.crop.size": 64,
+        "method.local.crop.scale": (0.05, 0.4),
+        "method.local.blur.probability": 0.5,
+        "method.head": (2048, 2048),
+        "method.bottleneck": 256,
+        "method.prototypes": 2048,
+        "method.student_temperature": 0.1,
+        "method.teacher_temperature_start": 0.04,
+        "method.teacher_temperature": 0.04,
+        "method.frozen_last_layer": 0.0,
+        "method.ema_start": 0.99,
+        "method.ema_end": 0.99,
     },
     # The published training script of EmberFormer
     "emberformer_small": {"method.lr_temporal": 1e-3, "method.lr_spatial": 1e-4, "train.precision": "bfloat16"},

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jepa_jax.losses import barlow_twins, cosine, dino, infonce, tcr, vicreg
+from jepa_jax.losses import barlow_twins, cosine, dino, infonce, koleo, nt_xent, tcr, vicreg
 from jepa_jax.losses import sigreg as gaussian_slices
 from jepa_jax.losses.roles import Roles
 
@@ -35,6 +35,8 @@ vicreg_loss, invariance = compiled(vicreg.vicreg_loss), compiled(vicreg.invarian
 off_diagonal_covariance = compiled(vicreg.off_diagonal_covariance)
 tcr_loss, coding_rate = compiled(tcr.tcr_loss), compiled(tcr.coding_rate)
 dino_loss, infonce_loss, mean_cosine = map(compiled, (dino.dino_loss, infonce.infonce_loss, cosine.mean_cosine))
+masked_patch_loss, sinkhorn = compiled(dino.masked_patch_loss), compiled(dino.sinkhorn)
+koleo_loss, nt_xent_loss = compiled(koleo.koleo_loss), compiled(nt_xent.nt_xent_loss)
 
 
 def value_terms_grad(loss):
@@ -137,29 +139,77 @@ def test_barlow_twins_of_a_known_cross_correlation():
     np.testing.assert_allclose([terms["invariance"], terms["redundancy"]], [1, 1], rtol=1e-4)
 
 
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
+
+
 def test_dino_equals_its_definition():
     """Two views for both networks and a third for the student alone, against loops over pairs of views."""
     rng = np.random.default_rng(0)
     student, teacher = rng.normal(size=(3, 4, 5)), rng.normal(size=(2, 4, 5))
     centre = rng.normal(size=5)
 
-    def softmax(x):
-        return np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
-
     wanted, seen = softmax((teacher - centre) / 0.04), softmax(student / 0.1)
     pairs = [-(wanted[g] * np.log(seen[v])).sum(-1).mean() for g in range(2) for v in range(3) if g != v]
-    arrays = (array.astype(np.float32) for array in (student, teacher, centre))
-    loss, terms = dino_loss(*arrays, student_temperature=0.1, teacher_temperature=0.04)
+    arrays = (array.astype(np.float32) for array in (student, wanted))
+    loss, terms = dino_loss(*arrays, student_temperature=0.1)
     np.testing.assert_allclose(loss, np.mean(pairs), rtol=1e-5)
     np.testing.assert_allclose(terms["teacher_entropy"], -(wanted * np.log(wanted)).sum(-1).mean(), rtol=1e-4)
 
 
-def test_dino_of_a_centred_teacher_that_says_the_same_of_all_images_is_the_log_of_the_prototypes():
-    logits = np.broadcast_to(np.float32([5, 0, -5, 1]), (2, 6, 4))
+def test_dino_of_networks_that_say_nothing_is_the_log_of_the_prototypes():
     loss, terms = dino_loss(
-        np.zeros((2, 6, 4), np.float32), logits, logits[0, 0], student_temperature=0.1, teacher_temperature=0.04
+        np.zeros((2, 6, 4), np.float32), np.full((2, 6, 4), 0.25, np.float32), student_temperature=0.1
     )
     np.testing.assert_allclose([loss, terms["teacher_entropy"]], np.log(4), rtol=1e-5)
+
+
+def test_the_loss_of_hidden_patches_is_the_mean_over_images_of_the_mean_over_their_patches():
+    rng = np.random.default_rng(1)
+    student, wanted = rng.normal(size=(2, 3, 4, 5)), softmax(rng.normal(size=(2, 3, 4, 5)))
+    weights = (rng.random((2, 3, 4)) < 0.5).astype(float)
+    weights[0, 0] = 0  # an image of which nothing is hidden
+    each = [
+        np.mean([-(wanted[g, b, n] * np.log(softmax(student[g, b, n] / 0.1))).sum() for n in np.flatnonzero(w)] or [0])
+        for (g, b), w in ((place, weights[place]) for place in np.ndindex(2, 3))
+    ]
+    arrays = (array.astype(np.float32) for array in (student, wanted, weights))
+    np.testing.assert_allclose(masked_patch_loss(*arrays, student_temperature=0.1), np.mean(each), rtol=1e-5)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1, 1), (1, 0, 1, 1, 0, 1)])
+def test_sinkhorn_balances_prototypes_and_samples_in_turn(counts):
+    """The published loop on a matrix [prototypes, samples] of exponentials in float64, without weights of 0."""
+    logits, chosen = np.random.default_rng(2).normal(size=(2, 3, 4)) / 0.3, np.array(counts, bool)
+    q = np.exp(logits.reshape(6, 4)[chosen].T)
+    q /= q.sum()
+    for _ in range(3):
+        q /= 4 * q.sum(axis=1, keepdims=True)
+        q /= q.shape[1] * q.sum(axis=0, keepdims=True)
+    found = sinkhorn(logits.astype(np.float32), np.float32(counts).reshape(2, 3), 3).reshape(6, 4)
+    np.testing.assert_allclose(found[chosen], (q * q.shape[1]).T, rtol=1e-4, atol=1e-7)
+    assert np.isfinite(found).all()
+
+
+def test_koleo_is_the_mean_log_distance_to_the_nearest_image():
+    x = np.random.default_rng(3).normal(size=(9, 5))
+    z = x / np.linalg.norm(x, axis=1, keepdims=True)
+    distances = np.linalg.norm(z[:, None] - z[None], axis=-1) + 9 * np.eye(9)
+    np.testing.assert_allclose(koleo_loss(x.astype(np.float32)), -np.log(distances.min(axis=1)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(koleo_loss(np.eye(4, dtype=np.float32)), -np.log(2) / 2, rtol=1e-5)  # right angles
+    assert np.isfinite(jax.grad(koleo.koleo_loss)(jnp.ones((4, 3)))).all()  # collapsed
+
+
+def test_nt_xent_contrasts_each_view_with_all_others():
+    x = np.random.default_rng(4).normal(size=(2, 5, 3))
+    z = (x / np.linalg.norm(x, axis=-1, keepdims=True)).reshape(10, 3)
+    similar = np.exp(z @ z.T / 0.2) * (1 - np.eye(10))  # 2 B - 1 others
+    expected = np.mean([-np.log(similar[i, (i + 5) % 10] / similar[i].sum()) for i in range(10)])
+    loss, terms = nt_xent_loss(x.astype(np.float32), temperature=0.2)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(terms["similarity"], np.mean(np.sum(z[:5] * z[5:], axis=-1)), rtol=1e-5)
+    alike, _ = nt_xent_loss(np.ones((2, 5, 3), np.float32), temperature=0.2)
+    np.testing.assert_allclose(alike, np.log(9), rtol=1e-5)
 
 
 def test_values_and_gradients_do_not_depend_on_how_the_batch_is_split():
@@ -170,7 +220,10 @@ def test_values_and_gradients_do_not_depend_on_how_the_batch_is_split():
         "bcs": lambda z: bcs_loss(z, slices, weight=10.0)[0],
         "infonce": lambda z: infonce_loss(z, temperature=0.2)[0],
         "barlow_twins": lambda z: barlow_twins_loss(z[0], z[1], redundancy_weight=0.01)[0],
-        "dino": lambda z: dino_loss(z, z, jnp.mean(z, (0, 1)), student_temperature=1.0, teacher_temperature=0.5)[0],
+        "dino": lambda z: dino_loss(z, jax.nn.softmax(z), student_temperature=1.0)[0],
+        "sinkhorn": lambda z: dino_loss(z, sinkhorn(z, jnp.ones(z.shape[:2]), 3), student_temperature=1.0)[0],
+        "koleo": lambda z: koleo_loss(z[0]),
+        "nt_xent": lambda z: nt_xent_loss(z, temperature=0.2)[0],
     }
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.device_put(VIEWS, NamedSharding(mesh, P(None, "data")))

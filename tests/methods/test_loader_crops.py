@@ -20,6 +20,7 @@ CONFIGS = {
     "image_jepa": lambda **o: tiny_config(method__views=3, method__view_groups=("small",), method__small__count=4,
                                           method__small__crop__size=8, **o),
     "byol": lambda **o: tiny_config(method__name="byol", **o),
+    "simclr": lambda **o: tiny_config(method__name="simclr", method__view_groups=("second",), **o),
     "simsiam": lambda **o: tiny_config(method__name="simsiam", **o),
     "barlow_twins": lambda **o: tiny_config(method__name="barlow_twins", **o),
     "dino": lambda **o: tiny_config(method__name="dino", method__prototypes=16, **o),

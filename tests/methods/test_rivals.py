@@ -1,4 +1,6 @@
-"""BYOL, SimSiam, Barlow Twins and DINO: gradients that must not flow, slow copies, what each of them computes."""
+"""BYOL, SimCLR, SimSiam, Barlow Twins and DINO: gradients that must not flow, slow copies, what each computes."""
+
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +10,12 @@ from flax import nnx
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.losses.cosine import mean_cosine
+from jepa_jax.methods.dino import hidden_blocks
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.objective import Objective, statistics_of
 from tests.arrays import normal
 from tests.stepping import BATCH, IMAGES, STILL, assert_close, build_program, mesh_of, model_of
-from tests.tiny import rival_config
+from tests.tiny import DINOV2, rival_config, tiny_config
 
 
 @pytest.mark.parametrize("method, factor", [("byol", 4), ("simsiam", 1)])
@@ -115,6 +118,64 @@ def test_only_the_student_sees_local_crops():
     np.testing.assert_allclose([same_centre, small_centre], [centre, centre], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["byol", "simclr", "dino", "image_jepa"])
+def test_the_second_view_may_be_made_in_another_way(method):
+    """Where the first view is the image and the second one is solarized: by 255 - x from level 0 on."""
+    second = {"view_groups": ("second",), "second.solarize.probability": 1.0, "second.solarize.threshold": 0.0}
+    if method in ("dino", "image_jepa"):
+        second |= {"views": 1, "second.role": "both"}
+    config = rival_config(method) if method != "image_jepa" else tiny_config()
+    still = STILL | {name.replace("data.augment", "method.second"): 0.0 for name in STILL}
+    config = changed_config(config, still | {f"method.{name}": value for name, value in second.items()})
+    program = build_program(config)
+    first, solarized = jax.jit(program.method.example_views)(BATCH, jax.random.key(0))
+    np.testing.assert_allclose(first, program.method.whole(jnp.asarray(IMAGES)), atol=1e-5)
+    np.testing.assert_allclose(solarized, program.method.whole(jnp.asarray(255 - IMAGES)), atol=1e-5)
+    assert config.loader_crops == {} and config.method.num_views == 1
+    _, metrics = program.train_step(program.factory.create(0, BATCH), BATCH)
+    assert np.isfinite(metrics["loss"])
+
+
+def test_hidden_blocks_have_as_many_patches_as_they_say():
+    config = types.SimpleNamespace(masked_share=(0.1, 0.5), masked_images=0.5)
+    places, index, weights = jax.jit(lambda key: hidden_blocks(key, 64, 8, config))(jax.random.key(0))
+    counts = places.sum(axis=1)
+    assert (
+        (counts > 0).sum() == 32 and counts[counts > 0].min() >= 6 and counts.max() <= 32 and len(np.unique(counts)) > 5
+    )
+    np.testing.assert_array_equal(counts, weights.sum(axis=1))
+    for one, where, weight in zip(places, index, weights, strict=True):
+        assert set(np.flatnonzero(one)) == set(where[weight > 0].tolist())
+    rows = places.reshape(64, 8, 8).any(axis=2)  # a block: rows without a gap
+    assert all(np.ptp(np.flatnonzero(row)) + 1 == row.sum() for row in rows if row.any())
+    assert (places.mean(axis=0) > 0.03).all()  # every patch is hidden now and then
+
+
+@pytest.mark.slow
+def test_what_has_no_weight_is_not_computed():
+    def text(**overrides):
+        config = changed_config(tiny_config(**DINOV2 | overrides), STILL)
+        program = build_program(config)
+        return program.train_step.lower(program.factory.abstract, BATCH).as_text(), program
+
+    with_patches, program = text()
+    without, plain = text(method__patch_weight=0.0)
+    assert "mask_token" in program.factory.abstract.params["model"]
+    assert "mask_token" not in plain.factory.abstract.params["model"] and len(without) < len(with_patches)
+    assert len(text(method__koleo_weight=0.0)[0]) < len(with_patches)
+
+
+def test_dinov2_trains_and_its_teacher_sees_whole_views():
+    """Its patches are judged where the student does not see them: with nothing hidden the loss is another."""
+    config = changed_config(tiny_config(**DINOV2 | {"method__centring": "mean"}), STILL)
+    program = build_program(config)
+    state = program.factory.create(0, BATCH)
+    for _ in range(2):
+        state, metrics = program.train_step(state, BATCH)
+        assert {"patches", "koleo", "teacher_entropy"} <= metrics.keys() and np.isfinite(metrics["loss"])
+    assert state.stats["patch_centre"].any() and state.params["model"]["mask_token"].any()
+
+
 def test_the_teacher_is_sharpest_at_first():
     program = build_program(rival_config("dino", method__teacher_warmup=0.5))
     temperature, total = program.method.teacher_temperature, program.length.total_steps
@@ -131,7 +192,11 @@ def test_the_teacher_is_sharpest_at_first():
         ),
         ("simsiam", {"eval__weights": "target"}, "this method keeps no copy of its encoder"),
         ("barlow_twins", {"method__redundancy_weight": -1.0}, r"redundancy_weight = -1.0: must be at least 0"),
-        ("dino", {"method__view_groups": ("a",), "method__a__role": "both"}, r"a.role = 'both': the teacher sees"),
+        ("dino", {"method__view_groups": ("a",), "method__a__role": "target"}, r"a.role = 'target': the student sees"),
+        ("byol", {"method__view_groups": ("a", "b")}, "method.view_groups = .*: data.augment makes one of the two"),
+        ("dino", {"method__views": 1}, "method.views = 1: leaves one view"),
+        ("image_jepa", {"method__views": 1}, "method.views = 1: leaves one view to agree with"),
+        ("dino", {"method__patches": "ibot"}, "method.patches = 'ibot': needs patches to hide"),
         ("dino", {"method__teacher_temperature": 0.2}, r"teacher_temperature = 0.2: above method.student_temperature"),
     ],
 )

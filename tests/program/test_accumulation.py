@@ -14,15 +14,20 @@ from jepa_jax.program.config import changed_config
 from jepa_jax.program.objective import Objective, statistics_of
 from jepa_jax.training.setup import norms_of_parts
 from tests.stepping import BATCH, STILL, assert_close, build_program, mesh_of
-from tests.tiny import RIVALS, dotted, rival_config, tiny_config, tiny_masked_config
+from tests.tiny import DINOV2, RIVALS, dotted, rival_config, tiny_config, tiny_masked_config
 
 VIT = {"model.name": "vit", "model.width": 8, "model.depth": 1, "model.heads": 1, "model.patch_size": 8}
 # Views that a loader has cut: they differ, and parts see the same ones as the whole.
 LOADED = STILL | {"data.crops": "loader", "data.source": "folder", "eval.calibration_images": 0}
 CROPS = BATCH | {"crops": np.random.default_rng(1).integers(0, 256, (16, 2, 16, 16, 3), np.uint8)}
-FAST = ("sigreg", "simsiam")
+FAST = ("sigreg", "simsiam", "koleo")
 CASES = {name: {"method.loss": name} for name in ("vicreg", "sigreg", "bcs", "infonce", "tcr")}
-CASES |= {name: {"method.name": name} | dotted(RIVALS[name]) for name in ("barlow_twins", "simsiam", "byol")}
+CASES |= {name: {"method.name": name} | dotted(RIVALS[name]) for name in ("barlow_twins", "simsiam", "byol", "simclr")}
+CASES["koleo"] = {name: value for name, value in dotted(DINOV2).items() if name != "method.masked_share"}
+CASES["koleo"] |= {"method.patches": "none"}
+# Each part draws masks of its own, which are equal where everything is hidden; then images are equal too.
+CASES["ibot"] = dotted(DINOV2) | {"method.masked_images": 1.0, "method.masked_share": (1.0, 1.0)}
+CASES["ibot"] |= {"method.koleo_weight": 0.0}
 CASES["joint_views"] = {"method.per_view_statistics": False}
 
 

@@ -12,10 +12,10 @@ from jepa_jax.program import build, objective, step
 from jepa_jax.program.config import changed_config
 from jepa_jax.runtime.mesh import batch_sharding, replicated
 from tests.stepping import BATCH, STILL, mesh_of
-from tests.tiny import rival_config, tiny_config, tiny_masked_config
+from tests.tiny import DINOV2, rival_config, tiny_config, tiny_masked_config
 
 SMALL_CROPS = {"method.view_groups": ("small",), "method.small.count": 3, "method.small.crop.size": 8}
-FAST = ("dino",)
+FAST = ("dino", "dinov2")
 LARGEST_ERROR = 3e-5  # relative; 1.4e-5 with jax 0.12
 # Where a loss does not depend on a parameter, like on a bias before batch norm, its gradient is nothing but rounding.
 NOTHING = 1e-6  # of the length of all gradients together
@@ -25,7 +25,8 @@ def configs() -> dict[str, Config]:
     losses = {loss: tiny_config(method__loss=loss, method__views=2) for loss in ("vicreg", "sigreg", "infonce", "tcr")}
     crops = {"small crops": changed_config(losses["sigreg"], SMALL_CROPS | {"method.per_view_statistics": False})}
     masked = {method: tiny_masked_config(method) for method in ("ijepa", "hjepa", "mae")}
-    rivals = {method: rival_config(method) for method in ("byol", "simsiam", "barlow_twins", "dino")}
+    rivals = {method: rival_config(method) for method in ("byol", "simclr", "simsiam", "barlow_twins", "dino")}
+    rivals["dinov2"] = tiny_config(**DINOV2)
     # One of them augments its views; in the others that would only take time to compile.
     still = {name: changed_config(config, STILL) for name, config in (losses | masked | rivals).items()}
     return still | crops

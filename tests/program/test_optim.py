@@ -24,7 +24,8 @@ GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "eb_jepa.npz")
 CONFIG = types.SimpleNamespace(
     name="sgd", lr=0.1, weight_decay=0.0, weight_decay_end=0.0, warmup_epochs=0.0, warmup_lr=0.0, end_lr=0.0,
     batch_scaling="none", reference_batch=256, momentum=0.0, nesterov=False, beta1=0.9, beta2=0.999, clip_norm=0.0,
-    larc_trust=0.02, probe_lr=0.5, probe_weight_decay=0.0, layer_decay=1.0, schedule="cosine",
+    larc_trust=0.02, larc_clip=True, decay_all=False, probe_lr=0.5, probe_weight_decay=0.0, layer_decay=1.0,
+    schedule="cosine",
 )  # fmt: skip
 
 
@@ -39,6 +40,34 @@ def test_twelve_larc_steps_equal_the_reference():
         params = optax.apply_updates(params, updates)
         np.testing.assert_allclose(params["w"], GOLDEN["lars_w"][i], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(params["b"], GOLDEN["lars_b"][i], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_lars_scales_every_step_to_a_share_of_the_weight(every):
+    """Without the clip a matrix moves by lr * trust * |w| / (|g| + decay |w|) (g + decay w), at any rate."""
+    w, g = (np.random.default_rng(0).normal(size=(2, 4, 3)) * np.float32([[[5]], [[1e-3]]])).astype(np.float32)
+    params, gradients = {"w": w, "b": w[0]}, {"w": g, "b": g[0]}
+    rule = optim.scale_by_larc(lambda count: 1e-4, trust=0.01, weight_decay=0.1, clip=False, every=every)
+    updates, _ = rule.update(gradients, rule.init(params), params)
+
+    def scaled(w, g):
+        length = np.linalg.norm(w)
+        return (g + 0.1 * w) * 0.01 * length / (np.linalg.norm(g) + 0.1 * length)
+
+    np.testing.assert_allclose(updates["w"], scaled(w, g), rtol=1e-5)
+    np.testing.assert_allclose(updates["b"], scaled(w[0], g[0]) if every else g[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_decay_can_reach_biases_and_norms(name):
+    config, zeros = optim_group(name, lr=0.1, weight_decay=0.5, decay_all=True, warmup_lr=0.1), {"bias": jnp.zeros(3)}
+    tx, _ = optim.make_optimizer(config, batch_size=16, steps_per_epoch=10, total_steps=100, exempt=["bias"])
+    params = {"model": {"bias": jnp.ones(3)}, "probe": {"kernel": jnp.ones((2, 2))}}
+    gradients = {"model": zeros, "probe": {"kernel": jnp.zeros((2, 2))}}
+    updates, _ = tx.update(gradients, tx.init(params), params)
+    np.testing.assert_allclose(updates["model"]["bias"], -0.05, rtol=1e-5)
+    with pytest.raises(UserError, match="optim.decay_all"):
+        optim_group("muon", decay_all=True)
 
 
 @settings(deadline=None, max_examples=30)
