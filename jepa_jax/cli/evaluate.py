@@ -1,6 +1,6 @@
 """Evaluates the newest checkpoint of a run: linear probe, k-NN, feature quality, fine-tuning and few-shot.
 
-Numeric targets get a ridge probe, elements without labels or targets feature quality alone.
+Numeric targets get a ridge probe, maps of classes a segmentation probe, elements without any feature quality alone.
 
   jepa-jax evaluate --workdir=runs/quickstart [--protocols=linear_probe,knn] [--levels=0] [--attention]
 
@@ -19,13 +19,20 @@ from jepa_jax.cli.runs import embed_command
 def add_flags(parser: Parser) -> None:
     parser.add_flag("workdir", "DIR", "folder of a run", required=True)
     parser.add_flag(
-        "protocols", "LIST", "all, or some of linear_probe,ridge_probe,knn,feature_quality,fine_tune,few_shot", "all"
+        "protocols",
+        "LIST",
+        "all, or some of linear_probe,last_layers,attentive_probe,segmentation_probe,ridge_probe,knn,feature_quality,"
+        "fine_tune,few_shot",
+        "all",
     )
     parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")
     parser.add_flag("pool", "KIND", "mean, grid2 or cls: what features are made of, instead of the run's eval.pool")
     parser.add_flag("data_dir", "DIR", "folder of the data, if it has moved since training")
+    parser.add_flag("data_source", "NAME", "another data set to evaluate on, as data.source; in the folder --data_dir")
     parser.add_flag("fine_tune_epochs", "N", "most epochs of fine-tuning", 8, least=1)
-    parser.add_flag("fine_tune_images", "N", "train images used for fine-tuning; 0 = all", 10_000, least=0)
+    parser.add_flag(
+        "fine_tune_images", "N", "train images used for fine-tuning and probes of patches; 0 = all", 10_000, least=0
+    )
     parser.add_trust()
     parser.add_switch("attention", "also show what the last block of a ViT attends to, beside PCA of its patches")
     parser.add_switch("untrained", "also measure the encoder as it was before its first step", default=True)
@@ -42,6 +49,7 @@ def run_evaluate(arguments: Arguments, console: Console) -> Result:
         levels=arguments.levels,
         data_dir=arguments.data_dir,
         pool=arguments.pool,
+        data_source=arguments.data_source,
         limits=Limits(
             fine_tune_epochs=arguments.fine_tune_epochs,
             fine_tune_images=arguments.fine_tune_images,

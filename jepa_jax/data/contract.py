@@ -11,6 +11,7 @@ from jepa_jax.config.augment import Crops
 from jepa_jax.config.groups import DataConfig
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
+MAP = "map"  # array of an element: the class of each pixel, [H, W] from 0 on; 255 is unknown
 
 
 @runtime_checkable

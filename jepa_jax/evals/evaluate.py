@@ -17,7 +17,7 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import read_json_or_empty, write_json
-from jepa_jax.data.contract import element_names, sample, target_names
+from jepa_jax.data.contract import MAP, element_names, sample, target_names
 from jepa_jax.evals.evaluators import (
     EncoderEvaluator,
     EvaluationContext,
@@ -33,15 +33,19 @@ from jepa_jax.evals.few_shot import FewShot
 from jepa_jax.evals.fine_tune import FineTune
 from jepa_jax.evals.inference import FrozenEncoder, TrainedRun, load_run
 from jepa_jax.evals.knn import NearestNeighbours
-from jepa_jax.evals.linear_probe import LinearProbe
+from jepa_jax.evals.linear_probe import LayersProbe, LinearProbe
 from jepa_jax.evals.neighbours import MAPPED, shown_places, small_copies
 from jepa_jax.evals.ridge_probe import RidgeProbe
+from jepa_jax.evals.token_probes import AttentiveProbe, SegmentationProbe
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.step import TrainState, evaluated_variables
 from jepa_jax.runtime.provenance import environment
 
 PROTOCOLS: Mapping[str, type[EncoderEvaluator]] = {
     "linear_probe": LinearProbe,
+    "last_layers": LayersProbe,
+    "attentive_probe": AttentiveProbe,
+    "segmentation_probe": SegmentationProbe,
     "ridge_probe": RidgeProbe,
     "knn": NearestNeighbours,
     "feature_quality": FeatureQuality,
@@ -82,19 +86,25 @@ def evaluate(
     levels: str = "all",
     data_dir: str | None = None,
     pool: str | None = None,
+    data_source: str | None = None,
     limits: Limits | None = None,
     attention: bool = False,
     console: Console,
 ) -> Evaluation:
     """Measures the newest checkpoint of a run; with `attention`, also shows what its last block attends to.
 
+    With `data_source`, on another data set than that of the run (transfer).
+
     Raises UserError for an unknown protocol or level, for missing data, and for an encoder without attention.
     """
     started = time.perf_counter()
     parse_protocols(protocols)  # a misspelled name is reported before anything is loaded
-    run = load_run(workdir, data_dir=data_dir, pool=pool)
+    run = load_run(workdir, data_dir=data_dir, pool=pool, data_source=data_source)
     encoder = run.encoder
-    given = {"labels": bool(encoder.train.classes), "targets": bool(target_names(encoder.train))}
+    given = {
+        "labels": bool(encoder.train.classes), "targets": bool(target_names(encoder.train)),
+        "maps": MAP in encoder.train.spec, "patches": encoder.has_patches, "layers": encoder.has_layers,
+    }  # fmt: skip
     names = parse_protocols(protocols, [kind for kind, there in given.items() if there])
     chosen = parse_levels(levels, encoder.program.method.levels)
     examples = None
@@ -108,9 +118,9 @@ def evaluate(
     for level in chosen:
         measurement.measure_level(level)
     record = measurement.record
-    names = [name for name in names if all(name in record["levels"].get(str(level), {}) for level in chosen)]
+    names = [name for name in names if any(name in record["levels"].get(str(level), {}) for level in chosen)]
     if not names:
-        raise UserError(f"--protocols={protocols}: {record['notes'][0]} Use feature_quality.")
+        raise UserError(f"--protocols={protocols}: {record['notes'][-1]} Use feature_quality.")
     points: dict[int, Split] = {}
     neighbours: dict[int, np.ndarray] = {}
     mapped = None
@@ -125,18 +135,17 @@ def evaluate(
     return Evaluation(run.results, measurement.record, chosen, names, points, examples, mapped, neighbours)
 
 
-def parse_protocols(text: str, given: Sequence[str] = ("labels", "targets")) -> list[str]:
-    """Returns the protocols of names separated by commas, or of `all`: those that the data allows."""
-    possible = [name for name, protocol in PROTOCOLS.items() if protocol.needs in ("", *given)]
+def parse_protocols(text: str, given: Sequence[str] = ("labels", "targets", "maps", "patches", "layers")) -> list[str]:
+    """Returns the protocols of names separated by commas, or of `all`: those that data and encoder allow."""
+    possible = [name for name, one in PROTOCOLS.items() if {one.needs, one.reads} <= {"", *given}]
     names = possible if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in PROTOCOLS:
             raise UserError(f"--protocols={text}: {name!r} is no protocol; use all, or some of {','.join(PROTOCOLS)}")
         if name not in possible:
-            needs = PROTOCOLS[name].needs
-            raise UserError(
-                f"--protocols={text}: {name} needs {needs}, which the data has not; use {','.join(possible)}"
-            )
+            needs, reads = PROTOCOLS[name].needs, PROTOCOLS[name].reads
+            lacks = f"{reads}, which the encoder has not" if needs in given else f"{needs}, which the data has not"
+            raise UserError(f"--protocols={text}: {name} needs {lacks}; use {','.join(possible)}")
     return [name for name in PROTOCOLS if name in names]
 
 
@@ -196,6 +205,8 @@ class Measurement:
             "notes": [],
             "levels": {},
         }
+        if run.trained_on != config.data.source:
+            self.record["notes"].append(f"Transfer: the encoder was trained on {run.trained_on}, not on this data.")
         found = read_json_or_empty(self._path)
         is_same = all(
             found.get(key) == _finite(self.record[key]) for key in ("params_sha256", "step", "pool", "data_identity")
@@ -220,7 +231,8 @@ class Measurement:
         """Measures protocols at a level; computes the features first and shows a progress bar for each."""
         state, encoder = self.trained
         known = self._before_interruption.get(str(level), {})
-        evaluators = {name: one for name, one in self.evaluators.items() if name not in known}
+        evaluators = {name: one for name, one in self.evaluators.items() if level == 0 or one.has_levels}
+        evaluators = {name: one for name, one in evaluators.items() if name not in known}
         if len(evaluators) < len(self.evaluators):
             titles = ", ".join(one.title for name, one in self.evaluators.items() if name in known)
             self.console.line(f"measured before the interruption: {titles}")

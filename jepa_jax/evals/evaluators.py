@@ -91,7 +91,7 @@ class Limits:
     """How much of the data the expensive evaluators use; eval.json states them."""
 
     fine_tune_epochs: int = 8
-    fine_tune_images: int = 10_000  # of the train split, a tenth of them held out; 0 = all
+    fine_tune_images: int = 10_000  # of the train split, for probes of patches too, a tenth held out; 0 = all
     lidar_images: int = 500
     lidar_views: int = 10
     pictured_points: int = 800  # of the test split, in the PCA and t-SNE pictures
@@ -303,7 +303,9 @@ class EncoderEvaluator(Evaluator):
     """Base class of evaluators of an encoder at one level of its features: those that `jepa-jax evaluate` offers."""
 
     title = ""  # what the terminal calls it
-    needs = "labels"  # of several classes, or "targets", which are numbers; "" for nothing
+    needs = "labels"  # of several classes, "targets", which are numbers, or "maps" of classes; "" for nothing
+    reads = ""  # of the encoder, beside its features: "patches" or "layers"
+    has_levels = True  # whether levels differ; otherwise it is measured at level 0
     has_reference = True  # whether the untrained encoder is measured too
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:

@@ -1,8 +1,10 @@
 """Models with fixed weights: of a run's checkpoint, called with arrays or applied to whole data sources."""
 
 import dataclasses
+import functools
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
@@ -26,7 +28,14 @@ from jepa_jax.evals.features import (
     ignore,
     part_of,
 )
-from jepa_jax.methods.contract import AttentionMethod, Batch, EncoderMethod, PatchMethod, build_method
+from jepa_jax.methods.contract import (
+    AttentionMethod,
+    Batch,
+    EncoderMethod,
+    LayerMethod,
+    PatchMethod,
+    build_method,
+)
 from jepa_jax.program.build import Program, initial_sample
 from jepa_jax.program.checkpoint import params_sha256
 from jepa_jax.program.config import changed_config
@@ -158,7 +167,7 @@ class FrozenEncoder(FrozenModel):
     @property
     def has_patches(self) -> bool:
         """Whether it has features of patches."""
-        return jax.eval_shape(self._feature_map, self.params, self.stats, self._abstract_batch()) is not None
+        return jax.eval_shape(self.tokens, self.params, self.stats, self._abstract_batch()) is not None
 
     @property
     def module(self) -> Any:
@@ -177,7 +186,7 @@ class FrozenEncoder(FrozenModel):
         """Returns features of each patch of uint8 images: [N, rows, columns, F] in float32."""
         if not self.has_patches:
             raise UserError("patch_tokens: this encoder has no grid of patches; use a ViT, or call the encoder itself")
-        return self.in_batches(self.once("patches", lambda: jax.jit(self._feature_map)), self._checked(images))
+        return self.in_batches(self.once("patches", lambda: jax.jit(self.tokens)), self._checked(images))
 
     def attention_maps(self, images: np.ndarray) -> np.ndarray:
         """Returns how much of each patch the heads of the last block read: [N, heads, rows, columns] in float32.
@@ -194,11 +203,21 @@ class FrozenEncoder(FrozenModel):
         """Returns the encoder with other weights, without any features yet."""
         return dataclasses.replace(self, params=params, stats=stats, store=FeatureMemory())
 
-    def extract(self, source: Source, level: int = 0, normalised: bool = True, on_images: OnCount = ignore) -> Split:
-        """Returns the features of a whole source; not `normalised`: before the encoder's last layer norm."""
+    def extract(
+        self,
+        source: Source,
+        level: int = 0,
+        normalised: bool = True,
+        on_images: OnCount = ignore,
+        function: Function | None = None,
+    ) -> Split:
+        """Returns the features of a whole source, or what another `function` makes of its elements.
+
+        Not `normalised`, they are read before the encoder's last layer norm.
+        """
         features, labels, targets = [], [np.zeros(0, np.int32)], []
         names = target_names(source)
-        for encoded, batch, valid in self.outputs(self._features(level, normalised), source, on_images):
+        for encoded, batch, valid in self.outputs(function or self._features(level, normalised), source, on_images):
             features.append(encoded)
             if "label" in batch:
                 labels.append(whole_array(batch["label"])[:valid])
@@ -229,6 +248,30 @@ class FrozenEncoder(FrozenModel):
         """Returns the features of both splits."""
         return self.train_features(level, on_images), self.test_features(level, on_images)
 
+    def layer_features(self, count: int, on_images: OnCount = ignore) -> tuple[Split, Split]:
+        """Returns the features of both splits of the last `count` layers side by side, for an encoder that has them."""
+        function = self.once(("layers", count), lambda: jax.jit(functools.partial(self.of_layers, count=count)))
+
+        def of(name: str, source: Source) -> Split:
+            return self.store.get(
+                f"layers{count}_{name}", lambda: self.extract(source, on_images=on_images, function=function)
+            )
+
+        return of("train", self.train), of("test", self.test)
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether it has features of its last layers."""
+        function = functools.partial(self.of_layers, count=1)
+        return jax.eval_shape(function, self.params, self.stats, self._abstract_batch()) is not None
+
+    def of_layers(self, params: Any, stats: Any, batch: Batch, *, count: int) -> jax.Array | None:
+        """Returns the features of the last `count` layers for given weights; None for an encoder without them."""
+        method = self.program.method
+        if not isinstance(method, LayerMethod):
+            return None
+        return method.layer_features(self.program.factory.merge(params, stats), batch, count)
+
     def raw_features(
         self, level: int = 0, images: int = QUALITY_IMAGES, on_images: OnCount = ignore, *, split: str = "test"
     ) -> Split:
@@ -252,7 +295,8 @@ class FrozenEncoder(FrozenModel):
 
         return self.once(("normalises", level), differ)
 
-    def _feature_map(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
+    def tokens(self, params: Any, stats: Any, batch: Batch) -> jax.Array | None:
+        """Returns the function of `patch_tokens` for given weights; None for an encoder without a grid of patches."""
         method = self.program.method
         if not isinstance(method, PatchMethod):
             return None
@@ -333,27 +377,45 @@ class TrainedRun:
     results: pathlib.Path  # folder of what is measured
     data: Mapping[str, Any]  # what distinguishes its splits from others
     initial_state: Callable[[], TrainState]  # before the first step
+    trained_on: str  # the source of the data that it was trained on
 
 
-def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: str | None = None) -> TrainedRun:
+def load_run(
+    workdir: str | pathlib.Path,
+    *,
+    data_dir: str | None = None,
+    pool: str | None = None,
+    data_source: str | None = None,
+) -> TrainedRun:
     """Returns the encoder of a run with its data, of its best checkpoint if it keeps one, or else of its newest.
 
-    `data_dir` is the new place of data that moved, `pool` what features are made of instead of the run's `eval.pool`.
+    Args:
+      data_dir: new place of data that moved, or place of another data set.
+      pool: what features are made of instead of the run's `eval.pool`.
+      data_source: data set to evaluate on instead of the run's own.
     """
     prepare_allocators(os.environ)
     config, mesh, folder = encoder_config(workdir), make_mesh(-1, 1), Workdir(workdir).path
+    trained_on = config.data.source
     changes: dict[str, Any] = {"eval.batch_size": config.eval.batch_size + -config.eval.batch_size % mesh.size}
-    config = changed_config(config, changes if data_dir is None else changes | {"data.dir": data_dir})
+    changes |= {} if data_dir is None else {"data.dir": data_dir}
+    suffix = ""  # what was measured on the run's own data, and of its own features, stays
+    if data_source and data_source != config.data.source:
+        suffix = "_" + re.sub(r"\W+", "_", data_source)
+        changes |= {"data.source": data_source, "data.num_train": 0, "data.num_test": 0, "data.validation": 0.0}
+        changes |= {"data.transforms": (), "data.crops": "device"}
+    config = changed_config(config, changes)
     sources = open_splits(config.data)
     train, test = (part_of(source, config.eval.max_images) for source in sources)
-    program, state = restore_state(config, workdir, mesh, train.spec)
-    results, first = folder / "eval", initial_sample(sources[0])
+    program, state = restore_state(config, workdir, mesh, None if suffix else train.spec)
+    first = initial_sample(sources[0])
     if pool is not None and pool != config.eval.pool:
-        results = folder / f"eval_{pool}"  # what was measured of the run's own features stays
+        suffix += f"_{pool}"
         config = changed_config(config, {"eval.pool": pool})
         method = build_method(config, total_steps=program.length.total_steps)
         nnx.eval_shape(method.init, jax.random.key(0), first)  # refuses what cannot be pooled so
         program = dataclasses.replace(program, method=method)
+    results = folder / f"eval{suffix}"
     params, stats = evaluated_variables(state, config.eval.weights)
     data = {"train": fingerprint(train), "test": fingerprint(test)}
     encoder_digest = params_sha256({"params": params, "stats": stats})
@@ -363,4 +425,8 @@ def load_run(workdir: str | pathlib.Path, *, data_dir: str | None = None, pool: 
     except OSError as error:
         raise disk_error(error, folder) from error
     encoder = FrozenEncoder(config, program, params, stats, splits=(train, test), store=cache)
-    return TrainedRun(encoder, cache, state, results, data, lambda: program.factory.create(config.train.seed, first))
+
+    def initial_state() -> TrainState:
+        return program.factory.create(config.train.seed, {name: first[name] for name in program.spec if name in first})
+
+    return TrainedRun(encoder, cache, state, results, data, initial_state, trained_on)

@@ -32,6 +32,7 @@ MOST_ITERATIONS = 2000  # tens are usual
 LEAST_OBJECTIVE = 1e-3  # that TOLERANCE refers to: an optimum can be 0
 LEAST_CURVATURE = 1e-4  # of a model that is certain of every image
 GRAM_ROWS = 4096  # summed in float32; their sums in float64
+LAYERS = 4  # that the probe of several reads, as DINO's of ViT-S
 MOST_CLASSES = 100  # whose confusion matrix is written out
 
 Weights = Mapping[str, Any]  # "kernel" [F, classes] and "bias" [classes]
@@ -43,12 +44,28 @@ class LinearProbe(EncoderEvaluator):
     title = "linear probe"
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
-        (train, test), classes = encoder.features(level), len(encoder.train.classes)
+        (train, test), classes = self.features(encoder, level), len(encoder.train.classes)
         start(FITS)
         check_classes(train.labels, test.labels, encoder.train.classes)
         result = linear_probe(train, test, classes, self.context.progress.advance)
         solver = "L-BFGS; penalty, a power of ten, chosen on held-out train images"
-        return accuracy_figures(result["accuracy"], train, test, classes) | result | {"solver": solver}
+        figures = accuracy_figures(result["accuracy"], train, test, classes) | result
+        return figures | {"solver": solver, "features": train.features.shape[1]}
+
+    def features(self, encoder: FrozenEncoder, level: int) -> tuple[Split, Split]:
+        """Returns what the probe reads of both splits."""
+        return encoder.features(level)
+
+
+class LayersProbe(LinearProbe):
+    """Accuracy of a linear probe on the features of the last layers, side by side."""
+
+    title = "linear probe of the last layers"
+    reads, has_levels = "layers", False
+
+    def features(self, encoder: FrozenEncoder, level: int) -> tuple[Split, Split]:
+        del level
+        return encoder.layer_features(LAYERS)
 
 
 class Fit(NamedTuple):

@@ -163,6 +163,14 @@ class PatchMethod(Protocol):
 
 
 @runtime_checkable
+class LayerMethod(Protocol):
+    """A method whose model may have features of its last layers."""
+
+    def layer_features(self, model: Any, batch: Batch, count: int) -> Float[Array, "b f"] | None:
+        """Returns features of the last `count` layers, side by side; None for an encoder that does not show them."""
+
+
+@runtime_checkable
 class AttentionMethod(Protocol):
     """A method whose model may have attention to patches."""
 

@@ -65,6 +65,11 @@ def _quality(key: str) -> Row:
 # Label of a row -> its text; a row that no level has results for is left out.
 ROWS: dict[str, Row] = {
     **_accuracy("Linear probe, top-1", "linear_probe"),
+    **_accuracy("Linear probe, last layers", "last_layers", more=", {features} numbers"),
+    **_accuracy("Attentive probe", "attentive_probe", more=", rate {rate:g}, epoch {epoch} of {epochs}"),
+    "Segmentation probe, mIoU": lambda results: percent(results["segmentation_probe"]["miou"]),
+    "Segmentation probe, mIoU, untrained": lambda results: percent(results["segmentation_probe"]["untrained"]["miou"]),
+    "Segmentation, commonest class": lambda results: percent(results["segmentation_probe"]["chance"]),
     "Linear probe, top-5": lambda results: percent(results["linear_probe"]["top5_accuracy"]),
     "Ridge probe, R²": lambda results: short(results["ridge_probe"]["r2"]),
     "Ridge probe, R², untrained": lambda results: short(results["ridge_probe"]["untrained"]["r2"]),
@@ -349,6 +354,8 @@ def accuracy_bars(results: LevelResults) -> list[parts.Bar]:
     bars = []
     for label, name, prefix, style, note in (
         ("Linear probe", "linear_probe", "", "main", "frozen encoder"),
+        ("Last layers", "last_layers", "", "run", "frozen encoder, {features} numbers"),
+        ("Attentive probe", "attentive_probe", "", "run", "frozen patches"),
         ("k-NN", "knn", "fixed_", "run", "k 20, T 0.07"),
         ("k-NN, chosen", "knn", "", "run", "k {k}, T {temperature:g}"),
         ("Fine-tuned", "fine_tune", "", "main", "encoder and head"),
@@ -358,7 +365,7 @@ def accuracy_bars(results: LevelResults) -> list[parts.Bar]:
             interval = "" if low is None else f", {low:.1f} to {high:.1f}"
             bars.append(parts.Bar(label, result[f"{prefix}accuracy"], style, note.format(**result) + interval))
             bars.append(_untrained_bar(label, result.get("untrained", {}).get(f"{prefix}accuracy")))
-    if known := [one["chance"] for name, one in results.items() if name != "few_shot" and "chance" in one]:
+    if known := [one["chance"] for name, one in results.items() if "chance" in one and "accuracy" in one]:
         bars.append(parts.Bar("Chance", known[0], "baseline"))
     few_shot = results.get("few_shot", {})
     for shot, one in few_shot.get("shots", {}).items():

@@ -9,6 +9,7 @@ import numpy as np
 from jepa_jax.base.errors import UserError
 from jepa_jax.base.files import user_path
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.contract import MAP
 from jepa_jax.data.in_memory import Arrays
 from jepa_jax.data.photos.crops import centre_of
 from jepa_jax.data.photos.decode import eight_bits, is_sixteen_bits, read_array
@@ -27,9 +28,10 @@ SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
 def read_npz(data: DataConfig, split: str) -> Arrays:
     """Reads images uint8 [N, size, size, C] (C = 1 for stored [N, H, W]) and labels int32 [N] of one split.
 
-    Images of another size are resized as photographs are: the shorter side, then the centre. A file that holds images
-    alone is unlabelled. A file with any other array must have labels for the split, so that labels under an unexpected
-    name are not dropped silently.
+    Labels [N, H, W] are maps: a class for each pixel, 255 for an unknown one. Images of another size are resized as
+    photographs are: the shorter side, then the centre. Images with maps have the size that the config says. A file
+    that holds images alone is unlabelled. A file with any other array must have labels for the split, so that
+    labels under an unexpected name are not dropped silently.
 
     `data.dir` is a folder with train.npz and test.npz (or val.npz), whose arrays are named as in ONE_SPLIT; one file
     with the names of BOTH_SPLITS; or one file with the names of ONE_SPLIT, of which one image in ten is a test image.
@@ -53,7 +55,11 @@ def read_npz(data: DataConfig, split: str) -> Arrays:
     arrays = read_npz_file(file, chosen)
     found = {"image": _checked_images(arrays[chosen[0]], file)}
     if len(chosen) > 1:
-        found["label"] = _checked_labels(arrays[chosen[1]], len(found["image"]), file)
+        labels = arrays[chosen[1]]
+        if labels.ndim == 3 and labels.shape[2] > 1:
+            found[MAP] = _checked_maps(labels, found["image"].shape, data.image_size, file)
+        else:
+            found["label"] = _checked_labels(labels, len(found["image"]), file)
     if divided:
         part = drawn_part(len(found["image"]), split, file)
         found = {name: array[part] for name, array in found.items()}
@@ -139,6 +145,18 @@ def _checked_images(images: np.ndarray, file: pathlib.Path) -> np.ndarray:
     except ValueError as error:
         raise UserError(f"{file}: images are {error}") from error
     return images[..., None] if images.ndim == 3 else images
+
+
+def _checked_maps(maps: np.ndarray, images: tuple[int, ...], size: int, file: pathlib.Path) -> np.ndarray:
+    if maps.dtype.kind not in "iu" or maps.shape != images[:3] or maps.min() < 0 or maps.max() > 255:
+        raise UserError(
+            f"{file}: labels are {maps.dtype} {maps.shape} for images {images}; maps hold a class from 0 to 254, or "
+            "255, for each pixel"
+        )
+    if maps.shape[1:] != (size, size):
+        fix = "maps are not resized; store both at that size, or set data.image_size"
+        raise UserError(f"{file}: maps of {maps.shape[1]} x {maps.shape[2]} for data.image_size = {size}; {fix}")
+    return maps.astype(np.uint8)
 
 
 def _checked_labels(labels: np.ndarray, num_images: int, file: pathlib.Path) -> np.ndarray:
