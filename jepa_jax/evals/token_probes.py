@@ -29,6 +29,7 @@ WEIGHT_DECAY = 1e-2
 STATISTICS_IMAGES = 1024  # of the train split, that tokens are standardised by
 MOST_LOGITS = 2**24  # of a batch, which maps have many of
 UNKNOWN = 255  # in a map: a pixel that does not count
+MAPS = 256  # that are read at once
 HEADS = 4  # of the attention, if they divide the features
 
 Tokens = Float[Array, "b rows columns f"]
@@ -58,11 +59,13 @@ class SegmentationProbe(EncoderEvaluator):
 
     def measure(self, encoder: FrozenEncoder, level: int, start: OnCount) -> Figures:
         del level
-        maps = [encoder.train.batch(sample(len(encoder.train), STATISTICS_IMAGES))[MAP]]
+        images = self.context.limits.fine_tune_images
+        used = sample(len(encoder.train), images)
+        maps = (encoder.train.batch(used[i : i + MAPS])[MAP] for i in range(0, len(used), MAPS))
         classes = 1 + max(int(np.max(one, initial=0, where=one != UNKNOWN)) for one in maps)
         found, confusion, truth = token_probe(
-            encoder, Task(MAP, classes, linear_head, map_logits), mean_iou,
-            images=self.context.limits.fine_tune_images, start=start, on_step=self.context.progress.advance,
+            encoder, Task(MAP, classes, linear_head, map_logits, unknown=UNKNOWN), mean_iou,
+            images=images, start=start, on_step=self.context.progress.advance,
         )  # fmt: skip
         commonest = np.zeros_like(confusion)
         commonest[:, np.argmax(truth)] = confusion.sum(axis=1)
@@ -86,6 +89,7 @@ class Task(NamedTuple):
     classes: int
     init: Callable[[jax.Array, int, int], Head]  # key, features, classes
     logits: Callable[[Head, Tokens, tuple[int, ...]], jax.Array]  # [B, ..., classes], of the target's shape
+    unknown: int = -1  # number that does not count
 
 
 def linear_head(key: jax.Array, features: int, classes: int) -> Head:
@@ -157,7 +161,7 @@ def token_probe(
     state = tx.init(heads)
 
     def loss(head: Head, x: Tokens, target: jax.Array) -> jax.Array:
-        known = target != UNKNOWN
+        known = target != task.unknown
         found = task.logits(head, x, target.shape)
         each = optax.softmax_cross_entropy_with_integer_labels(found, jnp.where(known, target, 0).astype(jnp.int32))
         return jnp.sum(each * known) / jnp.maximum(jnp.sum(known), 1)
@@ -184,10 +188,10 @@ def token_probe(
         function = lambda *model_and_batch: predict(heads, *model_and_batch)  # noqa: E731
         for predicted, batch, valid in encoder.outputs(function, source):
             truth = whole_array(batch[task.target])[:valid]
-            if np.any(truth[truth != UNKNOWN] >= task.classes):
+            if np.any(truth[truth != task.unknown] >= task.classes):
                 raise UserError(f"data: {task.target!r} shows classes above {task.classes - 1}, which training lacks")
             for i in range(len(total)):
-                total[i] += counts(truth, predicted[:, i], task.classes)
+                total[i] += counts(truth, predicted[:, i], task)
         return total
 
     sharding = batch_sharding(mesh)
@@ -227,11 +231,11 @@ def token_statistics(encoder: FrozenEncoder, source: Source) -> tuple[np.ndarray
     return mean, 1 / np.maximum(std, 1e-6 * max(float(std.max()), 1e-12))
 
 
-def counts(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+def counts(truth: np.ndarray, predicted: np.ndarray, task: Task) -> np.ndarray:
     """Returns how often each pair [true, predicted] occurs where the truth is known."""
-    known = truth != UNKNOWN
-    flat = truth[known].astype(int) * classes + predicted[known]
-    return np.bincount(flat, minlength=classes**2).reshape(classes, classes)
+    known = truth != task.unknown
+    flat = truth[known].astype(int) * task.classes + predicted[known]
+    return np.bincount(flat, minlength=task.classes**2).reshape(task.classes, task.classes)
 
 
 def accuracy(confusion: np.ndarray) -> float:

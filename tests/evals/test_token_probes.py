@@ -10,7 +10,7 @@ from jepa_jax.data.sources import open_source
 from jepa_jax.evals.evaluate import evaluate
 from jepa_jax.evals.evaluators import Limits
 from jepa_jax.evals.inference import load_run
-from jepa_jax.evals.token_probes import accuracy, attentive_logits, counts, map_logits, mean_iou
+from jepa_jax.evals.token_probes import Task, accuracy, attentive_logits, counts, linear_head, map_logits, mean_iou
 from jepa_jax.reports.evaluation_page import evaluation_text
 from tests.evals.untrained_run import quiet, write_run
 from tests.tiny import tiny_config
@@ -32,7 +32,9 @@ def write_maps(folder, count=80, size=16):
 
 def test_mean_iou_and_accuracy_of_known_pixels():
     truth, predicted = np.array([0, 0, 1, 1, 255]), np.array([0, 1, 1, 1, 0])
-    confusion = counts(truth, predicted, 4)
+    maps = Task("map", 4, linear_head, map_logits, unknown=255)
+    confusion = counts(truth, predicted, maps)
+    assert counts(truth[-1:], predicted[-1:], maps._replace(classes=300, unknown=-1))[255, 0] == 1  # a label
     assert confusion.sum() == 4 and accuracy(confusion) == 75
     assert mean_iou(confusion) == pytest.approx(100 * (1 / 2 + 2 / 3) / 2)  # classes 2 and 3 are nowhere
     assert mean_iou(np.diag([3, 0, 5])) == 100 and mean_iou(np.zeros((2, 2), int)) == 0
