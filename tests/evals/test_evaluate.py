@@ -183,7 +183,7 @@ def test_names_are_checked():
     assert parse_protocols("few_shot, knn") == ["knn", "few_shot"]
     assert parse_protocols("all") == list(PROTOCOLS)
     assert parse_levels("1,0,1", 3) == [0, 1] and parse_levels("all", 2) == [0, 1]
-    with pytest.raises(UserError, match="'k-nn' is no protocol.*linear_probe,ridge_probe,knn,feature_quality"):
+    with pytest.raises(UserError, match="'k-nn' is no protocol.*linear_probe,last_layers,attentive_probe"):
         parse_protocols("k-nn")
     with pytest.raises(UserError, match="'x' is no level.*level 0 alone"):
         parse_levels("x", 1)
