@@ -1,6 +1,7 @@
 """Sets up the tests before jax starts: eight CPU devices, a shared compile cache, this tree for every process."""
 
 import gc
+import multiprocessing
 import os
 import pathlib
 
@@ -18,7 +19,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", FAST_TO_COMPILE]
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "test_xla"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# What compiles in less is compiled again: storing it would cost a first run more than it saves later ones.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 from jaxtyping import install_import_hook
 
@@ -45,7 +47,7 @@ gc.freeze()  # what is imported stays; collections need not visit it again and a
 gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that live as long as their program
 
 # Folders with the longest tests; with `--no-loadscope-reorder` no process is left with one of them at the end.
-FIRST = ("training", "program", "projects", "methods", "planning", "models", "evals")
+FIRST = "training program projects methods planning models evals data test_package.py runtime".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,3 +63,14 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, di
 
     workdir = tmp_path_factory.mktemp("tiny") / "run"
     return workdir, run(workdir, **WHOLE)
+
+
+@pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets data workers fork from a process that has imported what each would import itself for seconds."""
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["jepa_jax.data.workers", "jepa_jax.data.batches"])
+    contexts = {"spawn": forking}
+    make = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind=None: contexts.get(kind) or make(kind))
+    monkeypatch.setattr("jepa_jax.data.workers.KILL_SECONDS", 600.0)

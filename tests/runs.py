@@ -10,6 +10,7 @@ import numpy as np
 
 from jepa_jax.base.console import Console
 from jepa_jax.training.run import train
+from tests.programs import shared_programs
 from tests.tiny import tiny_config
 
 WHOLE = {"eval__untrained": True, "profile__enabled": True}  # what the tiny config leaves out
@@ -56,7 +57,8 @@ def run(
     workdir: pathlib.Path, console: Console | None = None, resume: str = "auto", **overrides: Any
 ) -> dict[str, Any]:
     """Trains the tiny config on one device."""
-    return train(tiny_config(mesh__data=1, **overrides), workdir, resume=resume, console=console or Silent())
+    with shared_programs():
+        return train(tiny_config(mesh__data=1, **overrides), workdir, resume=resume, console=console or Silent())
 
 
 def rows(workdir: pathlib.Path) -> list[dict[str, Any]]:

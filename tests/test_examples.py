@@ -56,6 +56,7 @@ def test_an_example_trains(name, tmp_path):
         assert -2 * 0.5**2 <= losses[0] <= 2 * 0.5**2 + 0.5**4
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_plain_program_loads_the_same_batches_with_any_workers():
     import load_own_data
 

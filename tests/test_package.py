@@ -31,14 +31,6 @@ def pip(*arguments, python=sys.executable):
     subprocess.run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)], check=True)
 
 
-def test_every_module_can_be_imported_under_another_name():
-    """No function of the API has the name of a folder: it would shadow the folder in `import a.b.c as d`."""
-    names = [module.name for module in pkgutil.walk_packages(jepa_jax.__path__, "jepa_jax.")]
-    assert "jepa_jax.training.loop" in names
-    program = "\n".join(f"import {name} as module" for name in names if not name.endswith("__main__"))
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True)
-
-
 # What a plain JAX program imports for each tool of docs/guides/extend.md, most of it when the tool is first called;
 # the layers of ours that come along, and which of the larger packages beside jax.
 TOOLS = {
@@ -58,28 +50,46 @@ LARGE = "PIL cv2 flax grain jinja2 matplotlib ml_collections optax orbax pyarrow
 MOST_MODULES = 95  # of ours, of any tool
 
 
-def test_tools_for_plain_jax_programs_bring_along_only_the_layers_below_them():
+# Imports each group of modules that it is given in a process of its own, which has jax already, and says what came.
+IMPORTS = """
+import jax, os, sys
+for names in sys.argv[1:]:
+    if os.fork() == 0:
+        for name in names.split():
+            exec(f"import {name} as module")
+        ours = [one.split(".") for one in sys.modules if one.startswith("jepa_jax.")]
+        large = [one for one in sys.modules if one in {*os.environ["LARGE"].split()}]
+        layers = sorted({one[1] for one in ours})
+        print(len(ours), " ".join(layers), " ".join(sorted(large)), sep=",", flush=True)
+        os._exit(0)
+    if code := os.waitstatus_to_exitcode(os.wait()[1]):
+        sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What comes along with each of the tools, and with all modules."""
+    names = [module.name for module in pkgutil.walk_packages(jepa_jax.__path__, "jepa_jax.")]
+    everything = " ".join(name for name in names if not name.endswith("__main__"))
+    command = [sys.executable, "-c", IMPORTS, *TOOLS, everything]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "LARGE": LARGE}, capture_output=True, text=True)
+    lines = [line.split(",") for line in ended.stdout.splitlines()]
+    return [(int(count), layers, large) for count, layers, large in lines], ended, everything.split()
+
+
+def test_every_module_can_be_imported_under_another_name(found):
+    """No function of the API has the name of a folder: it would shadow the folder in `import a.b.c as d`."""
+    lines, ended, names = found
+    assert ended.returncode == 0, ended.stderr
+    assert "jepa_jax.training.loop" in names and lines[-1][0] >= len(names)
+
+
+def test_tools_for_plain_jax_programs_bring_along_only_the_layers_below_them(found):
     """A loss, a model, the pipeline or a plan does not cost a program the import of training, pages and commands."""
-    program = "\n".join(
-        (
-            "import importlib, jax, os, sys",
-            "for tool in sys.argv[1:]:",
-            "    if os.fork() == 0:",
-            "        for name in tool.split():",
-            "            importlib.import_module(name)",
-            "        ours = [one.split('.') for one in sys.modules if one.startswith('jepa_jax.')]",
-            "        large = [one for one in sys.modules if one in {*os.environ['LARGE'].split()}]",
-            "        layers = sorted({one[1] for one in ours})",
-            "        print(len(ours), ' '.join(layers), ' '.join(sorted(large)), sep=',', flush=True)",
-            "        os._exit(0)",
-            "    os.wait()",
-        )
-    )
-    command, environment = [sys.executable, "-c", program, *TOOLS], {**os.environ, "LARGE": LARGE}
-    shown = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
-    found = [line.split(",") for line in shown.splitlines()]
-    assert [(layers, large) for _, layers, large in found] == list(TOOLS.values())
-    assert max(int(count) for count, *_ in found) <= MOST_MODULES
+    tools = found[0][: len(TOOLS)]
+    assert [(layers, large) for _, layers, large in tools] == list(TOOLS.values())
+    assert max(count for count, *_ in tools) <= MOST_MODULES
 
 
 @pytest.mark.slow

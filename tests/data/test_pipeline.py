@@ -26,6 +26,7 @@ from jepa_jax.data.sources import open_source
 from tests.sequences import SequenceSource
 from tests.tiny import tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
 N, BATCH = 50, 16
 INFO = {"generation_seconds", "supply_seconds", "transfer_seconds", "wait_seconds", "skipped"}
 
@@ -56,7 +57,7 @@ def assert_equal(got, wanted):
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**40), st.integers(0, 5))
 def test_an_epoch_visits_each_sample_at_most_once(num_samples, batch_size, seed, epoch):
     batch_size = min(batch_size, num_samples)
@@ -68,7 +69,7 @@ def test_an_epoch_visits_each_sample_at_most_once(num_samples, batch_size, seed,
     np.testing.assert_array_equal(order[steps[-1]], SampleOrder(num_samples, batch_size, seed)[steps[-1]])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 30), st.integers(0, 2**40))
 def test_processes_load_slices_that_make_up_the_batch(processes, per_process, step, seed):
     source, size = sequences(), processes * per_process

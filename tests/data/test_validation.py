@@ -59,6 +59,7 @@ def test_elements_are_held_out_where_there_are_no_groups():
         np.testing.assert_array_equal(part.batch(np.array([2]))["image"], whole.batch(part.groups[[2]])["image"])
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(
     "data", [sequences(), sequences(frame_buckets=()), sequences(pipeline="device"), sequences(num_workers=1)]
 )

@@ -12,6 +12,7 @@ import pytest
 
 from jepa_jax.base.errors import DataLost
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data import workers as workers_module
 from jepa_jax.data.batches import batch_dataset
 from jepa_jax.data.workers import SupervisedPool
 from tests.sequences import SequenceSource
@@ -34,6 +35,9 @@ class Numbers(grain.MapDataset):
 
     def __getitem__(self, index):
         return {"x": np.full(2, int(index))}
+
+
+quick = pytest.mark.usefixtures("quick_workers")
 
 
 def dataset(kind=SequenceSource):
@@ -66,7 +70,8 @@ def assert_batches(workers, load, steps):
         jax.tree.map(np.testing.assert_array_equal, next(workers), load[step])
 
 
-def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
+def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed(monkeypatch):
+    monkeypatch.setattr(workers_module, "KILL_SECONDS", 600.0)
     load = dataset()
     with pool(load) as (workers, warnings):
         assert_batches(workers, load, range(5, 8))
@@ -83,11 +88,13 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost_or_changed():
     assert f"data worker 2 of 2 (pid {victim}) was ended by SIGKILL" in warning
 
 
+@quick
 def test_a_dataset_that_takes_integers_alone_is_divided_among_workers():
     with pool(Numbers()) as (workers, _):
         assert_batches(workers, Numbers(), range(5, 9))
 
 
+@quick
 def test_threads_in_workers_make_the_same_batches_in_order():
     load = dataset()
     with pool(load, threads=3) as (workers, warnings):
@@ -96,6 +103,7 @@ def test_threads_in_workers_make_the_same_batches_in_order():
         assert not warnings
 
 
+@quick
 def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():
     load = dataset()
     with pool(load) as (workers, warnings):
@@ -114,6 +122,7 @@ def test_a_stopped_worker_is_named_and_replaced_after_the_time_limit():
     assert f"data worker 1 of 2 (pid {victim}) delivered nothing for 1 s" in warning
 
 
+@quick
 def test_workers_that_always_die_are_given_up_with_advice():
     with pool(dataset(Doomed)) as (workers, warnings):
         with pytest.raises(DataLost, match=r"data worker 1 of 2 \(pid \d+\) was ended by SIGKILL at batch 5, and so"):
@@ -121,6 +130,7 @@ def test_workers_that_always_die_are_given_up_with_advice():
         assert len(warnings) == 1
 
 
+@quick
 def test_an_error_of_any_class_comes_back_with_its_traceback():
     class Odd(Exception):
         def __init__(self, a, b):
@@ -134,6 +144,7 @@ def test_an_error_of_any_class_comes_back_with_its_traceback():
         next(workers)
 
 
+@quick
 def test_a_file_that_vanishes_is_named():
     class Gone(SequenceSource):
         def batch(self, indices):

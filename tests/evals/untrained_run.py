@@ -10,10 +10,10 @@ import numpy as np
 from jepa_jax.base.console import Console
 from jepa_jax.config.groups import Config
 from jepa_jax.data.sources import open_source
-from jepa_jax.program.build import build_program
 from jepa_jax.program.checkpoint import Checkpoints
 from jepa_jax.program.step import TrainState
 from jepa_jax.runtime.mesh import make_mesh
+from tests.programs import build_program
 
 
 def quiet() -> Console:

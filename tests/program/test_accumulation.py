@@ -35,12 +35,13 @@ def config_of(case, **changes):
     return changed_config(tiny_config(), LOADED | CASES[case] | VIT | dotted(changes))
 
 
-def gradients(config, compute, batch, mesh=None):
-    """Returns what (objective, state, batch, key) -> (gradient, (statistics, metrics)) gives at initial parameters."""
-    program = build_program(config, mesh, batch)
+def gradients(config, batch, *ways):
+    """Returns what each (objective, state, batch, key) -> (gradient, (statistics, metrics)) gives, in one program."""
+    program = build_program(config, None, batch)
     objective = Objective(program.method, program.factory)
     state = program.factory.create(0, batch)
-    return jax.device_get(jax.jit(functools.partial(compute, objective))(state, batch, jax.random.key(3)))
+    compute = jax.jit(lambda *arguments: [way(objective, *arguments) for way in ways])
+    return jax.device_get(compute(state, batch, jax.random.key(3)))
 
 
 def of_whole(objective, state, batch, key):
@@ -49,6 +50,10 @@ def of_whole(objective, state, batch, key):
 
 def of_parts(objective, state, batch, key, parts=8):
     return exact_gradient(objective, state, batch, key, parts)
+
+
+def of_mean(objective, state, batch, key):
+    return mean_gradient(jax.grad(objective.loss, has_aux=True), state, batch, key, 4)
 
 
 def deviation(a, b):
@@ -62,14 +67,16 @@ def deviation(a, b):
     "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
 def test_eight_parts_have_the_gradient_of_one(case):
-    """Also where heads have batch norm, since they see the whole batch."""
-    whole, (stats, metrics) = gradients(config_of(case), of_whole, CROPS)
-    parts, (own_stats, own_metrics) = gradients(config_of(case), of_parts, CROPS)
+    """Also where heads have batch norm, since they see the whole batch; the mean over parts is another objective."""
+    found = gradients(config_of(case), CROPS, of_whole, of_parts, *([of_mean] if case == "sigreg" else []))
+    (whole, (stats, metrics)), (parts, (own_stats, own_metrics)) = found[:2]
     assert deviation(parts, whole) < 2e-5  # of float32; up to 1.1e-5 where batch norm divides by small deviations
     assert own_metrics.keys() == metrics.keys()
     for name, value in metrics.items():
         np.testing.assert_allclose(own_metrics[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
     assert_close(own_stats, stats, rtol=1e-5)
+    for _, (_, of_means) in found[2:]:
+        assert of_means["sigreg"] < 0.6 * metrics["sigreg"]  # it is proportional to the images in a part
 
 
 @pytest.mark.slow
@@ -93,18 +100,8 @@ def test_what_each_element_adds_is_carried_through_parts():
 
         return jax.grad(loss)(state.params)
 
-    wanted = gradients(config, encoded_apart, BATCH)["model"]
-    found, _ = gradients(config, functools.partial(of_parts, parts=2), BATCH)
-    assert deviation(found["model"], wanted) < 1e-5
-
-
-def test_the_mean_of_parts_is_another_objective():
-    def of_mean(objective, state, batch, key):
-        return mean_gradient(jax.grad(objective.loss, has_aux=True), state, batch, key, 4)
-
-    _, (_, whole) = gradients(config_of("sigreg"), of_whole, CROPS)
-    _, (_, parts) = gradients(config_of("sigreg"), of_mean, CROPS)
-    assert parts["sigreg"] < 0.6 * whole["sigreg"]  # it is proportional to the images in a part
+    wanted, (found, _) = gradients(config, BATCH, encoded_apart, functools.partial(of_parts, parts=2))
+    assert deviation(found["model"], wanted["model"]) < 1e-5
 
 
 def test_a_method_with_a_loss_of_its_own_is_accumulated_by_it():
@@ -146,10 +143,11 @@ def test_the_advice_knows_what_accumulation_changes():
 
 
 def test_batch_norms_that_see_a_part_are_named():
-    def named(**changes):
-        config = tiny_config(train__accum_steps=2, **changes)
-        return norms_of_parts(config, build_program(config))
+    exact = tiny_config(train__accum_steps=2)
+    program = build_program(exact)
 
-    assert any(name.startswith("projector/") for name in named(train__accum="mean"))
-    assert not any(name.startswith("projector/") for name in named())
-    assert any(name.startswith("encoder/") for name in named())
+    def named(config):
+        return {name.split("/")[0] for name in norms_of_parts(config, program)}
+
+    assert named(changed_config(exact, {"train.accum": "mean"})) == {"encoder", "projector"}
+    assert named(exact) == {"encoder"}

@@ -20,6 +20,7 @@ from jepa_jax.program.build import initial_sample
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.initial_weights import initial_weights, saved_encoder
 from jepa_jax.program.objective import Objective, statistics_of
+from jepa_jax.program.step import abstract_model, split_model
 from jepa_jax.runtime.mesh import batch_sharding, make_mesh
 from jepa_jax.training.run import train
 from jepa_jax.weights import load_model
@@ -128,8 +129,9 @@ def test_a_resnet_starts_with_the_variables_of_timm_batch_statistics_included():
 
 def loaded(config):
     batch = {"image": np.zeros((2, config.data.image_size, config.data.image_size, config.data.channels), np.uint8)}
-    shapes = build_program(config, batch=batch).factory.abstract.params["model"]
-    return initial_weights(config, build_method(config, total_steps=1).pretrained, shapes), shapes
+    method = build_method(config, total_steps=1)
+    shapes = split_model(abstract_model(method, batch))[1]
+    return initial_weights(config, method.pretrained, shapes), shapes
 
 
 def test_positions_are_interpolated_and_the_first_layer_adapted_and_both_are_said():

@@ -18,6 +18,8 @@ from jepa_jax.runtime.places import Place
 # Process 1, connected to the test as to process 0; it waits for its end, fails, perhaps twice, or leaves in good order.
 PEER = """
 import atexit, ctypes, os, socket, sys, time
+from unittest import mock
+sys.modules |= {"jax": mock.MagicMock(), "jax.experimental": mock.MagicMock()}  # not needed here, and slow to import
 from jepa_jax.base.errors import UserError
 from jepa_jax.runtime import lifeline, peers
 lifeline.BEAT_SECONDS = float(os.environ.get("BEAT", 5))

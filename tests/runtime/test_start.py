@@ -30,29 +30,27 @@ print(int(jax.jit(lambda x: x * 2 + 1)(20)))
 """
 
 
-@pytest.mark.parametrize("chosen", [None, "100"])
-def test_programs_that_compile_at_once_are_kept_unless_the_user_says_otherwise(tmp_path, chosen):
-    variable = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
-    own = {name: value for name, value in os.environ.items() if name not in (variable, "JAX_COMPILATION_CACHE_DIR")}
-    environment = own | {"XDG_CACHE_HOME": str(tmp_path)} | ({variable: chosen} if chosen else {})
+LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
+
+def start(cache_home, **variables) -> str:
+    """Runs a small program in a process of its own; returns what it said."""
+    own = {name: text for name, text in os.environ.items() if name not in (LEAST_SECONDS, "JAX_COMPILATION_CACHE_DIR")}
+    environment = own | {"XDG_CACHE_HOME": str(cache_home)} | variables
     done = subprocess.run([sys.executable, "-c", SMALL_PROGRAM], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["41"], done.stderr
-    kept = [path.name for path in (tmp_path / "jepa_jax" / "xla").iterdir() if path.name.startswith("jit__lambda")]
-    assert bool(kept) == (chosen is None)
+    return done.stderr
 
 
-def test_a_damaged_program_is_compiled_again_and_kept(tmp_path):
-    own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    environment = own | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+def test_programs_that_compile_at_once_are_not_kept_if_the_user_says_so(tmp_path):
+    start(tmp_path, **{LEAST_SECONDS: "100"})
+    assert not list((tmp_path / "jepa_jax" / "xla").glob("jit__lambda*"))
 
-    def start() -> str:
-        done = subprocess.run([sys.executable, "-c", SMALL_PROGRAM], env=environment, capture_output=True, text=True)
-        assert done.stdout.split() == ["41"], done.stderr
-        return done.stderr
 
-    start()
+def test_a_program_that_compiles_at_once_is_kept_and_a_damaged_one_is_compiled_again(tmp_path):
+    start(tmp_path)
     [entry] = (tmp_path / "jepa_jax" / "xla").glob("jit__lambda*-cache")
     entry.write_bytes(entry.read_bytes()[:100])
-    assert start().count("is damaged") == 1
-    assert "warning" not in start() and entry.stat().st_size > 100
+    assert start(tmp_path).count("is damaged") == 1
+    assert "warning" not in start(tmp_path) and entry.stat().st_size > 100
     assert not list(entry.parent.glob("loading-*"))

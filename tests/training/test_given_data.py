@@ -1,11 +1,14 @@
 """Runs on data that is given as Python objects, or by a function of the user's own: they resume bit for bit."""
 
+import functools
+
 import pytest
 
 import jepa_jax
 from jepa_jax.base.errors import UserError
 from jepa_jax.program.workdir import Workdir
-from tests.data.foreign import KINDS, LIBRARIES, arrays
+from tests.data.foreign import KINDS, LIBRARIES
+from tests.programs import shared_programs
 from tests.runs import Killed, KillNine, Silent, rows
 from tests.tiny import tiny_config
 
@@ -13,7 +16,8 @@ SHORT = dict(mesh__data=1, eval__every_epochs=0, eval__knn_every_epochs=0)
 
 
 def train(workdir, console=None, data=None, **overrides):
-    return jepa_jax.train(tiny_config(**SHORT, **overrides), workdir, data=data, console=console or Silent())
+    with shared_programs():
+        return jepa_jax.train(tiny_config(**SHORT, **overrides), workdir, data=data, console=console or Silent())
 
 
 def losses(workdir):
@@ -23,13 +27,15 @@ def losses(workdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Returns the losses and weights of uninterrupted runs, of a set with random access and of a stream."""
-    made = {}
-    for kind in ("arrays", "stream"):
+    """Returns a function that gives losses and weights of an uninterrupted run on one kind of data."""
+
+    @functools.cache
+    def run(kind):
         workdir = tmp_path_factory.mktemp(kind)
         summary = train(workdir, data={split: KINDS[kind](split) for split in ("train", "test")})
-        made[kind] = losses(workdir), summary["params_sha256"]
-    return made
+        return losses(workdir), summary["params_sha256"]
+
+    return run
 
 
 FAST = ("torch",)
@@ -38,16 +44,18 @@ FAST = ("torch",)
 @pytest.mark.parametrize(
     "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
-def test_every_kind_of_data_trains_and_resumes_after_a_kill(whole, tmp_path, kind):
+def test_every_kind_of_data_trains_resumes_after_a_kill_and_is_asked_for_again(whole, tmp_path, kind):
     data = {split: KINDS[kind](split) for split in ("train", "test")}
     with pytest.raises(KillNine):
         train(tmp_path, Killed(8), data)
     assert Workdir(tmp_path).has_checkpoint()
+    with pytest.raises(UserError, match="data.source = python: this data was given to jepa_jax.train"):
+        train(tmp_path, data__source="python")
     console = Silent()
     workers = 1 if kind == "stream" else 0  # a number that may change
     summary = train(tmp_path, console, data, data__num_workers=workers)
     assert any(line.startswith("resumed at step") for line in console.lines)
-    assert (losses(tmp_path), summary["params_sha256"]) == whole["stream" if kind == "stream" else "arrays"]
+    assert (losses(tmp_path), summary["params_sha256"]) == whole("stream" if kind == "stream" else "arrays")
     assert summary["probe_accuracy"] is not None
 
 
@@ -66,11 +74,4 @@ def test_data_sets_of_libraries_resume_after_a_kill(tmp_path, library):
 @pytest.mark.slow
 def test_a_function_of_the_config_gives_the_same_run(whole, tmp_path):
     summary = train(tmp_path, data__source="tests.data.foreign:map_dataset")
-    assert (losses(tmp_path), summary["params_sha256"]) == whole["arrays"]
-
-
-def test_a_run_on_given_data_asks_for_it_again(tmp_path):
-    with pytest.raises(KillNine):
-        train(tmp_path, Killed(5), {split: arrays(split) for split in ("train", "test")})
-    with pytest.raises(UserError, match="data.source = python: this data was given to jepa_jax.train"):
-        train(tmp_path, data__source="python")
+    assert (losses(tmp_path), summary["params_sha256"]) == whole("arrays")

@@ -17,6 +17,7 @@ from jepa_jax.program.checksums import step_folders
 from jepa_jax.training.run import train
 from jepa_jax.training.setup import Hooks
 from jepa_jax.training.steps import Steps
+from tests.programs import shared_programs
 from tests.runs import WHOLE, Silent, rows, run, unlabelled
 from tests.sequence_methods import LineMethod
 from tests.tiny import tiny_config
@@ -186,13 +187,14 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         write_report=lambda folder: calls.append(folder),
     )
     config = tiny_config(mesh__data=1, train__max_steps=1)
-    train(config, tmp_path / "a", console=Silent(), hooks=hooks)
-    assert calls == [tmp_path / "a"]
-    monkeypatch.setattr(Steps, "dispatch", no_memory)
-    with pytest.raises(UserError, match="16 of 96 images are too many"):
-        train(config, tmp_path / "b", console=Silent(), hooks=hooks)
-    with pytest.raises(UserError, match="batch_size = 16: memory is used up; use a smaller batch"):
-        train(config, tmp_path / "c", console=Silent())
+    with shared_programs():
+        train(config, tmp_path / "a", console=Silent(), hooks=hooks)
+        assert calls == [tmp_path / "a"]
+        monkeypatch.setattr(Steps, "dispatch", no_memory)
+        with pytest.raises(UserError, match="16 of 96 images are too many"):
+            train(config, tmp_path / "b", console=Silent(), hooks=hooks)
+        with pytest.raises(UserError, match="batch_size = 16: memory is used up; use a smaller batch"):
+            train(config, tmp_path / "c", console=Silent())
 
 
 class LineError(Evaluator):

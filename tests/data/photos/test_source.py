@@ -49,6 +49,7 @@ def assert_same(first, second):
             np.testing.assert_array_equal(one[name], other[name])
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_crops_do_not_depend_on_workers_or_on_where_a_run_starts(photos):
     alone = loaded(settings(photos), 7)
     assert {name: array.shape for name, array in alone[0].items()} == {

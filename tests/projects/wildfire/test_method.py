@@ -15,12 +15,10 @@ from jepa_jax.data.pipeline import abstract_on
 from jepa_jax.data.sources import open_source
 from jepa_jax.experiments.measurement import measure
 from jepa_jax.experiments.settings import Combination, TrialRequest
-from jepa_jax.methods.contract import Pretrained
 from jepa_jax.program import build, step
 from jepa_jax.program.config import changed_config, load_config
 from jepa_jax.program.dead_parameters import dead_parameters
 from jepa_jax.projects.wildfire.data.panels import HISTORY, IGNITED, PANELS
-from jepa_jax.projects.wildfire.method import EmberFormerMethod
 from jepa_jax.training.run import train
 from tests.program.test_devices import check_devices
 from tests.projects.wildfire.conftest import TRAINED
@@ -79,19 +77,6 @@ def largest_changes(before, after):
     """Returns the largest change of a parameter, by the first part of its path."""
     changes = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), before, after)
     return {name: max(jax.tree.leaves(part)) for name, part in changes.items()}
-
-
-def test_what_was_trained_elsewhere_replaces_what_was_drawn(monkeypatch, frozen):
-    program, batch = frozen
-    config = program.method.run_config
-    drawn = jax.device_get(program.factory.create(0, batch))
-    kernel = np.full((8, 1), 3.0, np.float32)
-    loaded = Pretrained({"decoder": {"classifier": {"kernel": kernel}}}, notes=("A sentence.",))
-    monkeypatch.setattr(EmberFormerMethod, "pretrained", loaded)
-    state = jax.device_get(program_and_batch(config)[0].factory.create(0, batch))
-    np.testing.assert_array_equal(state.params["model"]["decoder"]["classifier"]["kernel"], kernel)
-    state.params["model"]["decoder"]["classifier"]["kernel"] = drawn.params["model"]["decoder"]["classifier"]["kernel"]
-    jax.tree.map(np.testing.assert_array_equal, state.params, drawn.params)
 
 
 def test_unknown_pixels_do_not_reach_the_loss(frozen):

@@ -16,6 +16,7 @@ from jepa_jax.projects.world_models.networks.causal import CausalPredictor
 from jepa_jax.projects.world_models.sources.two_rooms import TwoRooms
 from jepa_jax.reports.run_report import write_report
 from jepa_jax.training.run import train
+from tests.arrays import create
 from tests.program.test_devices import check_devices
 from tests.projects.world_models.rooms import rooms_config, rooms_data
 from tests.runs import Killed, KillNine, Silent
@@ -121,15 +122,17 @@ def test_the_loss_is_the_weighted_sum_of_its_terms_and_a_weight_of_zero_removes_
 
 @pytest.mark.parametrize("memory", [1, 3])
 def test_a_causal_prediction_depends_on_no_later_latent_or_action(memory):
-    rngs = nnx.Rngs(params=0)
-    predictor = CausalPredictor(8, 2, memory=memory, depth=2, heads=2, head_width=4, mlp_width=16, rngs=rngs)
+    sizes = dict(memory=memory, depth=2, heads=2, head_width=4, mlp_width=16)
+    predictor = create(lambda: CausalPredictor(8, 2, **sizes, rngs=nnx.Rngs(params=0)))
     for block in predictor.blocks:  # which start as the identity
         block.modulation.kernel[...] = jax.random.normal(jax.random.key(1), block.modulation.kernel.shape)
     latents, actions = jax.random.normal(jax.random.key(2), (2, memory, 8)), jnp.ones((2, memory, 2))
-    whole = predictor(latents, actions)
+    predict = nnx.jit(lambda predictor, latents, actions: predictor(latents, actions))
+    whole = predict(predictor, latents, actions)
     for t in range(memory):
-        np.testing.assert_allclose(predictor(latents[:, : t + 1], actions[:, : t + 1]), whole[:, : t + 1], atol=1e-5)
-    changed = predictor(latents, actions.at[:, -1].set(-1))
+        part = predict(predictor, latents[:, : t + 1], actions[:, : t + 1])
+        np.testing.assert_allclose(part, whole[:, : t + 1], atol=1e-5)
+    changed = predict(predictor, latents, actions.at[:, -1].set(-1))
     assert jnp.abs(changed - whole)[:, -1].max() > 1e-3 and jnp.abs(changed - whole)[:, :-1].max(initial=0) < 1e-6
 
 
@@ -140,15 +143,18 @@ def test_a_rollout_of_a_causal_predictor_sees_its_own_last_outputs():
     )  # fmt: skip
     method = build_method(config, total_steps=10)
     batch = TwoRooms(rooms_data(), "train").batch(np.arange(4))
-    model = method.init(jax.random.key(0), batch)
+    model = create(lambda: method.init(jax.random.key(0), batch))
     model.predictor.blocks[0].modulation.kernel[...] += 0.1
-    latents, actions = model.encode(method.scaled(batch["frames"]))[:, :1], jnp.asarray(batch["actions"])
-    found = model.rollout(latents, actions[:, :4])
-    known = latents
-    for t in range(4):
-        window = slice(max(0, t - 1), t + 1)
-        known = jnp.concatenate([known, model.predict(known[:, window], actions[:, window])[:, -1:]], axis=1)
-    np.testing.assert_allclose(found, known[:, 1:], atol=1e-5)
+
+    @nnx.jit
+    def rolled(model, actions):
+        known = latents = model.encode(method.scaled(batch["frames"]))[:, :1]
+        for t in range(4):
+            window = slice(max(0, t - 1), t + 1)
+            known = jnp.concatenate([known, model.predict(known[:, window], actions[:, window])[:, -1:]], axis=1)
+        return model.rollout(latents, actions[:, :4]), known[:, 1:]
+
+    np.testing.assert_allclose(*rolled(model, jnp.asarray(batch["actions"])), atol=1e-5)
 
 
 @pytest.mark.slow

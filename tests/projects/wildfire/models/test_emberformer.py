@@ -9,10 +9,12 @@ import pytest
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.program.config import load_config
 from jepa_jax.projects.wildfire.models.emberformer import EmberFormer, last_valid, time_embedding
 from jepa_jax.projects.wildfire.models.segformer import SIZES
 from jepa_jax.projects.wildfire.models.segformer_weights import load_segformer, segformer_variables
+from tests.arrays import create
 from tests.projects.wildfire.tiny import tiny_fire_config
 from tests.weights.golden import SEGFORMER
 
@@ -22,8 +24,7 @@ FRAMES = 3
 @pytest.fixture(scope="module", params=["post", "pre"])
 def predict(request):
     config = tiny_fire_config(model__norm=request.param, model__dropout=0.3)
-    model = EmberFormer(config.model, 3, rngs=nnx.Rngs(0))
-    graph, state = nnx.split(model)
+    graph, state = nnx.split(create(lambda: EmberFormer(config.model, 3, rngs=init_rngs(0))))
     return jax.jit(lambda batch: nnx.merge(graph, state)(batch))
 
 
@@ -84,7 +85,7 @@ def test_time_counts_backwards_from_the_last_valid_frame():
 def test_the_decoders_of_the_published_sizes(name, millions):
     """Without the 150 classes of the published ones, and with tokens instead of colours as their input."""
     config = load_config(name)
-    model = nnx.eval_shape(lambda: EmberFormer(config.model, 3, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: EmberFormer(config.model, 3, rngs=init_rngs(0)))
     size, width = SIZES[config.model.decoder_size], config.model.width
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model.decoder, nnx.Param)))
     count += 149 * (size.head_width + 1) - 49 * (width - 3) * size.widths[0]

@@ -100,8 +100,8 @@ def test_half_the_pixels_show_the_same_walls() -> None:
 
 def test_the_shortest_path_is_the_least_over_heights_in_the_door() -> None:
     environment = TwoRoomsEnvironment(rooms_data(), None)
-    starts, goals = jax.vmap(environment.task)(jax.random.split(jax.random.key(0), 64))
-    found = jax.vmap(environment.shortest_path)(starts, goals)
+    starts, goals = jax.jit(jax.vmap(environment.task))(jax.random.split(jax.random.key(0), 64))
+    found = jax.jit(jax.vmap(environment.shortest_path))(starts, goals)
     (start, layout), (goal, _) = jax.tree.map(np.asarray, (starts, goals))
     side = np.sign(goal[:, 0] - layout.wall)
     heights = layout.door[:, None] + np.linspace(-4, 4, 81)  # [N, 81]
@@ -121,7 +121,7 @@ def test_the_shortest_path_is_the_least_over_heights_in_the_door() -> None:
 
 def test_tasks_are_in_different_rooms_away_from_walls_and_in_the_groups_alone() -> None:
     environment = TwoRoomsEnvironment(rooms_data(), np.array([3, 500]))
-    starts, goals = jax.vmap(environment.task)(jax.random.split(jax.random.key(1), 500))
+    starts, goals = jax.jit(jax.vmap(environment.task))(jax.random.split(jax.random.key(1), 500))
     wall = np.asarray(starts.layout.wall)
     assert set(wall.tolist()) == set(LAYOUTS.wall[[3, 500]].tolist())
     x = np.stack([starts.position[:, 0], goals.position[:, 0]])
@@ -134,7 +134,7 @@ def test_tasks_are_in_different_rooms_away_from_walls_and_in_the_groups_alone() 
 def test_an_action_is_repeated_as_often_as_the_stride_says() -> None:
     environment = TwoRoomsEnvironment(rooms_data(frame_stride=4), None)
     state = RoomState(jnp.array([10.0, 30.0]), Layout(jnp.float32(32), jnp.float32(18)))
-    after = environment.step(state, jnp.array([1.5, -1.0]), jax.random.key(0))
+    after = jax.jit(environment.step)(state, jnp.array([1.5, -1.0]), jax.random.key(0))
     np.testing.assert_allclose(after.position, [16, 26], rtol=1e-6)
     assert environment.steps == 50
 
@@ -142,6 +142,6 @@ def test_an_action_is_repeated_as_often_as_the_stride_says() -> None:
 @pytest.mark.parametrize("size", [33, 65])
 def test_frames_of_states_are_pictures(size: int) -> None:
     environment = TwoRoomsEnvironment(rooms_data(image_size=size), None)
-    state, _ = environment.task(jax.random.key(2))
+    state, _ = jax.jit(environment.task)(jax.random.key(2))
     drawn = two_rooms.picture(*jax.tree.map(np.asarray, (state.position, state.layout)), size)
-    assert np.abs(np.asarray(environment.frame(state), int) - drawn).max() <= 1
+    assert np.abs(np.asarray(jax.jit(environment.frame)(state), int) - drawn).max() <= 1

@@ -7,8 +7,10 @@ import pytest
 from flax import nnx
 
 from jepa_jax.base.errors import UserError
+from jepa_jax.models.rngs import init_rngs
 from jepa_jax.projects.world_models.methods.video_jepa import VideoJepa
 from jepa_jax.projects.world_models.networks.maps import Doubled, LatentUNet
+from tests.arrays import create
 from tests.projects.world_models.tiny import video_config
 
 RAMP = jnp.broadcast_to(jnp.arange(5.0)[None, :, None, None, None], (2, 5, 1, 1, 3))  # frame t has latent t
@@ -59,7 +61,7 @@ def test_a_weight_of_0_removes_its_term():
 def test_a_rollout_predicts_from_its_own_predictions():
     method = VideoJepa(video_config("video_jepa"), 1)
     frames = np.random.default_rng(0).integers(0, 256, (2, 6, 16, 16, 1), np.uint8)
-    model = method.init(jax.random.key(0), {"frames": frames})
+    model = create(lambda: method.init(jax.random.key(0), {"frames": frames}))
 
     @nnx.jit
     def made(model):
@@ -74,12 +76,13 @@ def test_a_rollout_predicts_from_its_own_predictions():
 
 
 def test_the_u_net_keeps_the_size_of_maps():
-    rngs = nnx.Rngs(0)
-    unet = LatentUNet(6, (8, 12, 16), dtype=jnp.float32, rngs=rngs)
-    doubled = Doubled(4, 3, dtype=jnp.float32, rngs=rngs)
+    def outputs(maps, small):
+        rngs = init_rngs(0)
+        unet = LatentUNet(6, (8, 12, 16), dtype=jnp.float32, rngs=rngs)
+        return unet(maps, maps), Doubled(4, 3, dtype=jnp.float32, rngs=rngs)(small, False)
+
     maps, small = jax.ShapeDtypeStruct((2, 8, 8, 6), jnp.float32), jax.ShapeDtypeStruct((2, 4, 4, 4), jnp.float32)
-    assert jax.eval_shape(unet, maps, maps).shape == (2, 8, 8, 6)
-    assert jax.eval_shape(lambda x: doubled(x, False), small).shape == (2, 8, 8, 3)
+    assert [out.shape for out in jax.eval_shape(outputs, maps, small)] == [(2, 8, 8, 6), (2, 8, 8, 3)]
 
 
 @pytest.mark.parametrize(

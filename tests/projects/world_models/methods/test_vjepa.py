@@ -44,7 +44,7 @@ def test_masks_are_the_same_in_all_frames(method):
 def test_the_context_does_not_depend_on_what_is_hidden(method):
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, (2, 6, 16, 16, 1), np.uint8)
-    masks = method.families[0].sample(jax.random.key(1), 2)
+    masks = jax.jit(lambda key: method.families[0].sample(key, 2))(jax.random.key(1))
     hidden = np.zeros((2, 64), bool)
     np.put_along_axis(hidden, np.asarray(masks.hidden), True, axis=1)
     cover = np.kron(hidden.reshape(2, 8, 8), np.ones((2, 2)))[:, None, :, :, None].astype(bool)
