@@ -138,7 +138,6 @@ def evaluation_markdown(record: Record) -> str:
 
 
 def evaluation_text(record: Record) -> str:
-    """Returns the table and how the figures were measured, for a terminal."""
     levels = [level_name(level) for level in record["levels"]] if len(record["levels"]) > 1 else []
     rows = [["", *levels]] if levels else []
     rows += evaluation_table(record["levels"])
@@ -382,7 +381,6 @@ def _untrained_bar(label: str, accuracy: float | None) -> parts.Bar:
 
 
 def level_figures(record: Record, folder: pathlib.Path, level: str) -> parts.Section:
-    """Returns the pictures and the fine-tuning curve of one level."""
     results = record["levels"][level]
     cards = list(level_maps(results, record["classes"]).values())
     if (scatter := folder / f"scatter_level{level}.svg").exists():

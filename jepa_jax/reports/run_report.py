@@ -269,7 +269,6 @@ def views(run: RunFiles) -> Section | None:
 
 
 def config(run: RunFiles) -> Section:
-    """Returns every key of the config, by group."""
     if not run.config:
         return absent_section("Config", run.problems["config.json"])
     groups = {key: value for key, value in run.config.items() if isinstance(value, dict)}
@@ -282,14 +281,12 @@ def config(run: RunFiles) -> Section:
 
 
 def environment_table(run: RunFiles) -> Section:
-    """Returns versions, devices, processor and command line."""
     if not run.environment:
         return absent_section("Environment", run.problems["environment.json"])
     return Section("Environment", [Card("", [pairs(json_pairs(run.environment))])])
 
 
 def summary(run: RunFiles) -> Section:
-    """Returns everything in summary.json."""
     if not run.summary:
         return absent_section("Summary", f"{run.problems['summary.json']} A run writes it when it ends.")
     known = [
@@ -333,7 +330,6 @@ def neighbours(run: RunFiles) -> Section | None:
 
 
 def meanings(run: RunFiles) -> Section:
-    """Returns what the figures of this page mean."""
     if project_key_figures(run):
         return Section("", [])
     labels = ["Speed", "Effective rank", "LiDAR", "Collapse", "Alignment", "Uniformity", "MFU"]

@@ -125,7 +125,6 @@ def sorted_rows(rows: Sequence[dict[str, Any]], by: str) -> list[dict[str, Any]]
 
 
 def runs_text(rows: Sequence[dict[str, Any]], width: int) -> str:
-    """Returns the table for a terminal of this many columns; below a run stands what it differs in."""
     shown = list(IN_TERMINAL)
     for dropped in (*DROPPED, ""):
         cells = table_cells(rows, {name: COLUMNS[name] for name in shown})
