@@ -13,8 +13,8 @@ import json
 import keyword
 import re
 import types
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jepa_jax.base.classes import find_class
 from jepa_jax.base.errors import UserError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jepa_jax.config.groups import Config
 
 PROBABILITY: dict[str, Any] = {"least": 0, "most": 1}  # bounds of `key`
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,13 @@ def all_problems(group: Group, config: "Config") -> Iterator[Problem]:
             yield from all_problems(value, config)
 
 
-@functools.cache
+def remembered(function: F) -> F:
+    """Returns `functools.cache` of a function with its types: mypy takes classes of dataclasses for unhashable."""
+    cached: Any = functools.cache(function)
+    return cached
+
+
+@remembered
 def combined(base: Any, *variants: Any) -> type[Group]:
     """Returns a group with the keys of `base` followed by those of the chosen variants."""
     if not variants:
@@ -116,8 +124,8 @@ def combined(base: Any, *variants: Any) -> type[Group]:
     return dataclasses.dataclass(frozen=True)(combination)
 
 
-@functools.cache
-def declarations(group: Any) -> tuple[tuple[str, Key | type[Group], type[Group]], ...]:
+@remembered
+def declarations(group: type[Group]) -> tuple[tuple[str, Key | type[Group], type[Group]], ...]:
     """Returns name, declaration (a key, or the class of a group inside) and declaring class of each field."""
     if "__dataclass_fields__" not in group.__dict__:
         raise UserError(f"{group.__name__}: no dataclass; put @dataclasses.dataclass(frozen=True) above it")
@@ -136,8 +144,8 @@ def inside(field: dataclasses.Field) -> type[Group]:
     return factory
 
 
-@functools.cache
-def entries(group: Any, prefix: str) -> Mapping[str, Entry]:
+@remembered
+def entries(group: type[Group], prefix: str) -> Mapping[str, Entry]:
     """Returns every key of a group, also of groups inside it, by dotted name."""
     found: dict[str, Entry] = {}
     for name, declared, owner in declarations(group):

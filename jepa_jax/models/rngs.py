@@ -1,5 +1,7 @@
 """Random keys for the parameters of modules."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -23,6 +25,6 @@ class InitStream(nnx.RngStream):
 
 def init_rngs(key: jax.Array | int) -> nnx.Rngs:
     """Returns what `nnx.Rngs(params=key)` does, for the construction of modules."""
-    rngs = nnx.Rngs()
+    rngs: Any = nnx.Rngs()
     rngs.params = InitStream(key, tag="params")
     return rngs
