@@ -11,6 +11,7 @@ from flax import nnx
 from jepa_jax.base.errors import UserError
 from jepa_jax.losses.cosine import mean_cosine
 from jepa_jax.methods.dino import hidden_blocks
+from jepa_jax.models.vit import Hidden, ViT
 from jepa_jax.program.config import changed_config
 from jepa_jax.program.objective import Objective, statistics_of
 from tests.arrays import normal
@@ -165,8 +166,17 @@ def test_what_has_no_weight_is_not_computed():
     assert len(text(method__koleo_weight=0.0)[0]) < len(with_patches)
 
 
-def test_dinov2_trains_and_its_teacher_sees_whole_views():
-    """Its patches are judged where the student does not see them: with nothing hidden the loss is another."""
+def test_pixels_of_hidden_patches_do_not_reach_the_outputs():
+    vit = ViT(8, 1, 1, image_size=16, patch_size=8, rngs=nnx.Rngs(0))
+    hidden = Hidden(jnp.array([[True, False, False, False]]), jnp.arange(8.0))
+    image = jnp.asarray(normal(1, (1, 16, 16, 3)))
+    read = nnx.jit(lambda vit, image: [vit.outputs(image, hidden=hidden).cells, vit.outputs(image).cells])
+    (first, whole), (second, other) = read(vit, image), read(vit, image.at[:, :8, :8].add(1.0))
+    np.testing.assert_array_equal(first, second)
+    assert not np.allclose(whole, other) and not np.allclose(whole, first)
+
+
+def test_every_term_of_dinov2_trains():
     config = changed_config(tiny_config(**DINOV2 | {"method__centring": "mean"}), STILL)
     program = build_program(config)
     state = program.factory.create(0, BATCH)
