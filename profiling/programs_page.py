@@ -16,15 +16,15 @@ Predicted elements (images, clips) per second where the step fits the 90 % of th
 and what it needs. Batches are those of the recipes. Compiled, not measured: no GPU took part. Speeds are predicted
 ([how well](predictions.md)).
 
-*Figures* are of whole steps as XLA has optimized, scheduled and laid them out in memory, stopped before it makes the
-code of kernels. A program without a limit of memory stands for several cards of like multiprocessors, if it fits them:
-that of a T4 for the V100, that of an RTX 3090 for the 4090, 5090, A6000 and L4, that of an A100 for the H100. A need
-marked + is that of this program, of which XLA could recompute a part to save memory.
+*Figures* are of whole steps as XLA optimizes, schedules and places them in memory. A program without a limit of memory
+stands for several cards of like multiprocessors, if it fits them: that of a T4 for the V100, that of an RTX 3090 for
+the 4090, 5090, A6000 and L4, that of an A100 for the H100. A need marked + is that of the program of another card, or
+of one without a limit: XLA could recompute more of it. -: not compiled yet.
 
-*Code*: what failed on some cards alone were kernels of attention, by their shared memory. Those of all recipes, with
-gradients, were compiled to the end, assembler included, for the compute capability of every card (A6000 as RTX 3090, L4
-as RTX 4090). Upright cells were compiled to the end as a whole step too, with one block, eight images and all else as
-in the recipe (A100, at the older commits: the step itself)."""
+*Code*: upright cells were compiled to the end, assembler included, for this compute capability (A6000 as RTX 3090, L4
+as RTX 4090): as the step itself (commit d48a6ee), or with one block, eight images and all else as in the recipe.
+Slanted cells were not. What has failed on some cards alone are kernels of attention, by their shared memory: the line
+below the table says for which cards they were compiled to the end, with gradients."""
 
 Row = dict[str, Any]  # what is known of a recipe on a card
 
