@@ -14,8 +14,9 @@ from jepa_jax.config.schema import flatten
 from jepa_jax.program import build
 from jepa_jax.training import setup
 
-# Keys that decide what is looked at and written, not what is computed.
-_OF_RECORDS = ("log.", "profile.", "train.checkpoint_", "eval.untrained", "eval.every_", "eval.knn_every_")
+# Keys that decide what is looked at and written and who loads the data, not what is computed.
+_OF_HOST = ("log.", "profile.", "train.checkpoint_", "eval.untrained", "eval.every_", "eval.knn_every_")
+_OF_HOST += ("data.num_workers", "data.worker_", "data.prefetch")
 _REMEMBERED = 8
 _programs: collections.OrderedDict[str, build.Program] = collections.OrderedDict()
 
@@ -27,7 +28,7 @@ def build_program(
 
     A program with a class of a test in it, or with weights of elsewhere, is always built: tests change those.
     """
-    values = {name: value for name, value in flatten(config).items() if not name.startswith(_OF_RECORDS)}
+    values = {name: value for name, value in flatten(config).items() if not name.startswith(_OF_HOST)}
     size: dict[str, Any] = dict(num_train=num_train, num_classes=num_classes)
     source = values.pop("data.source")
     if values.get("model.init_from") or list(references(values.values())):

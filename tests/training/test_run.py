@@ -186,7 +186,7 @@ def test_hooks_are_called_with_what_they_need(tmp_path, monkeypatch):
         explain_out_of_memory=explain,
         write_report=lambda folder: calls.append(folder),
     )
-    config = tiny_config(mesh__data=1, train__max_steps=1)
+    config = tiny_config(mesh__data=1)
     with shared_programs():
         train(config, tmp_path / "a", console=Silent(), hooks=hooks)
         assert calls == [tmp_path / "a"]
