@@ -1,4 +1,4 @@
-"""Flags of commands: absl's own, with `--config` in the form of `ml_collections.config_flags`."""
+"""Flags of commands: absl's own, with `--config` as `ml_collections.config_flags` reads it."""
 
 import difflib
 import pathlib
