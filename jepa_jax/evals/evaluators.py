@@ -141,13 +141,15 @@ class EvaluationContext:
         self.validation = None if self._validation is None else part(self._validation)  # held out of training
 
     def reduce(self, share: float, why: str) -> None:
-        """Evaluates this share of the images, though not less than a smoke run does."""
+        """Evaluates this share of the images, 0 to 1, though not less than a smoke run does; `note` says so."""
         lengths = len(self.train), len(self.test)
         views = min(self.limits.lidar_images, lengths[1])
         lidar = min(views, max(SMOKE_LIDAR_IMAGES, round(share * views)))
         self.limits = dataclasses.replace(self.limits, lidar_images=lidar)
         if max(lengths) > SMOKE_IMAGES and not self.config.eval.max_images:
             self._limit_to(max(SMOKE_IMAGES, round(share * max(lengths))))
+        if share and (len(self.train), len(self.test), lidar) == (*lengths, views):
+            return  # so few images that nothing is left out
         sizes = f"{len(self.train):,} train and {len(self.test):,} test images, LiDAR on {lidar:,}"
         self.note = f"{why} (measured on {sizes})."
 

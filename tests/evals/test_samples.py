@@ -9,7 +9,15 @@ from jepa_jax.base.errors import UserError
 from jepa_jax.data.contract import image_spec, sample
 from jepa_jax.data.sources import open_splits
 from jepa_jax.evals import fine_tune as fine_tune_module
-from jepa_jax.evals.evaluators import SMOKE_IMAGES, EvaluationContext, Limits, Moment, Stage, build_evaluators
+from jepa_jax.evals.evaluators import (
+    SMOKE_IMAGES,
+    SMOKE_LIDAR_IMAGES,
+    EvaluationContext,
+    Limits,
+    Moment,
+    Stage,
+    build_evaluators,
+)
 from jepa_jax.evals.feature_quality import WATCHED_IMAGES, FeatureQuality
 from jepa_jax.evals.features import Split, check_classes
 from jepa_jax.evals.fine_tune import FineTune
@@ -105,6 +113,9 @@ def test_evaluation_takes_a_limited_share_of_a_short_run(program):
     limited = limit_evaluation(context, cost, evaluators)
     assert limited.share < cost.share and SMOKE_IMAGES <= len(context.train) < 4096 > len(context.test)
     assert "config.eval.most_share" in context.note and f"{len(context.train):,} train" in context.note
+    few, _ = context_of(program, eval__max_images=SMOKE_LIDAR_IMAGES)
+    few.reduce(0.5, "x")
+    assert not few.note  # nothing is left out
     context, _ = context_of(program, eval__max_images=1000)
     limit_evaluation(context, cost, evaluators)
     assert len(context.train) == 1000  # what the user asks for
