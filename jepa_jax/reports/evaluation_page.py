@@ -150,7 +150,11 @@ def _conditions(record: Record) -> str:
     names = {level_name(level): name for level, name in enumerate(record.get("level_names", []))}
     meanings = [f"{level.capitalize()}: {name}." for level, name in names.items() if name != level]
     elements = record.get("elements", "images")
-    accuracies = "Chance: guessing, or always the commonest class." if record["classes"] else ""
+    accuracies = (
+        "Quote the linear probe of an encoder. Chance: guessing, or always the commonest class."
+        if record["classes"]
+        else ""
+    )
     return " ".join(filter(None, [
         f"{record['train_images']:,} train and {record['test_images']:,} test {elements}, unaugmented. Choices were "
         f"made on {record['choices_made_on']}. In brackets: 95 % interval, from the number of test {elements}. "
