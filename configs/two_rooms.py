@@ -39,8 +39,7 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def of_two_rooms(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Returns the config with what two_rooms and two_rooms_cpu share: the task, eight predicted steps, the end."""
-    config.method.unroll = 8
+    """Returns the config with what two_rooms and two_rooms_cpu share: the task and the end of the schedule."""
     config.method.clip_norm = 2.0
     config.method.pixel_scaling = "frame"
     config.method.control.environment = "two_rooms"

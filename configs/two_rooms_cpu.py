@@ -13,28 +13,29 @@ from jepa_jax.configs import two_rooms
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config("world_model", "frame_mlp", method__predictor="residual")
-    config.method.latent_width = 64
+    config.method.latent_width = 32
     config.method.predictor_hidden = (256, 256)
+    config.method.unroll = 4
     config.method.starts = "all"
     config.method.loss.prediction = 6.0
     config.method.loss.similarity = 4.0
-    config.method.loss.inverse_dynamics = 6.0
-    config.method.loss.covariance = 0.0
+    config.method.loss.inverse_dynamics = 60.0
+    config.method.loss.covariance = 25.0
     config.method.control.energy = "last"
     config.method.control.horizon = 24
     config.method.control.executed = 2
     config.method.control.samples = 48
     config.method.control.iterations = 3
     config.model.widths = (256, 256)
-    config.model.strips = 16
+    config.model.strips = 2
     config.data.image_size = 33
-    config.data.num_train = 48 * 8000
+    config.data.num_train = 96 * 5_100
     config.data.num_test = 1024
     config.data.validation = 0.02
-    config.data.max_frames = 13
+    config.data.max_frames = 9
     config.data.frame_stride = 4
-    config.data.batch_size = 48
-    config.optim.lr = 2e-3
+    config.data.batch_size = 96
+    config.optim.lr = 5e-3
     config.optim.epochs = 1.0
     config.optim.warmup_epochs = 0.05
     config.eval.every_epochs = 0
