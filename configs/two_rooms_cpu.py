@@ -1,8 +1,9 @@
-"""Two Rooms on a CPU: 33-pixel frames, each action repeated four times, latents of 64 numbers.
+"""Two Rooms on a CPU: 33-pixel frames, each action repeated four times, latents of 32 numbers.
 
 jepa-jax train --config=two_rooms_cpu --workdir=runs/two_rooms_cpu
 
-One seed: 48 % of 300 held-out tasks, 96 % with the true dynamics, in 508 CPU-seconds (docs/results/world_models.md).
+Three seeds: 96.7, 92.0 and 98.0 % of 300 held-out tasks (95.7 % with the true dynamics, 0.0 to 0.7 % untrained), in 346
+to 353 CPU-seconds with evaluation (docs/results/world_models.md).
 """
 
 import ml_collections
