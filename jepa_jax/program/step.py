@@ -280,6 +280,8 @@ def reads_statistics(method: Method, mesh: Mesh, model: nnx.Module, batch: Any) 
     """Returns whether evaluations read batch statistics, those of heads aside; model and batch may be abstract."""
     forward, found = evaluated_forward(method), []
     assert forward is not None
+    if not jax.tree.leaves(nnx.state(model, nnx.BatchStat)):  # its method need not know of training mode
+        return False
 
     def look(model: nnx.Module, batch: Batch) -> None:
         before = jax.tree.leaves(nnx.state(model, nnx.BatchStat))
