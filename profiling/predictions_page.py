@@ -88,7 +88,8 @@ def share_section(shares_by_mode: dict[str, Any], sustained: dict[str, Any]) -> 
     return [
         *lines,
         "",
-        f"Sustained over advertised rates of products and traffic: {', '.join(rates)}.",
+        "Sustained over advertised rates of products and traffic:",
+        f"{', '.join(rates)}.",
         "",
         MEANING,
         "",

@@ -73,8 +73,10 @@ def matrix(names: list[str], found: dict[str, dict[str, Row]]) -> list[str]:
         *(f"| `{name}` | {' | '.join(row)} |" for name, row in zip(names, cells, strict=True)),
         "",
         f"Of {len(every)} cells {', '.join(f'{count} {what}' for what, count in counts.items())} "
-        f"(commits: {', '.join(commits)}). Attention of {heads} shapes compiles for {', '.join(attention) or 'none'}"
-        f"{'; it fails for ' + '; '.join(fails) if fails else ''}.",
+        f"(commits: {', '.join(commits)}).",
+        "",
+        f"Attention of {heads} shapes, with gradients, compiles to the end for "
+        f"{', '.join(attention) or 'none'}{'; it fails for ' + '; '.join(fails) if fails else ''}.",
     ]
 
 
