@@ -2,8 +2,9 @@
 
     jepa-jax train --config=emberformer_cpu --workdir=runs/emberformer_cpu
 
-Cost: 11 and 13 CPU-minutes. Average precision of newly burning pixels .398 and .403 (two seeds). No gain over a strong
-baseline is claimed: gradient boosting per pixel gave .406 in a check elsewhere (docs/results/emberformer.md).
+Cost: 11 and 13 CPU-minutes, before gradient boosting was one of the baselines. Average precision of newly burning
+pixels .398 and .403 (two seeds); gradient boosting per pixel .365, and .406 in a check elsewhere: no gain over it is
+claimed (docs/results/emberformer.md). Needs pip install 'jepa_jax[sklearn]'.
 """
 
 import ml_collections
