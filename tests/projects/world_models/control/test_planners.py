@@ -60,9 +60,9 @@ def test_a_planner_that_knows_the_dynamics_finds_the_door(planner: str) -> None:
         planner=planner, energy="last", horizon=24, executed=2, samples=128, iterations=5, elites=8, temperature=0.1
     )
     environment = TwoRoomsEnvironment(rooms_data(), None)
-    tasks = jax.vmap(environment.task)(jax.random.split(jax.random.key(0), 32))
+    tasks = jax.vmap(environment.task)(jax.random.split(jax.random.key(0), 100))
     trial = Trial(environment, config, tasks, jax.random.key(1))
     played, _ = trial.play("true", lambda: true_controller(environment, config))
-    assert trial.success_rate(played) > 95
+    assert trial.success_rate(played) >= 98
     straight, _ = trial.play("straight", lambda: straight_controller(environment))
     assert trial.success_rate(straight) < 50  # the wall is in the way of most
