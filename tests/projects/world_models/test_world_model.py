@@ -159,7 +159,8 @@ def test_a_rollout_of_a_causal_predictor_sees_its_own_last_outputs():
 
 @pytest.mark.slow
 def test_eight_devices_give_the_loss_and_gradients_of_one():
-    config = rooms_config(data__batch_size=16, method__loss__sigreg=0.1, method__loss__slices=16)
+    # Without strips: batch norm divides the rounding of those that a small batch has all alike by nearly nothing.
+    config = rooms_config(data__batch_size=16, model__strips=0, method__loss__sigreg=0.1, method__loss__slices=16)
     check_devices(config, TwoRooms(config.data, "train").batch(np.arange(16)), 0, 2, 4)
 
 
