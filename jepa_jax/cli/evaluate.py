@@ -21,8 +21,8 @@ def add_flags(parser: Parser) -> None:
     parser.add_flag(
         "protocols",
         "LIST",
-        "all, or some of linear_probe,last_layers,attentive_probe,segmentation_probe,ridge_probe,knn,feature_quality,"
-        "fine_tune,few_shot",
+        "all (but attentive_probe), or some of linear_probe,last_layers,attentive_probe,segmentation_probe,"
+        "ridge_probe,knn,feature_quality,fine_tune,few_shot",
         "all",
     )
     parser.add_flag("levels", "LIST", "all, or numbers such as 0,1; 0 is the finest", "all")

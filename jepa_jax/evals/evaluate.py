@@ -136,9 +136,14 @@ def evaluate(
 
 
 def parse_protocols(text: str, given: Sequence[str] = ("labels", "targets", "maps", "patches", "layers")) -> list[str]:
-    """Returns the protocols of names separated by commas, or of `all`: those that data and encoder allow."""
+    """Returns the protocols of names separated by commas, or of `all`: those that data and encoder allow.
+
+    The attentive probe, which runs the encoder on every image in every epoch, is used only if it is named.
+    """
     possible = [name for name, one in PROTOCOLS.items() if {one.needs, one.reads} <= {"", *given}]
-    names = possible if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
+    if names == ["all"]:
+        names = [name for name in possible if name != "attentive_probe"]
     for name in names:
         if name not in PROTOCOLS:
             raise UserError(f"--protocols={text}: {name!r} is no protocol; use all, or some of {','.join(PROTOCOLS)}")
