@@ -142,10 +142,11 @@ def plan_all(names: list[str], results: Results, console: Console, *, largest: b
             try:
                 with assume_gpus():
                     config = load_config(name)
-                plans = make_plans(config, options, console).plans
+                plans, failed, _ = make_plans(config, options, console)
             except UserError as error:
                 results.failures.append(f"- `{name}` on {gpu}, {topology}: {error}")
                 continue
+            results.failures += [f"- `{name}` on {one.request.gpu.key}, {topology}: {one.reason}" for one in failed]
             for plan in plans:
                 results.rows.append(table_row(name, plan))
                 results.notes += ways_out_notes(name, plan)
