@@ -24,6 +24,7 @@ __all__ = ["load_world_model", "make_environment"]
 # What the core finds here by name; see jepa_jax.base.classes.ClassTable.
 SOURCES = {
     "moving_shapes": "jepa_jax.projects.world_models.sources.moving_shapes:MovingShapes",
+    "noisy_shapes": "jepa_jax.projects.world_models.sources.moving_shapes:NoisyShapes",
     "moving_mnist": "jepa_jax.projects.world_models.sources.moving_mnist:MovingMnist",
     "two_rooms": "jepa_jax.projects.world_models.sources.two_rooms:TwoRooms",
     "clips": "jepa_jax.projects.world_models.sources.clips:Clips",

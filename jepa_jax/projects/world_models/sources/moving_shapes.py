@@ -1,4 +1,7 @@
-"""`moving_shapes`: one to three shapes that move and bounce, made on the fly; it needs no download."""
+"""`moving_shapes`: one to three shapes that move and bounce, made on the fly; it needs no download.
+
+`noisy_shapes` are the same sequences as of a camera in the dark: little contrast, and noise that differs in each frame.
+"""
 
 import functools
 
@@ -6,6 +9,7 @@ import numpy as np
 
 from jepa_jax.base.errors import UserError
 from jepa_jax.config.groups import DataConfig
+from jepa_jax.data.in_memory import Arrays
 from jepa_jax.projects.world_models.sources.bouncing import MovingFigures
 
 KINDS = ("disc", "square", "triangle")
@@ -13,6 +17,7 @@ MOST_SHAPES = 3
 SIDES = (0.22, 0.34)  # least and greatest side of a shape, as a part of the frame's
 DARKEST = 120  # of a shape; the ground is 0
 SMALLEST = 16  # pixels per side of a frame
+DIM, DARK, NOISE = 0.3, 80, 60  # of noisy shapes: contrast, ground, and standard deviation of the noise per pixel
 
 
 class MovingShapes(MovingFigures):
@@ -36,6 +41,16 @@ class MovingShapes(MovingFigures):
             ).astype(np.uint8)
             for _ in range(count)
         ]
+
+
+class NoisyShapes(MovingShapes):
+    """Moving shapes with little contrast, in noise that is drawn anew for each pixel of each frame."""
+
+    def _element(self, rng: np.random.Generator) -> Arrays:
+        element = super()._element(rng)
+        clear = element["frames"]
+        frames = DARK + DIM * clear + NOISE * rng.standard_normal(clear.shape, np.float32)
+        return element | {"frames": np.clip(frames, 0, 255).astype(np.uint8)}
 
 
 @functools.cache

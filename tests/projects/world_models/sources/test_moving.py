@@ -10,7 +10,7 @@ from jepa_jax.data.sources import open_data
 from jepa_jax.program.config import load_config
 from jepa_jax.projects.world_models.sources.bouncing import SPEED, bounce, detection_map
 from jepa_jax.projects.world_models.sources.moving_mnist import detected
-from jepa_jax.projects.world_models.sources.moving_shapes import KINDS, shape
+from jepa_jax.projects.world_models.sources.moving_shapes import DIM, KINDS, shape
 from tests.projects.world_models.tiny import DATA
 
 
@@ -64,6 +64,21 @@ def test_shapes_depend_on_seed_split_and_index_alone():
     centre = first["states"][0]
     assert centre.shape == (6, 2) and (0 < centre).all() and (centre < 16).all()
     assert (first["detections"].sum(axis=(2, 3)) >= 1).all() and (first["detections"].sum(axis=(2, 3)) <= 3).all()
+
+
+def test_noise_hides_the_shapes_of_the_same_sequences():
+    clear, noisy = (
+        open_data(config(name, num_train=64, num_test=16).data).train.batch(np.arange(64))
+        for name in ("moving_shapes", "noisy_shapes")
+    )
+    np.testing.assert_array_equal(clear["states"], noisy["states"])
+    np.testing.assert_array_equal(clear["detections"], noisy["detections"])
+    frames, ground = noisy["frames"].astype(float), clear["frames"] == 0
+    difference = frames[~ground].mean() - frames[ground].mean()
+    assert difference == pytest.approx(DIM * clear["frames"][~ground].mean(), rel=0.1)  # some is lost by clipping
+    assert difference < frames[ground].std()
+    change = np.diff(frames, axis=1)[ground[:, 1:] & ground[:, :-1]]
+    assert change.std() == pytest.approx(np.sqrt(2) * frames[ground].std(), rel=0.02)  # each frame has its own noise
 
 
 @pytest.mark.parametrize(
