@@ -51,7 +51,7 @@ def of_runs(run: pathlib.Path) -> dict[str, Target]:
 
     def pages(folder: pathlib.Path) -> None:
         write_report(folder / "a")
-        runs_text(find_runs(folder))
+        runs_text(find_runs(folder), 80)
 
     def read_elements(folder: pathlib.Path) -> None:
         for name in ("a", "b"):
