@@ -3,7 +3,7 @@
     jepa-jax train --config=emberformer_cpu --workdir=runs/emberformer_cpu
 
 Cost: 11 and 13 CPU-minutes, before gradient boosting was one of the baselines. Average precision of newly burning
-pixels .398 and .403 (two seeds); gradient boosting per pixel .365, and .406 in a check elsewhere: no gain over it is
+pixels .398 and .403 (two seeds); gradient boosting per pixel .396, and .406 in a check elsewhere: no gain over it is
 claimed (docs/results/emberformer.md). Needs pip install 'jepa_jax[sklearn]'.
 """
 

@@ -14,7 +14,8 @@ FITTED_SHARE, FEWEST_FITTED = 0.25, 256  # of the training elements
 FITTED_PIXELS = 2**18  # of these elements, at most
 NEAR = 6.0  # pixels from the last mask; farther ones are drawn a tenth as often
 FAR_ODDS = 0.1
-TREES: dict[str, Any] = {"max_iter": 150, "learning_rate": 0.1, "max_leaf_nodes": 31, "random_state": 0}
+UPWIND, ACROSS = (-1, 0, 1, 2, 3), (-1, 0, 1)  # pixels from each one at which features look along the wind
+TREES: dict[str, Any] = {"max_iter": 200, "learning_rate": 0.08, "early_stopping": False, "random_state": 0}
 
 
 class Boosting(NamedTuple):
@@ -66,7 +67,7 @@ def neighbourhood_features(batch: Arrays) -> np.ndarray:
 
     They are the last mask of 3 x 3 pixels and for how many frames each of 5 x 5 pixels has burned, the distance and the
     way to the last mask, speed and direction of the last wind, how far it blows along that way and out of a front
-    nearby, and the static channels with their slopes.
+    nearby, how recently pixels upwind and across began to burn, and the static channels with their slopes.
     """
     burning = last_frame(batch)
     ages = np.asarray(batch["fire"])[..., 0].sum(axis=1, dtype=np.float32)  # padding never burns
@@ -80,11 +81,31 @@ def neighbourhood_features(batch: Arrays) -> np.ndarray:
     mask = burning.astype(np.float32)
     shares = [scipy.ndimage.uniform_filter(mask, (1, side, side), mode="constant") for side in (3, 5)]
     fronts = [downwind(share, speed, angle) for share in shares]
+    recent = np.divide(1, ages, out=np.zeros_like(ages), where=ages > 0)
     static = np.asarray(batch["static"])
     maps = [
         *window(burning, 3), *window(ages, 5), *np.moveaxis(way, -1, 0), length, along, *winds, *fronts,
+        *aligned(recent, angle),
     ]  # fmt: skip
     return np.concatenate([np.stack(maps, -1), static, *np.gradient(static, axis=(1, 2))], -1, dtype=np.float32)
+
+
+def aligned(maps: np.ndarray, angle: np.ndarray) -> list[np.ndarray]:
+    """Returns the values [B, H, W] at UPWIND and ACROSS from each pixel, interpolated, 0 beyond the border.
+
+    `angle` [B] is the direction that the wind comes from, clockwise from north in radians.
+    """
+    upwind = np.stack([-np.cos(angle), np.sin(angle)], axis=-1)  # rows and columns
+    right = np.stack([upwind[:, 1], -upwind[:, 0]], axis=-1)
+    return [
+        np.stack([
+            scipy.ndimage.shift(one, -way, order=1, mode="constant")
+            for one, way in zip(maps, along * upwind + across * right, strict=True)
+        ])
+        for along in UPWIND
+        for across in ACROSS
+        if along or across
+    ]  # fmt: skip
 
 
 def window(maps: np.ndarray, side: int) -> list[np.ndarray]:

@@ -68,6 +68,9 @@ def test_features_of_a_pixel_by_hand():
     assert (row, column) == (1, 1) and length == pytest.approx(np.sqrt(2)) and speed == 0.5
     assert south == pytest.approx(0, abs=1e-6) and east == pytest.approx(-0.5)  # an east wind blows westwards
     assert along == pytest.approx(-0.5 / np.sqrt(2))
+    upwind = np.zeros((5, 3))
+    upwind[0, 0] = 1 / 2  # the fire one pixel west (downwind) and one north has burned for two frames
+    np.testing.assert_allclose(features[43:-3], np.delete(upwind, 4), atol=1e-6)  # without the pixel itself
     np.testing.assert_allclose(features[-3:], [28 / 64, 8 / 64, 1 / 64])
 
 
