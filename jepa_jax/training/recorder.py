@@ -172,8 +172,12 @@ class Recorder(contextlib.ExitStack):
             sink.picture(step, name, image)
 
     def found(self, step: int, words: str) -> None:
-        """Says what an evaluation between two steps has found: in the line of the epoch if it ends here."""
-        if step % self._run.length.steps_per_epoch == 0 or step == self._run.length.total_steps:
+        """Says what an evaluation between two steps has found: in the line of the epoch if it ends here.
+
+        An epoch that ended before this process has taken a step, which a signal had cut short, gets no other line.
+        """
+        ends = step % self._run.length.steps_per_epoch == 0 or step == self._run.length.total_steps
+        if self._newest and ends:
             self._found.append(words)
         else:
             self._say_epoch(step, words)
